@@ -1,0 +1,300 @@
+@0xd1a7c3b59e20f46b;
+# The wire between an innet-replay server and its clients, protocol version 1.
+#
+# A connection carries frames in both directions. A frame is
+#
+#   control length   u32, little endian, in bytes, a multiple of 8
+#   payload length   u32, little endian, in bytes
+#   control          one Cap'n Proto message (unpacked, with its segment table):
+#                    a Request from the client, a Reply from the server
+#   payload          raw bytes, laid out as the control message says
+#
+# Both lengths are checked against the receiver's limits before anything is allocated.
+# Every integer and float in a payload is little endian.
+#
+# A connection starts with Request.hello. The server answers with Reply.challenge, the client
+# sends Request.authenticate, and the server answers with Reply.welcome; any other request
+# before the welcome ends the connection. Later requests may be pipelined: each carries an id,
+# and its reply carries the same id. Replies may come in another order than the requests.
+#
+# Chunk: consecutive steps of one stream, in a payload as
+#
+#   rows    `rows` times a row of fixed size; a row is
+#             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row
+#             columns    each column whose codec is `none`, in the table's order, raw
+#             lengths    u32 for each column whose codec is `lz4`, in the table's order:
+#                        the length of its blob
+#   blobs   row after row, column after column: the blobs of the `lz4` columns. A blob as long
+#           as the raw column is the raw column; a shorter one is an LZ4 block of it (without a
+#           length prefix); a longer one is refused.
+#
+# The window of a sampled item is its rows, in order, in the same row layout, followed
+# (after the rows of all items) by their blobs in the same order.
+
+struct Request {
+  id @0 :UInt64;
+  deadlineMs @1 :UInt32;
+  # How long the server may let the request wait, in milliseconds; 0 is one try without waiting.
+
+  union {
+    hello @2 :Hello;
+    authenticate @3 :Authenticate;
+    createTable @4 :TableConfig;
+    describeTable @5 :Text;
+    emptyTable @6 :Text;
+    dropTable @7 :Text;
+    openWriter @8 :OpenWriter;
+    push @9 :Push;
+    sample @10 :Sample;
+    updatePriorities @11 :UpdatePriorities;
+    reportCorrupt @12 :ReportCorrupt;
+    putParameters @13 :Text;
+    # The name; the payload is one safetensors file.
+    getParameters @14 :GetParameters;
+    stats @15 :Void;
+    closeWriter @16 :CloseWriter;
+  }
+}
+
+struct Reply {
+  id @0 :UInt64;
+  union {
+    error @1 :Error;
+    challenge @2 :Challenge;
+    welcome @3 :Void;
+    done @4 :Void;
+    # createTable, emptyTable, dropTable, closeWriter
+    table @5 :TableConfig;
+    # describeTable
+    writer @6 :WriterOpened;
+    pushed @7 :Pushed;
+    sampled @8 :Sampled;
+    updated @9 :Updated;
+    corrupt @10 :Text;
+    # reportCorrupt: the name of the writer that pushed it, empty when the item is gone
+    parameters @11 :Parameters;
+    # the payload is the file; empty with version 0 when there is nothing newer
+    stats @12 :Text;
+    # one JSON object
+  }
+}
+
+enum ErrorCode {
+  internal @0;
+  priority @1;
+  noMass @2;
+  unknownTable @3;
+  tableDiffers @4;
+  table @5;
+  schema @6;
+  tooLarge @7;
+  deadline @8;
+  view @9;
+  fenced @10;
+  expired @11;
+  protocol @12;
+  version @13;
+  authentication @14;
+  connect @15;
+  disconnected @16;
+  corrupt @17;
+  config @18;
+  parameters @19;
+  closed @20;
+  io @21;
+  interrupted @22;
+}
+
+struct Error {
+  code @0 :ErrorCode;
+  message @1 :Text;
+}
+
+struct Hello {
+  protocol @0 :UInt32;
+  release @1 :Text;
+  # the client's version, for the error message
+  nonce @2 :Data;
+  # 32 random bytes
+}
+
+struct Challenge {
+  protocol @0 :UInt32;
+  release @1 :Text;
+  incarnation @2 :UInt64;
+  # drawn at random when the server starts: keys of another incarnation name nothing
+  nonce @3 :Data;
+  # 32 random bytes
+  tokenNeeded @4 :Bool;
+  proof @5 :Data;
+  # HMAC-SHA256(token, "innet server" + client nonce + server nonce); empty without a token
+  maxFrameBytes @6 :UInt64;
+  # the server's limit on one frame
+}
+
+struct Authenticate {
+  proof @0 :Data;
+  # HMAC-SHA256(token, "innet client" + client nonce + server nonce); empty without a token
+}
+
+enum Dtype {
+  bool @0;
+  uint8 @1;
+  int8 @2;
+  uint16 @3;
+  int16 @4;
+  uint32 @5;
+  int32 @6;
+  uint64 @7;
+  int64 @8;
+  float16 @9;
+  float32 @10;
+  float64 @11;
+}
+
+enum Codec {
+  none @0;
+  lz4 @1;
+}
+
+enum Sampler {
+  prioritized @0;
+  uniform @1;
+  fifo @2;
+}
+
+struct Column {
+  name @0 :Text;
+  dtype @1 :Dtype;
+  shape @2 :List(UInt32);
+  codec @3 :Codec;
+}
+
+struct TableConfig {
+  name @0 :Text;
+  columns @1 :List(Column);
+  capacity @2 :UInt64;
+  capacityBytes @3 :UInt64;
+  sampler @4 :Sampler;
+  priorityExponent @5 :Float64;
+  priorityUnitLog2 @6 :Int32;
+  maxTimesSampled @7 :UInt32;
+  minSize @8 :UInt64;
+  samplesPerInsert @9 :Float64;
+  # 0 switches the ratio limit off
+  slack @10 :Float64;
+}
+
+struct OpenWriter {
+  table @0 :Text;
+  writer @1 :UInt64;
+  # drawn at random by the client; the same number again fences the older connection off
+  name @2 :Text;
+  # for people: it stands in errors and logs
+  streams @3 :UInt32;
+  windowBefore @4 :UInt16;
+  windowAfter @5 :UInt16;
+  # the window of this writer's items, in steps around the anchor
+}
+
+struct WriterOpened {
+  epoch @0 :UInt32;
+  # rises with every connection of the same writer; pushes of an older epoch are refused
+  lastSequence @1 :UInt64;
+  # the last push that was applied; 0 when there was none
+}
+
+struct CloseWriter {
+  table @0 :Text;
+  writer @1 :UInt64;
+  epoch @2 :UInt32;
+}
+
+struct Push {
+  # The payload is the chunks' payloads, one after the other.
+  table @0 :Text;
+  writer @1 :UInt64;
+  epoch @2 :UInt32;
+  sequence @3 :UInt64;
+  # 1, 2, 3, ...: a number that was applied before is answered and not applied again
+  chunks @4 :List(Chunk);
+  items @5 :List(Item);
+}
+
+struct Chunk {
+  stream @0 :UInt32;
+  rows @1 :UInt32;
+  firstStep @2 :UInt64;
+  # the stream's number of the first row; a gap ends every open window of the stream
+  bytes @3 :UInt32;
+}
+
+struct Item {
+  anchor @0 :UInt64;
+  # step number in the stream
+  stream @1 :UInt32;
+  before @2 :UInt16;
+  after @3 :UInt16;
+  # rows of the window that exist around the anchor: at most the writer's window
+  priority @4 :Float32 = -1;
+  # before the exponent; -1 is "as the current maximum"
+}
+
+struct Pushed {
+  steps @0 :UInt64;
+  # steps the table has taken from this writer so far
+}
+
+struct Sample {
+  table @0 :Text;
+  count @1 :UInt32;
+  before @2 :UInt16;
+  after @3 :UInt16;
+  # rows wanted around each anchor; more than an item's window is an error
+  allowShort @4 :Bool;
+  minPriority @5 :Bool;
+  # also report the smallest probability in the table: costs a scan of it
+}
+
+struct Sampled {
+  # The payload is rowBytes of rows, then the blobs.
+  rowBytes @0 :UInt64;
+  keys @1 :List(UInt64);
+  probabilities @2 :List(Float64);
+  ages @3 :List(UInt32);
+  # steps inserted into the table since the item was
+  timesSampled @4 :List(UInt32);
+  before @5 :List(UInt16);
+  after @6 :List(UInt16);
+  items @7 :UInt64;
+  # live items with mass at the instant of the draw
+  minProbability @8 :Float64;
+  # 0 unless asked for
+}
+
+struct UpdatePriorities {
+  table @0 :Text;
+  keys @1 :List(UInt64);
+  priorities @2 :List(Float64);
+}
+
+struct Updated {
+  applied @0 :UInt32;
+  stale @1 :UInt32;
+}
+
+struct ReportCorrupt {
+  table @0 :Text;
+  key @1 :UInt64;
+  reason @2 :Text;
+}
+
+struct GetParameters {
+  name @0 :Text;
+  newerThan @1 :UInt64;
+  # 0: any version
+}
+
+struct Parameters {
+  version @0 :UInt64;
+}

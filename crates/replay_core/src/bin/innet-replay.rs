@@ -1,0 +1,2 @@
+//! The `innet-replay` command.
+fn main() {}

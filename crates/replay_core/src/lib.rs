@@ -1,0 +1,60 @@
+//! Prioritized replay, parameters and (later) gradients as a service, in process or in the network.
+//!
+//! # Layout
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | [`error`] | the one error enum and the codes that cross the wire |
+//! | [`schema`] | columns and the configuration of a table |
+//! | [`replay`] | requests, replies and the `Replay` trait |
+//! | [`sync`] | atomics, from std or from loom |
+//! | [`sum_tree`] | lock-free prioritized draws and updates |
+//! | [`slab`] | chunks that can be pinned against eviction |
+//! | [`chunk`] | the packed steps of one stream, checked at the door |
+//! | [`table`] | streams, items, eviction, draws of one table |
+//! | [`limiter`] | samples per insert |
+//! | [`parameters`] | the versioned parameter store |
+//! | [`memory`] | all tables and parameters of a process, and their byte limit |
+//! | [`local`] | the `Replay` of this process |
+//! | [`window`] | which windows a stream of steps completes, and their priorities at birth |
+//! | [`writer`] | packs steps into chunks and items |
+//! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
+//! | [`wire`] | frames and Cap'n Proto messages |
+//! | [`client`] | the `Replay` of a server |
+//! | [`net`] | the `Stack` trait: `kernel`, `sim` |
+//! | [`service`] | a request in, a reply out, no socket in sight |
+//! | [`connection`] | one coroutine per connection |
+//! | [`server`] | listeners, I/O threads, shutdown |
+//! | [`config`] | the server's configuration |
+//! | [`auth`], [`tls`] | challenge and response; rustls |
+//! | [`cli`] | `innet-replay serve` and `stats` |
+
+pub mod auth;
+pub mod chunk;
+pub mod cli;
+pub mod client;
+pub mod config;
+pub mod connection;
+pub mod error;
+pub mod limiter;
+pub mod local;
+pub mod memory;
+pub mod net;
+pub mod parameters;
+pub mod replay;
+pub mod schema;
+pub mod server;
+pub mod service;
+pub mod slab;
+pub mod sum_tree;
+pub mod sync;
+pub mod table;
+pub mod tls;
+pub mod view;
+pub mod window;
+pub mod wire;
+pub mod writer;
+
+pub use error::{Error, ErrorCode, Result};
+pub use replay::Replay;
+pub use schema::TableConfig;

@@ -1,0 +1,284 @@
+//! The language between those who use a replay memory and those who are one: requests, replies and the
+//! `Replay` trait. `local` (this process) and `client` (a server) implement it; the writer, the views and
+//! Python see nothing else.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::schema::TableConfig;
+
+/// How long a call may block, and what may interrupt it.
+#[derive(Clone, Copy)]
+pub struct Wait<'a> {
+    /// The call fails with [`Error::Deadline`] after this instant; `None` waits for ever.
+    pub deadline: Option<Instant>,
+    /// Asked about ten times a second while blocked: `true` ends the call with
+    /// [`Error::Interrupted`]. Python passes its signal check.
+    pub interrupted: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl Wait<'static> {
+    /// Waits until `deadline`, and cannot be interrupted.
+    pub fn until(deadline: Option<Instant>) -> Self {
+        Wait {
+            deadline,
+            interrupted: &|| false,
+        }
+    }
+
+    /// Waits for ever.
+    pub fn forever() -> Self {
+        Self::until(None)
+    }
+}
+
+impl Wait<'_> {
+    /// How often a blocked call asks `interrupted`.
+    pub const CHECK_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
+
+    /// # Errors
+    /// [`Error::Interrupted`] when interrupted.
+    pub fn check(&self) -> Result<()> {
+        if (self.interrupted)() {
+            return Err(Error::Interrupted);
+        }
+        Ok(())
+    }
+}
+
+/// Opens, or takes over, a writer of a table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpenWriter {
+    /// The table.
+    pub table: String,
+    /// Drawn at random by the client; the same number again fences the older connection off.
+    pub writer: u64,
+    /// For people: it stands in errors and logs.
+    pub name: String,
+    /// Number of streams the writer numbers from 0.
+    pub streams: u32,
+    /// Steps before the anchor of this writer's items.
+    pub window_before: u16,
+    /// Steps after the anchor of this writer's items.
+    pub window_after: u16,
+}
+
+/// The answer to [`OpenWriter`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriterOpened {
+    /// Rises with every connection of the same writer.
+    pub epoch: u32,
+    /// The last push that was applied; 0 when there was none.
+    pub last_sequence: u64,
+}
+
+/// One chunk of a push: consecutive steps of one stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHead {
+    /// The writer's stream.
+    pub stream: u32,
+    /// Steps in the chunk.
+    pub rows: u32,
+    /// The stream's number of the first row.
+    pub first_step: u64,
+    /// Length in the push's payload.
+    pub bytes: u32,
+}
+
+/// One item of a push.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NewItem {
+    /// The anchor's step number in its stream.
+    pub anchor: u64,
+    /// The writer's stream.
+    pub stream: u32,
+    /// Rows of the window before the anchor that exist: at most the writer's `window_before`.
+    pub before: u16,
+    /// Rows of the window after the anchor that exist: at most the writer's `window_after`.
+    pub after: u16,
+    /// Before the exponent; `None` is "as the current maximum".
+    pub priority: Option<f32>,
+}
+
+/// What a writer hands over at once: applied as a whole or not at all.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PushBody {
+    /// At most one chunk for each stream.
+    pub chunks: Vec<ChunkHead>,
+    /// Items whose windows are complete with these chunks.
+    pub items: Vec<NewItem>,
+    /// The chunks' payloads, one after the other.
+    pub payload: Bytes,
+}
+
+/// A [`PushBody`] with the numbers that make it apply once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Push {
+    /// The table.
+    pub table: String,
+    /// The writer.
+    pub writer: u64,
+    /// The writer's connection.
+    pub epoch: u32,
+    /// 1, 2, 3, ...
+    pub sequence: u64,
+    /// The steps and items.
+    pub body: PushBody,
+}
+
+/// A draw.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampleRequest {
+    /// The table.
+    pub table: String,
+    /// Items to draw.
+    pub count: u32,
+    /// Rows wanted before each anchor.
+    pub before: u16,
+    /// Rows wanted after each anchor.
+    pub after: u16,
+    /// Return what there is at the deadline instead of an error.
+    pub allow_short: bool,
+    /// Also report the smallest probability in the table: costs a scan of it.
+    pub min_probability: bool,
+}
+
+/// One drawn item.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SampledItem {
+    /// Its key: shard, slot, generation.
+    pub key: u64,
+    /// Its probability at the instant of the draw.
+    pub probability: f64,
+    /// Steps inserted into the table since the item was.
+    pub age: u32,
+    /// Draws of it so far, this one included.
+    pub times_sampled: u32,
+    /// Rows before the anchor in the reply: as many as wanted, fewer at an episode's start.
+    pub before: u16,
+    /// Rows after the anchor in the reply: as many as wanted, fewer at an episode's end.
+    pub after: u16,
+}
+
+/// A drawn batch, still packed: rows copied, blobs where they lie.
+pub struct Sampled {
+    /// The items, in the order of the draw.
+    pub items: Vec<SampledItem>,
+    /// Live items with mass at the instant of the draw.
+    pub live_items: u64,
+    /// The smallest probability in the table, when it was asked for.
+    pub min_probability: Option<f64>,
+    /// The rows of all items, item after item, in the layout of `schema/innet.capnp`.
+    pub rows: Bytes,
+    /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
+    /// straddle two segments.
+    pub blobs: Vec<BlobSegment>,
+    /// Gives the draw back to the rate limiter unless it was delivered.
+    pub credit: Option<Box<dyn SampleCredit>>,
+}
+
+/// Bytes that stay where they are for as long as this value lives.
+pub enum BlobSegment {
+    /// A range of a chunk that is pinned in the memory of this process.
+    Pinned(crate::table::PinnedSlice),
+    /// Bytes that came over a connection.
+    Received(Bytes),
+}
+
+impl AsRef<[u8]> for BlobSegment {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            BlobSegment::Pinned(slice) => slice.as_ref(),
+            BlobSegment::Received(bytes) => bytes,
+        }
+    }
+}
+
+/// What a draw took from the rate limiter. Dropped undelivered, it goes back.
+pub trait SampleCredit: Send + Sync {
+    /// The batch reached its reader: the draw counts.
+    fn delivered(self: Box<Self>);
+}
+
+/// What an update did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UpdateReceipt {
+    /// Keys whose priority is now the new one.
+    pub applied: u32,
+    /// Keys that no longer name an item: counted and ignored.
+    pub stale: u32,
+}
+
+/// One version of named parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameters {
+    /// Rises by one with every put; the first is 1.
+    pub version: u64,
+    /// One safetensors file.
+    pub bytes: Bytes,
+}
+
+/// Pushes of one writer, in order, each applied once.
+pub trait PushChannel: Send {
+    /// Hands a push over. Returns when it is applied (in process), or sent with room left in the window of
+    /// unacknowledged pushes (remote). After a broken connection unacknowledged pushes are sent again.
+    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()>;
+    /// Returns when every push is applied.
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<()>;
+    /// Flushes and closes the writer on the memory.
+    fn close(&mut self, wait: &Wait<'_>) -> Result<()>;
+}
+
+/// The same draw again and again, several under way at a time.
+pub trait SampleChannel: Send {
+    /// The next batch.
+    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled>;
+}
+
+/// A replay memory, wherever it is. Every method may block until `wait` ends it.
+pub trait Replay: Send + Sync {
+    /// Makes a table; the same definition again is fine.
+    fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()>;
+    /// A table's definition.
+    fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>>;
+    /// Removes every step and item of a table; its writers go on.
+    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
+    /// Removes a table.
+    fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
+    /// Opens a writer and the channel for its pushes.
+    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>>;
+    /// Draws once.
+    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
+    /// Draws again and again with `in_flight` requests under way (at least 1).
+    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
+    /// Sets priorities (before the exponent). The last value of a key that stands twice counts.
+    fn update_priorities(
+        &self,
+        table: &str,
+        keys: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt>;
+    /// Removes an item whose blob does not decode; returns the name of its writer, `None` when it is gone.
+    fn report_corrupt(
+        &self,
+        table: &str,
+        key: u64,
+        reason: &str,
+        wait: &Wait<'_>,
+    ) -> Result<Option<String>>;
+    /// Stores parameters (one safetensors file) and returns their version.
+    fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64>;
+    /// The newest version, or `None` when it is not newer than `newer_than` (0: any).
+    fn get_parameters(
+        &self,
+        name: &str,
+        newer_than: u64,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Parameters>>;
+    /// Counters and gauges of the memory, as one JSON object.
+    fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value>;
+}

@@ -1,0 +1,356 @@
+//! What a table is made of: columns, capacity, sampler and limits. The one configuration of a table,
+//! with the same names in TOML, on the wire and in Python.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Element type of a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// One byte, 0 or 1.
+    Bool,
+    /// Unsigned, 8 bits.
+    Uint8,
+    /// Signed, 8 bits.
+    Int8,
+    /// Unsigned, 16 bits.
+    Uint16,
+    /// Signed, 16 bits.
+    Int16,
+    /// Unsigned, 32 bits.
+    Uint32,
+    /// Signed, 32 bits.
+    Int32,
+    /// Unsigned, 64 bits.
+    Uint64,
+    /// Signed, 64 bits.
+    Int64,
+    /// IEEE 754, 16 bits.
+    Float16,
+    /// IEEE 754, 32 bits.
+    Float32,
+    /// IEEE 754, 64 bits.
+    Float64,
+}
+
+impl Dtype {
+    /// Size of one element in bytes.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::Bool | Dtype::Uint8 | Dtype::Int8 => 1,
+            Dtype::Uint16 | Dtype::Int16 | Dtype::Float16 => 2,
+            Dtype::Uint32 | Dtype::Int32 | Dtype::Float32 => 4,
+            Dtype::Uint64 | Dtype::Int64 | Dtype::Float64 => 8,
+        }
+    }
+
+    /// NumPy's name of it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::Bool => "bool",
+            Dtype::Uint8 => "uint8",
+            Dtype::Int8 => "int8",
+            Dtype::Uint16 => "uint16",
+            Dtype::Int16 => "int16",
+            Dtype::Uint32 => "uint32",
+            Dtype::Int32 => "int32",
+            Dtype::Uint64 => "uint64",
+            Dtype::Int64 => "int64",
+            Dtype::Float16 => "float16",
+            Dtype::Float32 => "float32",
+            Dtype::Float64 => "float64",
+        }
+    }
+}
+
+/// How the values of a column are packed, step by step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Codec {
+    /// Raw, inside the row.
+    None,
+    /// An LZ4 block beside the row.
+    Lz4,
+}
+
+/// A named array that every step has one value of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape; empty for a scalar.
+    #[serde(default)]
+    pub shape: Vec<u32>,
+    /// How it is packed.
+    pub codec: Codec,
+}
+
+impl Column {
+    /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
+    pub fn bytes(&self) -> usize {
+        self.shape
+            .iter()
+            .fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
+    }
+}
+
+/// How items are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sampler {
+    /// With a probability in proportion to priority^exponent (Schaul et al., 2016).
+    #[default]
+    Prioritized,
+    /// Each live item with the same probability.
+    Uniform,
+    /// In the order of insertion.
+    Fifo,
+}
+
+/// The definition of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableConfig {
+    /// Its name.
+    pub name: String,
+    /// The columns of a step, in row order.
+    pub columns: Vec<Column>,
+    /// Steps it holds before the oldest chunk is evicted; at most 2^24.
+    pub capacity: u64,
+    /// Bytes it holds before the oldest chunk is evicted; 0 derives the bytes of `capacity`
+    /// unpacked steps.
+    #[serde(default)]
+    pub capacity_bytes: u64,
+    /// How items are chosen.
+    #[serde(default)]
+    pub sampler: Sampler,
+    /// Exponent on priorities (alpha in Schaul et al., 2016), applied once, here. 0 draws
+    /// every live item with the same probability.
+    #[serde(default = "default_priority_exponent")]
+    pub priority_exponent: f64,
+    /// Base-2 logarithm of the smallest difference of two stored priorities, after the exponent.
+    #[serde(default = "default_priority_unit_log2")]
+    pub priority_unit_log2: i32,
+    /// An item is removed after it was drawn this often; 0 is never.
+    #[serde(default)]
+    pub max_times_sampled: u32,
+    /// Items needed before the first draw.
+    #[serde(default = "default_min_size")]
+    pub min_size: u64,
+    /// Items drawn for each item inserted, held to within `slack`; 0 sets no limit.
+    #[serde(default)]
+    pub samples_per_insert: f64,
+    /// How far the items drawn may run from `samples_per_insert` times the items inserted,
+    /// in drawn items, either way.
+    #[serde(default)]
+    pub slack: f64,
+}
+
+fn default_priority_exponent() -> f64 {
+    0.6
+}
+fn default_priority_unit_log2() -> i32 {
+    -19
+}
+fn default_min_size() -> u64 {
+    1
+}
+
+/// Bits of the flag byte that starts every row.
+pub mod flags {
+    /// The observation starts a new observation stack.
+    pub const FIRST: u8 = 1;
+    /// Learning ends after this step: no bootstrap.
+    pub const TERMINATED: u8 = 2;
+    /// The episode was cut after this step: the final row bootstraps.
+    pub const TRUNCATED: u8 = 4;
+    /// The last observation of an episode, without action and reward.
+    pub const FINAL: u8 = 8;
+}
+
+impl TableConfig {
+    /// Most steps, and so items, of one table: sums of 39-bit priorities stay under 2^63.
+    pub const MAX_CAPACITY: u64 = 1 << 24;
+    /// Most bytes of one unpacked step.
+    pub const MAX_STEP_BYTES: u64 = 1 << 28;
+
+    /// A table with the defaults of every other field.
+    pub fn new(name: impl Into<String>, columns: Vec<Column>, capacity: u64) -> Self {
+        TableConfig {
+            name: name.into(),
+            columns,
+            capacity,
+            capacity_bytes: 0,
+            sampler: Sampler::default(),
+            priority_exponent: default_priority_exponent(),
+            priority_unit_log2: default_priority_unit_log2(),
+            max_times_sampled: 0,
+            min_size: default_min_size(),
+            samples_per_insert: 0.0,
+            slack: 0.0,
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`Error::Table`] that names the first field that cannot be used and what it may be.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |reason: String| {
+            Err(Error::Table {
+                table: self.name.clone(),
+                reason,
+            })
+        };
+        if self.name.is_empty() || self.name.len() > 128 {
+            return refuse("a name has 1 to 128 bytes".into());
+        }
+        if self.columns.is_empty() || self.columns.len() > 256 {
+            return refuse(format!(
+                "a table has 1 to 256 columns, got {}",
+                self.columns.len()
+            ));
+        }
+        let mut step_bytes = 0u64;
+        for (i, column) in self.columns.iter().enumerate() {
+            if column.name.is_empty() || column.name.len() > 128 || column.shape.len() > 8 {
+                return refuse(format!(
+                    "column {i} needs a name of 1 to 128 bytes and at most 8 dimensions"
+                ));
+            }
+            if self.columns[..i].iter().any(|c| c.name == column.name) {
+                return refuse(format!("column {:?} stands twice", column.name));
+            }
+            if column.bytes() == 0 {
+                return refuse(format!("column {:?} has an empty shape", column.name));
+            }
+            step_bytes = step_bytes.saturating_add(column.bytes() as u64);
+        }
+        if step_bytes > Self::MAX_STEP_BYTES {
+            return refuse(format!(
+                "one step has {step_bytes} bytes; the limit is {}",
+                Self::MAX_STEP_BYTES
+            ));
+        }
+        if self.capacity == 0 || self.capacity > Self::MAX_CAPACITY {
+            return refuse(format!(
+                "capacity is 1 to {} steps, got {}",
+                Self::MAX_CAPACITY,
+                self.capacity
+            ));
+        }
+        if !(self.priority_exponent.is_finite() && (0.0..=4.0).contains(&self.priority_exponent)) {
+            return refuse(format!(
+                "priority_exponent is 0 to 4, got {}",
+                self.priority_exponent
+            ));
+        }
+        if !(-30..=0).contains(&self.priority_unit_log2) {
+            return refuse(format!(
+                "priority_unit_log2 is -30 to 0, got {}",
+                self.priority_unit_log2
+            ));
+        }
+        if self.min_size == 0 || self.min_size > self.capacity {
+            return refuse(format!(
+                "min_size is 1 to the capacity, got {}",
+                self.min_size
+            ));
+        }
+        if !(self.samples_per_insert.is_finite() && self.samples_per_insert >= 0.0) {
+            return refuse(format!(
+                "samples_per_insert is 0 (no limit) or more, got {}",
+                self.samples_per_insert
+            ));
+        }
+        if !(self.slack.is_finite() && self.slack >= 0.0) {
+            return refuse(format!("slack is 0 or more, got {}", self.slack));
+        }
+        if self.samples_per_insert > 0.0 && self.slack < self.samples_per_insert.max(1.0) {
+            return refuse(format!(
+                "slack {} is too small for samples_per_insert {}: at least {} so that one insert and one draw fit",
+                self.slack,
+                self.samples_per_insert,
+                self.samples_per_insert.max(1.0)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Bytes of one row: flags, raw columns and blob lengths.
+    pub fn row_bytes(&self) -> usize {
+        1 + self
+            .columns
+            .iter()
+            .map(|c| match c.codec {
+                Codec::None => c.bytes(),
+                Codec::Lz4 => 4,
+            })
+            .sum::<usize>()
+    }
+
+    /// The byte limit in force: `capacity_bytes`, or what `capacity` unpacked steps take.
+    pub fn effective_capacity_bytes(&self) -> u64 {
+        if self.capacity_bytes > 0 {
+            return self.capacity_bytes;
+        }
+        let raw: u64 = self.columns.iter().map(|c| c.bytes() as u64).sum();
+        self.capacity.saturating_mul(raw + self.row_bytes() as u64)
+    }
+
+    /// Says how `asked` differs from this definition, field by field; `None` when they agree.
+    pub fn difference(&self, asked: &TableConfig) -> Option<String> {
+        let mut out = Vec::new();
+        let mut field = |name: &str, have: &dyn fmt::Debug, want: &dyn fmt::Debug| {
+            let (have, want) = (format!("{have:?}"), format!("{want:?}"));
+            if have != want {
+                out.push(format!("{name} is {have}, asked for {want}"));
+            }
+        };
+        field("columns", &self.columns_text(), &asked.columns_text());
+        field("capacity", &self.capacity, &asked.capacity);
+        field(
+            "capacity_bytes",
+            &self.capacity_bytes,
+            &asked.capacity_bytes,
+        );
+        field("sampler", &self.sampler, &asked.sampler);
+        field(
+            "priority_exponent",
+            &self.priority_exponent,
+            &asked.priority_exponent,
+        );
+        field(
+            "priority_unit_log2",
+            &self.priority_unit_log2,
+            &asked.priority_unit_log2,
+        );
+        field(
+            "max_times_sampled",
+            &self.max_times_sampled,
+            &asked.max_times_sampled,
+        );
+        field("min_size", &self.min_size, &asked.min_size);
+        field(
+            "samples_per_insert",
+            &self.samples_per_insert,
+            &asked.samples_per_insert,
+        );
+        field("slack", &self.slack, &asked.slack);
+        (!out.is_empty()).then(|| out.join("; "))
+    }
+
+    fn columns_text(&self) -> String {
+        self.columns
+            .iter()
+            .map(|c| format!("{}: {}{:?} {:?}", c.name, c.dtype.name(), c.shape, c.codec))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+}
