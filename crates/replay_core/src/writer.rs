@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
-use crate::schema::flags;
+use crate::schema::{TableConfig, flags};
 use crate::view::ViewSpec;
 use crate::window::StreamWindows;
 use pack::{OpenChunk, Packer};
@@ -87,6 +87,22 @@ impl Writer {
         wait: &Wait<'_>,
     ) -> Result<Self> {
         let config = replay.table_config(table, wait)?;
+        Self::over_channel(config, streams, view, options, |open| {
+            replay.open_writer(open, wait)
+        })
+    }
+
+    /// A writer over a channel that `open_channel` opens, for the table of this definition.
+    ///
+    /// # Errors
+    /// Those of `open_channel`, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range.
+    pub fn over_channel(
+        config: Arc<TableConfig>,
+        streams: u32,
+        view: &ViewSpec,
+        options: WriterOptions,
+        open_channel: impl FnOnce(OpenWriter) -> Result<Box<dyn PushChannel>>,
+    ) -> Result<Self> {
         view.validate(&config)?;
         if streams == 0 {
             return Err(Error::Config("a writer needs at least one stream".into()));
@@ -95,21 +111,18 @@ impl Writer {
         let most = (config.capacity - 1).clamp(1, 65_536);
         if !(1..=most).contains(&u64::from(options.chunk_steps)) {
             return Err(Error::Config(format!(
-                "a writer's chunk_steps is 1 to {most} for table {table:?}, got {}",
-                options.chunk_steps
+                "a writer's chunk_steps is 1 to {most} for table {:?}, got {}",
+                config.name, options.chunk_steps
             )));
         }
-        let channel = replay.open_writer(
-            OpenWriter {
-                table: table.to_owned(),
-                writer: rand::random(),
-                name: options.name,
-                streams,
-                window_before: view.before(),
-                window_after: view.after(),
-            },
-            wait,
-        )?;
+        let channel = open_channel(OpenWriter {
+            table: config.name.clone(),
+            writer: rand::random(),
+            name: options.name,
+            streams,
+            window_before: view.before(),
+            window_after: view.after(),
+        })?;
         Ok(Writer {
             channel,
             packer: Packer::new(&config),

@@ -1,0 +1,1 @@
+//! What must not be taken, must not panic and must not be lost.
