@@ -35,6 +35,16 @@ pub fn open(view: &ViewSpec, streams: u32, chunk_steps: u32) -> Result<(Writer, 
 
 /// Hands one row of each environment to the writer.
 pub fn append(writer: &mut Writer, rows: &[Appended], autoreset: Autoreset) -> Result<()> {
+    append_changed(writer, rows, autoreset, |_| ())
+}
+
+/// Hands one row of each environment to the writer, after a change.
+pub fn append_changed(
+    writer: &mut Writer,
+    rows: &[Appended],
+    autoreset: Autoreset,
+    change: impl FnOnce(&mut StepBatch<'_>),
+) -> Result<()> {
     fn join(values: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
         values.flatten().collect()
     }
@@ -72,38 +82,40 @@ pub fn append(writer: &mut Writer, rows: &[Appended], autoreset: Autoreset) -> R
     let ended = bits(|row| row.final_frame.is_some());
     let q_shape = [streams, ACTIONS];
     let same_step = autoreset == Autoreset::SameStep;
-    writer.append(
-        &StepBatch {
-            columns: &[
-                ("action", values(Dtype::Int64, &[streams], &actions)),
-                ("reward", values(Dtype::Float32, &[streams], &rewards)),
-                ("frame", values(Dtype::Uint8, &frame_shape, &frames)),
-                (
-                    "state",
-                    values(Dtype::Float32, &[streams, STATE_BYTES / 4], &states),
-                ),
-                ("id", values(Dtype::Uint64, &[streams], &ids)),
-            ],
-            terminated: Some(&terminated),
-            truncated: Some(&truncated),
-            first: Some(&first),
-            final_rows: (!same_step).then_some(&is_final),
-            final_observations: same_step.then_some(FinalObservations {
-                observation: values(Dtype::Uint8, &frame_shape, &final_frames),
-                ended: Some(&ended),
-                q: Some(values(Dtype::Float32, &q_shape, &final_q)),
-            }),
-            q: Some(values(Dtype::Float32, &q_shape, &q)),
-            priority: None,
-        },
-        &Wait::forever(),
-    )
+    let scalar_shape = [streams];
+    let state_shape = [streams, STATE_BYTES / 4];
+    let columns = [
+        ("action", values(Dtype::Int64, &scalar_shape, &actions)),
+        ("reward", values(Dtype::Float32, &scalar_shape, &rewards)),
+        ("frame", values(Dtype::Uint8, &frame_shape, &frames)),
+        ("state", values(Dtype::Float32, &state_shape, &states)),
+        ("id", values(Dtype::Uint64, &scalar_shape, &ids)),
+    ];
+    let mut step = StepBatch {
+        columns: &columns,
+        terminated: Some(&terminated),
+        truncated: Some(&truncated),
+        first: Some(&first),
+        final_rows: (!same_step).then_some(&is_final),
+        final_observations: same_step.then_some(FinalObservations {
+            observation: values(Dtype::Uint8, &frame_shape, &final_frames),
+            ended: Some(&ended),
+            q: Some(values(Dtype::Float32, &q_shape, &final_q)),
+        }),
+        q: Some(values(Dtype::Float32, &q_shape, &q)),
+        priority: None,
+    };
+    change(&mut step);
+    writer.append(&step, &Wait::forever())
 }
 
-/// What a run leaves: all episodes of all environments, and all that was pushed.
+/// What a run leaves.
 pub struct Run {
+    /// Of all environments.
     pub episodes: Vec<Episode>,
+    /// All that was pushed.
     pub stored: Stored,
+    /// At the end.
     pub counters: WriterCounters,
 }
 
