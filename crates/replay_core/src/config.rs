@@ -31,7 +31,7 @@ pub struct ServerConfig {
     #[serde(deserialize_with = "bytes")]
     pub max_frame_bytes: u64,
     /// Most connections at a time. Default: 1024.
-    pub max_connections: usize,
+    pub max_connections: u32,
     /// A connection that is not welcome after this many milliseconds is closed. Default: 10,000.
     pub handshake_deadline_ms: u64,
     /// A reader that has not taken a reply after this many milliseconds is dropped, and what the reply pinned
@@ -92,7 +92,7 @@ pub enum LogLevel {
     Warn,
     /// One line for each important event.
     Info,
-    /// Every request.
+    /// Also requests that failed.
     Debug,
     /// Everything.
     Trace,
@@ -144,7 +144,7 @@ impl ServerConfig {
             ));
         }
         for (name, value) in [
-            ("max_connections", self.max_connections as u64),
+            ("max_connections", u64::from(self.max_connections)),
             ("handshake_deadline_ms", self.handshake_deadline_ms),
             ("write_deadline_ms", self.write_deadline_ms),
         ] {
@@ -201,7 +201,7 @@ impl ServerConfig {
     ///
     /// # Errors
     /// [`Error::Config`] when the file cannot be read or the token is empty.
-    pub fn read_token(&self) -> Result<Option<Vec<u8>>> {
+    pub fn read_token(&self) -> Result<Option<String>> {
         let token = match (&self.token, &self.token_file) {
             (Some(token), _) => token.0.clone(),
             (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
@@ -217,7 +217,7 @@ impl ServerConfig {
                 "the token is empty: use a long random one, for example from `openssl rand -hex 32`"
                     .to_owned(),
             )),
-            token => Ok(Some(token.as_bytes().to_vec())),
+            token => Ok(Some(token.to_owned())),
         }
     }
 
@@ -376,7 +376,7 @@ mod tests {
             ..ServerConfig::default()
         };
         let from_file = config(None, Some(&path)).read_token().unwrap();
-        assert_eq!(from_file.as_deref(), Some(b"secret".as_slice()));
+        assert_eq!(from_file.as_deref(), Some("secret"));
         assert_eq!(config(None, None).read_token().unwrap(), None);
         assert!(config(Some(" "), None).read_token().is_err());
         assert!(config(None, Some(&"/nowhere/token".into())).read_token().is_err());
