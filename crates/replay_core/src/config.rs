@@ -190,9 +190,7 @@ impl ServerConfig {
             (true, true) => return Ok(()),
             (true, false) => "TLS (tls_cert and tls_key)",
             (false, true) => "a token (token_file, or INNET_TOKEN)",
-            (false, false) => {
-                "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)"
-            }
+            (false, false) => "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
         };
         Err(Error::Config(format!(
             "{address} can be reached from other machines and needs {missing}; \
@@ -269,7 +267,9 @@ impl ServerConfig {
 fn machine_memory() -> u64 {
     let read = |path| std::fs::read_to_string(path).ok();
     let machine = read("/proc/meminfo").and_then(|text| {
-        let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let total = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))?;
         let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib << 10)
     });
@@ -293,7 +293,11 @@ pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
         "GiB" => 1 << 30,
         _ => 0,
     };
-    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
+    match digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(factor))
+    {
         Some(bytes) if factor > 0 => Ok(bytes),
         _ => Err(format!(
             "{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB"
@@ -303,7 +307,10 @@ pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\"")]
+    #[serde(
+        untagged,
+        expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\""
+    )]
     enum Size {
         Number(u64),
         Text(String),
@@ -341,7 +348,14 @@ mod tests {
         let config = read("max_bytes = \"8GiB\"\nmax_frame_bytes = 1000000").unwrap();
         assert_eq!(config.max_bytes, 8 << 30);
         assert_eq!(config.max_frame_bytes, 1_000_000);
-        for text in ["8G", "GiB", "1.5GiB", "-1", "99999999999999999999", "20000000000GiB"] {
+        for text in [
+            "8G",
+            "GiB",
+            "1.5GiB",
+            "-1",
+            "99999999999999999999",
+            "20000000000GiB",
+        ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
@@ -352,7 +366,10 @@ mod tests {
         assert!(refusal("listen = [\"nowhere:x\"]").contains("nowhere:x"));
         assert!(refusal("max_bytes = \"much\"").contains("much"));
         let error = refusal("\nio_threads = \"two\"");
-        assert!(error.contains("server.toml") && error.contains("line 2"), "{error}");
+        assert!(
+            error.contains("server.toml") && error.contains("line 2"),
+            "{error}"
+        );
         let table = "[[tables]]\nname = \"a\"\ncolums = []";
         assert!(refusal(table).contains("colums"));
     }
@@ -390,7 +407,10 @@ mod tests {
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "at least 1"),
-            ("[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1", "cannot be made"),
+            (
+                "[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1",
+                "cannot be made",
+            ),
         ] {
             let error = refusal(text);
             assert!(error.contains(part), "{text}: {error}");
@@ -411,7 +431,11 @@ mod tests {
         assert_eq!(from_file.as_deref(), Some("secret"));
         assert_eq!(config(None, None).read_token().unwrap(), None);
         assert!(config(Some(" "), None).read_token().is_err());
-        assert!(config(None, Some(&"/nowhere/token".into())).read_token().is_err());
+        assert!(
+            config(None, Some(&"/nowhere/token".into()))
+                .read_token()
+                .is_err()
+        );
         assert!(!format!("{:?}", config(Some("hidden"), None)).contains("hidden"));
     }
 }

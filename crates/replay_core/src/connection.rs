@@ -361,7 +361,9 @@ impl<S: Stack> Connection<'_, S> {
             let last = received.request.deadline_ms == 0;
             let reply = match self.context.service.attempt(body, last) {
                 Ok(Outcome::Ready(reply)) => Some(Ok(reply)),
-                Ok(Outcome::Blocked(waited_for)) if last => Some(Err(Error::Deadline { waited_for })),
+                Ok(Outcome::Blocked(waited_for)) if last => {
+                    Some(Err(Error::Deadline { waited_for }))
+                }
                 Ok(Outcome::Blocked(_)) => None,
                 Err(error) => Some(Err(error)),
             };
@@ -550,7 +552,9 @@ fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
 fn error_reply(error: &Error) -> ReplyBody {
     let mut message = error.to_string();
     if message.len() > MAX_MESSAGE {
-        let end = (0..=MAX_MESSAGE).rev().find(|&i| message.is_char_boundary(i));
+        let end = (0..=MAX_MESSAGE)
+            .rev()
+            .find(|&i| message.is_char_boundary(i));
         message.truncate(end.unwrap_or(0));
         message.push_str("...");
     }

@@ -177,9 +177,9 @@ impl Server {
         let (hand_over, accepted) = mpsc::unbounded_channel();
         let mut threads = others;
         threads.push(hand_over);
-        let accepting = listeners.into_iter().map(|listener| {
-            self.accept(stack.clone(), listener, &threads)
-        });
+        let accepting = listeners
+            .into_iter()
+            .map(|listener| self.accept(stack.clone(), listener, &threads));
         let accept_all = async {
             futures_util::future::join_all(accepting).await;
         };
@@ -190,7 +190,10 @@ impl Server {
             let deadline = stack.now() + self.drain_deadline;
             if until(&stack, deadline, ended).await.is_none() {
                 let left = self.max_connections as usize - self.connections.available_permits();
-                tracing::warn!(connections = left, "still open at the drain deadline: dropped");
+                tracing::warn!(
+                    connections = left,
+                    "still open at the drain deadline: dropped"
+                );
             }
             self.stop();
         };

@@ -145,7 +145,11 @@ fn announce(addresses: &[Address]) {
     let addresses: Vec<String> = addresses.iter().map(Address::to_string).collect();
     // A closed standard output is no reason to stop.
     let mut out = io::stdout().lock();
-    let _ = writeln!(out, "innet-replay {RELEASE} ready on {}", addresses.join(" "));
+    let _ = writeln!(
+        out,
+        "innet-replay {RELEASE} ready on {}",
+        addresses.join(" ")
+    );
     let _ = out.flush();
 }
 
@@ -162,7 +166,9 @@ mod tests {
     }
 
     fn flags(arguments: &[&str]) -> Flags {
-        Line::try_parse_from([&["serve"], arguments].concat()).unwrap().flags
+        Line::try_parse_from([&["serve"], arguments].concat())
+            .unwrap()
+            .flags
     }
 
     #[test]
@@ -174,7 +180,11 @@ mod tests {
             tls_key: Some("a".into()),
             ..ServerConfig::default()
         };
-        let mut fields: Vec<String> = toml::Table::try_from(filled).unwrap().keys().cloned().collect();
+        let mut fields: Vec<String> = toml::Table::try_from(filled)
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
         fields.retain(|field| field != "tables");
         fields.push("config".to_owned());
         let mut flags: Vec<String> = Line::command()
@@ -196,8 +206,14 @@ mod tests {
         )
         .unwrap();
         let file = ["--config", path.to_str().unwrap()];
-        let line = ["--max-bytes=2GiB", "--listen=innet://[::1]:1", "--listen=unix:///tmp/b"];
-        let config = flags(&[&file[..], &line[..]].concat()).config(None).unwrap();
+        let line = [
+            "--max-bytes=2GiB",
+            "--listen=innet://[::1]:1",
+            "--listen=unix:///tmp/b",
+        ];
+        let config = flags(&[&file[..], &line[..]].concat())
+            .config(None)
+            .unwrap();
         assert_eq!(config.max_bytes, 2 << 30);
         assert_eq!(config.max_connections, 7);
         let listen: Vec<String> = config.listen.iter().map(Address::to_string).collect();
@@ -209,7 +225,11 @@ mod tests {
     fn the_environment_gives_the_token_that_nothing_else_does() {
         let environment = || Some("from the environment".to_owned());
         let token = |arguments: &[&str]| {
-            flags(arguments).config(environment()).unwrap().token.map(|token| token.0)
+            flags(arguments)
+                .config(environment())
+                .unwrap()
+                .token
+                .map(|token| token.0)
         };
         assert_eq!(token(&[]).as_deref(), Some("from the environment"));
         assert_eq!(token(&["--token=a"]).as_deref(), Some("a"));
@@ -221,7 +241,9 @@ mod tests {
         let error = |arguments: &[&str]| flags(arguments).config(None).unwrap_err().to_string();
         assert!(error(&["--config=/nowhere/a.toml"]).contains("/nowhere/a.toml"));
         assert!(error(&["--max-bytes=lots"]).contains("lots"));
-        let listen = Line::try_parse_from(["serve", "--listen=ftp://a"]).err().unwrap();
+        let listen = Line::try_parse_from(["serve", "--listen=ftp://a"])
+            .err()
+            .unwrap();
         assert!(listen.to_string().contains("unknown scheme"));
     }
 }

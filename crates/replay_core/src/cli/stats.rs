@@ -90,7 +90,11 @@ fn section(text: &mut String, title: &str, values: &Value) {
         if !title.is_empty() {
             text.push_str(&format!("{title}\n"));
         }
-        let width = singles.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let width = singles
+            .iter()
+            .map(|(name, _)| name.len())
+            .max()
+            .unwrap_or(0);
         for (name, value) in singles {
             text.push_str(&format!("  {name:width$}  {:>16}\n", readable(name, value)));
         }
@@ -164,9 +168,15 @@ mod tests {
             "parameters": {},
         });
         let text = tables(&stats);
-        let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
         assert!(lines.contains(&vec!["uptime_s", "1.500"]));
-        let apex = lines.iter().position(|line| line == &["tables", "apex"]).unwrap();
+        let apex = lines
+            .iter()
+            .position(|line| line == &["tables", "apex"])
+            .unwrap();
         assert_eq!(lines[apex + 1], ["steps", "12,345"]);
         assert!(lines.contains(&vec!["tables", "other"]));
         assert!(!text.contains("parameters"));
