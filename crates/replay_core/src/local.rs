@@ -79,11 +79,7 @@ impl Replay for Memory {
     }
 
     /// Nothing is under way between calls here: each `next` draws.
-    fn sampler(
-        &self,
-        request: SampleRequest,
-        _in_flight: usize,
-    ) -> Result<Box<dyn SampleChannel>> {
+    fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel>> {
         let table = self.table(&request.table)?;
         Ok(Box::new(LocalSamples { table, request }))
     }

@@ -118,10 +118,9 @@ impl Memory {
             ))
         })?;
         // Its own sequence of draws for each table, whatever the order they are made in.
-        let seed = config
-            .name
-            .bytes()
-            .fold(self.seed, |seed, byte| seed.rotate_left(8) ^ u64::from(byte));
+        let seed = config.name.bytes().fold(self.seed, |seed, byte| {
+            seed.rotate_left(8) ^ u64::from(byte)
+        });
         let table = Arc::new(Table::new(config.clone(), reservation, seed));
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(config.name.clone(), table.clone());

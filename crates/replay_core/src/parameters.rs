@@ -112,10 +112,7 @@ impl ParameterStore {
     /// The newest version of `name`; `None` when it is not newer than `newer_than` or nobody has put any.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
-        newest
-            .get(name)
-            .filter(|p| p.version > newer_than)
-            .cloned()
+        newest.get(name).filter(|p| p.version > newer_than).cloned()
     }
 
     /// Version and bytes of each name.

@@ -164,7 +164,11 @@ impl Table {
         let reach = usize::from(identity.window_before) + usize::from(identity.window_after);
         let chunks = body.chunks.iter().enumerate().map(|(index, head)| {
             // An item for each row, and a few more at an episode's start: no growth under the lock.
-            let room = if body.items.is_empty() { 0 } else { head.rows as usize + reach.min(64) };
+            let room = if body.items.is_empty() {
+                0
+            } else {
+                head.rows as usize + reach.min(64)
+            };
             ReadyChunk {
                 resident: Box::new(Resident {
                     handle: NOWHERE,
@@ -251,7 +255,14 @@ impl Table {
 
     fn check_items(&self, writer: &Writer, push: &Push) -> Result<(Vec<ReadyItem>, u64)> {
         let body = &push.body;
-        let mut chunk_of = vec![None; if body.items.is_empty() { 0 } else { writer.streams.len() }];
+        let mut chunk_of = vec![
+            None;
+            if body.items.is_empty() {
+                0
+            } else {
+                writer.streams.len()
+            }
+        ];
         if !body.items.is_empty() {
             for (index, head) in body.chunks.iter().enumerate() {
                 chunk_of[head.stream as usize] = Some(index);
@@ -293,17 +304,15 @@ impl Table {
             };
             let pushed = chunk_of[item.stream as usize];
             let range = pushed.map(|i: usize| (body.chunks[i].first_step, body.chunks[i].rows));
-            let (first_chunk, first_row) = match (
-                stream.locate(first, last, range).map_err(missing)?,
-                pushed,
-            ) {
-                (Place::Held { arrival, row }, _) => (FirstChunk::Held(arrival), row),
-                (Place::Pushed { row }, Some(index)) => (FirstChunk::Pushed(index), row),
-                (Place::Evicted | Place::Pushed { .. }, _) => {
-                    late += 1;
-                    continue;
-                }
-            };
+            let (first_chunk, first_row) =
+                match (stream.locate(first, last, range).map_err(missing)?, pushed) {
+                    (Place::Held { arrival, row }, _) => (FirstChunk::Held(arrival), row),
+                    (Place::Pushed { row }, Some(index)) => (FirstChunk::Pushed(index), row),
+                    (Place::Evicted | Place::Pushed { .. }, _) => {
+                        late += 1;
+                        continue;
+                    }
+                };
             items.push(ReadyItem {
                 first_chunk,
                 first_row,
@@ -403,7 +412,11 @@ impl Table {
                 rows,
             });
         }
-        let born = push.rows + self.counters.inserted_steps.fetch_add(push.rows, Ordering::Relaxed);
+        let born = push.rows
+            + self
+                .counters
+                .inserted_steps
+                .fetch_add(push.rows, Ordering::Relaxed);
         let mut inserted = 0;
         for ready in &push.items {
             let arrival = match ready.first_chunk {
@@ -433,7 +446,9 @@ impl Table {
         }
         self.limiter.count_insert(inserted);
         let late = push.late + push.items.len() as u64 - inserted;
-        self.counters.inserted_items.fetch_add(inserted, Ordering::Relaxed);
+        self.counters
+            .inserted_items
+            .fetch_add(inserted, Ordering::Relaxed);
         self.counters.late_items.fetch_add(late, Ordering::Relaxed);
         Ok(())
     }
@@ -453,7 +468,8 @@ impl Table {
                 }
                 removed.push(oldest);
             }
-            self.first_arrival.store(residents.first(), Ordering::Relaxed);
+            self.first_arrival
+                .store(residents.first(), Ordering::Relaxed);
             drop(residents);
             if removed.is_empty() {
                 break;
@@ -466,10 +482,18 @@ impl Table {
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.
     fn end_items(&self, chunk: &Resident) {
-        let ended = chunk.items.iter().filter(|&&key| self.items.kill(key)).count();
+        let ended = chunk
+            .items
+            .iter()
+            .filter(|&&key| self.items.kill(key))
+            .count();
         let counters = &self.counters;
-        counters.evicted_items.fetch_add(ended as u64, Ordering::Relaxed);
-        counters.evicted_steps.fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
+        counters
+            .evicted_items
+            .fetch_add(ended as u64, Ordering::Relaxed);
+        counters
+            .evicted_steps
+            .fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
     }
 
     /// Drops evicted chunks, now or with their last pin. Without the insert lock.

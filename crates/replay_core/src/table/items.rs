@@ -148,13 +148,14 @@ impl Items {
         // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
         // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
         fence(Ordering::Release);
-        words.oldest.store(window.oldest.to_bits(), Ordering::Relaxed);
+        words
+            .oldest
+            .store(window.oldest.to_bits(), Ordering::Relaxed);
         words.window.store(rows, Ordering::Relaxed);
         words.born.store(born, Ordering::Relaxed);
-        words.draws.store(
-            u64::from(lifetime.wrapping_add(1)) << 32,
-            Ordering::Relaxed,
-        );
+        words
+            .draws
+            .store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
         // Before the item can be drawn or die: neither count goes below zero.
         self.live.fetch_add(1, Ordering::Relaxed);
         // `activate` publishes the words (Release).
@@ -195,8 +196,7 @@ impl Items {
     /// number of batches of the caller that hold nothing.
     pub fn without_mass(&self, own: u64) -> bool {
         // Acquire: pairs with the Release in `end_batch`, so that the mass it put back is seen.
-        let alone =
-            self.max_times_sampled == 0 || self.batches.load(Ordering::Acquire) == own;
+        let alone = self.max_times_sampled == 0 || self.batches.load(Ordering::Acquire) == own;
         alone && self.tree.live_with_mass() == 0
     }
 
@@ -281,8 +281,7 @@ impl Items {
     /// Takes a claim back, and returns its draw if the item is still alive.
     pub fn undo(&self, claim: &Claim) {
         let uncount = |word: u64| {
-            (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED)
-                .then(|| word - 1)
+            (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED).then(|| word - 1)
         };
         let undone = self.words[claim.key.slot as usize]
             .draws

@@ -62,12 +62,9 @@ impl InsertionOrder {
                 }
             } else if position == head {
                 // Whoever succeeds, the head moves over the dead key.
-                let _ = self.head.compare_exchange(
-                    head,
-                    head + 1,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                );
+                let _ =
+                    self.head
+                        .compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Relaxed);
             } else {
                 position += 1;
             }

@@ -61,7 +61,9 @@ impl Residents {
     /// The live chunk of that number.
     pub fn get_mut(&mut self, arrival: u64) -> Option<&mut Resident> {
         let index = arrival.checked_sub(self.first)?;
-        self.chunks.get_mut(index as usize).map(|chunk| &mut **chunk)
+        self.chunks
+            .get_mut(index as usize)
+            .map(|chunk| &mut **chunk)
     }
 
     /// Adds a chunk as the newest and returns its number.

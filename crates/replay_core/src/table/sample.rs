@@ -142,7 +142,9 @@ impl Table {
                 request.count
             )));
         }
-        batch.finish(live_items, min_probability).map(Attempt::Ready)
+        batch
+            .finish(live_items, min_probability)
+            .map(Attempt::Ready)
     }
 }
 
@@ -168,7 +170,11 @@ impl<'a> Batch<'a> {
     fn take_by_mass(&mut self) -> Result<u64> {
         let table = self.table;
         let number = table.draws.fetch_add(1, Ordering::Relaxed);
-        let mut rng = StdRng::seed_from_u64(table.seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+        let mut rng = StdRng::seed_from_u64(
+            table
+                .seed
+                .wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
+        );
         let mut drawn = Vec::with_capacity(self.reserved as usize);
         let mut targets = Vec::with_capacity(self.reserved as usize);
         let mut first_total = 0;

@@ -86,7 +86,10 @@ impl Table {
         for arrival in residents.first()..residents.end() {
             let chunk = residents.get_mut(arrival);
             live += chunk.map_or(0, |c| {
-                c.items.iter().filter(|&&key| self.items.confirm(key)).count() as u64
+                c.items
+                    .iter()
+                    .filter(|&&key| self.items.confirm(key))
+                    .count() as u64
             });
         }
         let (counted, free) = (self.items.live(), self.items.free() as u64);

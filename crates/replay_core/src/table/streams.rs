@@ -159,7 +159,10 @@ mod tests {
         assert_eq!(s.locate(1, 3, None), held(3, 1));
         assert_eq!(s.locate(3, 7, None), held(3, 3));
         assert_eq!(s.locate(12, 15, Some((14, 2))), held(9, 2));
-        assert_eq!(s.locate(14, 15, Some((14, 2))), Ok(Place::Pushed { row: 0 }));
+        assert_eq!(
+            s.locate(14, 15, Some((14, 2))),
+            Ok(Place::Pushed { row: 0 })
+        );
         assert_eq!(s.continues(14), Some(9));
         assert_eq!(s.continues(15), None);
     }
@@ -167,10 +170,26 @@ mod tests {
     #[test]
     fn refuses_steps_that_are_not_there() {
         let s = stream();
-        assert!(s.locate(13, 14, None).unwrap_err().contains("up to step 14"));
-        assert!(s.locate(6, 10, None).unwrap_err().contains("gap before step 10"));
-        assert!(s.locate(8, 10, None).unwrap_err().contains("gap before step 10"));
-        assert!(s.locate(13, 17, Some((16, 4))).unwrap_err().contains("gap before step 16"));
+        assert!(
+            s.locate(13, 14, None)
+                .unwrap_err()
+                .contains("up to step 14")
+        );
+        assert!(
+            s.locate(6, 10, None)
+                .unwrap_err()
+                .contains("gap before step 10")
+        );
+        assert!(
+            s.locate(8, 10, None)
+                .unwrap_err()
+                .contains("gap before step 10")
+        );
+        assert!(
+            s.locate(13, 17, Some((16, 4)))
+                .unwrap_err()
+                .contains("gap before step 16")
+        );
     }
 
     #[test]

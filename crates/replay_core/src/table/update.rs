@@ -121,7 +121,11 @@ impl Table {
             return Ok(EQUAL_MASS);
         }
         let power = priority.powf(self.config.priority_exponent);
-        let least = if priority > 0.0 { f64::MIN_POSITIVE } else { 0.0 };
+        let least = if priority > 0.0 {
+            f64::MIN_POSITIVE
+        } else {
+            0.0
+        };
         self.items.tree.to_units(power.min(f64::MAX).max(least))
     }
 

@@ -241,11 +241,7 @@ fn take_over(writer: &mut Writer, open: &OpenWriter) -> Result<WriterOpened> {
         identity.window_before,
         identity.window_after,
     );
-    let asked = (
-        open.streams as usize,
-        open.window_before,
-        open.window_after,
-    );
+    let asked = (open.streams as usize, open.window_before, open.window_after);
     if have != asked {
         return Err(Error::Protocol(format!(
             "writer {:?} is open with (streams, rows before, rows after) {have:?}, asked for {asked:?}",
