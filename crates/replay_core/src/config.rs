@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
+use crate::memory::MemoryLimits;
 use crate::net::Address;
 use crate::schema::TableConfig;
 
@@ -30,7 +31,7 @@ pub struct ServerConfig {
     /// parameters. Default: `"256MiB"`.
     #[serde(deserialize_with = "bytes")]
     pub max_frame_bytes: u64,
-    /// Most connections at a time. Default: 1024.
+    /// Most connections at a time. Default: 512, within the usual limit of 1024 open files.
     pub max_connections: u32,
     /// A connection that is not welcome after this many milliseconds is closed. Default: 10,000.
     pub handshake_deadline_ms: u64,
@@ -67,7 +68,7 @@ impl Default for ServerConfig {
             io_threads: 0,
             max_bytes: 0,
             max_frame_bytes: 256 << 20,
-            max_connections: 1024,
+            max_connections: 512,
             handshake_deadline_ms: 10_000,
             write_deadline_ms: 30_000,
             drain_deadline_ms: 5_000,
@@ -141,6 +142,12 @@ impl ServerConfig {
                 Self::MIN_FRAME_BYTES,
                 u32::MAX,
                 self.max_frame_bytes
+            ));
+        }
+        if self.max_bytes > 0 && self.max_bytes / 2 < self.max_frame_bytes {
+            return refuse(format!(
+                "max_bytes {} is less than two frames of max_frame_bytes {}: raise the one or lower the other",
+                self.max_bytes, self.max_frame_bytes
             ));
         }
         for (name, value) in [
@@ -219,6 +226,18 @@ impl ServerConfig {
         }
     }
 
+    /// The limits of the memory that `innet-replay serve` makes. Tables and parameters leave room for one frame.
+    pub fn memory_limits(&self) -> MemoryLimits {
+        MemoryLimits {
+            max_bytes: match self.max_bytes {
+                0 => (machine_memory() / 2).max(2 * self.max_frame_bytes),
+                bytes => bytes,
+            },
+            receive_bytes: self.max_frame_bytes,
+            seed: None,
+        }
+    }
+
     /// `io_threads`, with 0 replaced by one for every two cores.
     pub fn effective_io_threads(&self) -> usize {
         match self.io_threads {
@@ -241,6 +260,21 @@ impl ServerConfig {
     pub fn drain_deadline(&self) -> Duration {
         Duration::from_millis(self.drain_deadline_ms)
     }
+}
+
+/// Bytes of memory that this process may use: the machine's, or its control group's where that is less; where
+/// neither can be read, 8 GiB.
+fn machine_memory() -> u64 {
+    let read = |path| std::fs::read_to_string(path).ok();
+    let machine = read("/proc/meminfo").and_then(|text| {
+        let total = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    });
+    let group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse().ok());
+    machine.into_iter().chain(group).min().unwrap_or(8 << 30)
 }
 
 /// A number of bytes: digits alone, or with `KB`, `MB`, `GB` (powers of 1000), `KiB`, `MiB`, `GiB` (of 1024).

@@ -17,6 +17,7 @@ use crate::budget::Reservation;
 use crate::error::{Error, Result};
 use crate::handshake::Handshake;
 use crate::net::{Stack, until};
+use crate::replay::Wait;
 use crate::service::{Outcome, Service};
 use crate::wire::{
     self, FrameReader, Limits, NO_REQUEST, Outgoing, Reply, ReplyBody, Request, RequestBody,
@@ -28,6 +29,9 @@ const MAX_UNDER_WAY: usize = 64;
 
 /// Bytes read from the connection at a time; larger payloads go straight to their own buffer.
 const READ_BUFFER: usize = 16 << 10;
+
+/// A frame that is received also where the memory's byte limit has no room for it.
+const SMALL_FRAME: u64 = 16 << 10;
 
 /// After the last reply the connection is read, and what comes is thrown away, until the client closes it or
 /// this time is over: closing with bytes unread would reset it and lose the reply on its way.
@@ -84,7 +88,7 @@ struct Received {
     request: Request,
     deadline: Instant,
     permit: UnderWay,
-    _reservation: Reservation,
+    _reservation: Option<Reservation>,
 }
 
 /// What a request came to.
@@ -279,7 +283,7 @@ impl<S: Stack> Connection<'_, S> {
         let bytes = header.frame_bytes();
         let begun = self.stack.now();
         let arrive = async {
-            let reservation = self.reserve(bytes).await?;
+            let reservation = self.reserve(bytes).await;
             let request = wire::decode_request(frames.body().await?)?;
             Ok((request, reservation))
         };
@@ -302,15 +306,17 @@ impl<S: Stack> Connection<'_, S> {
         }))
     }
 
-    /// Counts a receive buffer in the memory's byte limit before it is allocated; waits where there is no room.
-    async fn reserve(&self, bytes: u64) -> Result<Reservation> {
+    /// Counts a receive buffer in the memory's byte limit before it is allocated; waits where there is no room. A
+    /// small frame never waits: it may be the draw for which the pushes that hold the room are waiting.
+    async fn reserve(&self, bytes: u64) -> Option<Reservation> {
         let memory = self.context.service.memory();
         loop {
-            let returned = memory.receive_returned();
-            if let Some(reservation) = memory.reserve_receive(bytes)? {
-                return Ok(reservation);
+            let room = memory.receive_room();
+            let reservation = memory.reserve_receive(bytes);
+            if reservation.is_some() || bytes <= SMALL_FRAME {
+                return reservation;
             }
-            returned.await;
+            room.await;
         }
     }
 
@@ -405,12 +411,15 @@ impl<S: Stack> Connection<'_, S> {
                 Outcome::Blocked(waited_for) if last => {
                     return Err(Error::Deadline { waited_for });
                 }
-                Outcome::Blocked(_) => tokio::select! {
-                    biased;
-                    () = reached(&mut phase, Phase::Draining) => {}
-                    () = changed => {}
-                    () = self.stack.sleep_until(received.deadline) => {}
-                },
+                Outcome::Blocked(_) => {
+                    let again = self.stack.now() + Wait::CHECK_EVERY;
+                    tokio::select! {
+                        biased;
+                        () = reached(&mut phase, Phase::Draining) => {}
+                        () = changed => {}
+                        () = self.stack.sleep_until(again.min(received.deadline)) => {}
+                    }
+                }
             }
         }
     }

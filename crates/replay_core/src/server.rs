@@ -52,11 +52,10 @@ pub struct Accepted<I> {
     place: Place,
 }
 
-enum Place {
-    /// One of `max_connections`.
-    Served(OwnedSemaphorePermit),
-    /// There was none left.
-    Refused(OwnedSemaphorePermit),
+/// One of `max_connections`, or, when there was none left, one of the refusals.
+struct Place {
+    refused: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Server {
@@ -238,12 +237,17 @@ impl Server {
     }
 
     fn place(&self) -> Option<Place> {
-        if let Ok(permit) = self.connections.clone().try_acquire_owned() {
-            return Some(Place::Served(permit));
-        }
-        self.context.service.counters.refuse();
-        let permit = self.refusals.clone().try_acquire_owned().ok()?;
-        Some(Place::Refused(permit))
+        let place = |refused, places: &Arc<Semaphore>| {
+            let permit = places.clone().try_acquire_owned().ok()?;
+            Some(Place {
+                refused,
+                _permit: permit,
+            })
+        };
+        place(false, &self.connections).or_else(|| {
+            self.context.service.counters.refuse();
+            place(true, &self.refusals)
+        })
     }
 
     /// Serves what other threads accept, until the server has stopped.
@@ -311,22 +315,18 @@ impl Server {
         stream: T,
         place: &Place,
     ) -> Result<()> {
-        match place {
-            Place::Served(_) => {
-                let _open = self.context.service.counters.open();
-                tracing::info!("connection opened");
-                connection.serve(stream).await
-            }
-            Place::Refused(_) => {
-                let reason = Error::TooLarge {
-                    what: "the number of connections (max_connections)",
-                    size: u64::from(self.max_connections) + 1,
-                    limit: self.max_connections.into(),
-                };
-                connection.refuse(stream, &reason).await;
-                Err(reason)
-            }
+        if place.refused {
+            let reason = Error::TooLarge {
+                what: "the number of connections (max_connections)",
+                size: u64::from(self.max_connections) + 1,
+                limit: self.max_connections.into(),
+            };
+            connection.refuse(stream, &reason).await;
+            return Err(reason);
         }
+        let _open = self.context.service.counters.open();
+        tracing::info!("connection opened");
+        connection.serve(stream).await
     }
 }
 
@@ -343,19 +343,14 @@ impl RunningServer {
         &self.addresses
     }
 
-    /// The behaviour behind the connections.
-    pub fn service(&self) -> &Service {
-        self.server.service()
+    /// The server itself: its behaviour, and the ways to end it.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
     }
 
     /// Begins the end: accepts no more, answers what is under way, sends away what waits.
     pub fn shut_down(&self) {
         self.server.shut_down();
-    }
-
-    /// Drops the connections that are still open.
-    pub fn stop(&self) {
-        self.server.stop();
     }
 
     /// Returns when the server has ended.

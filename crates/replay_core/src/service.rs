@@ -78,7 +78,7 @@ impl Service {
         let reply = match request {
             RequestBody::CreateTable(config) => self.create_table(config)?,
             RequestBody::DescribeTable(name) => {
-                ReplyBody::Table(self.memory.table(name)?.config().clone())
+                ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
             }
             RequestBody::EmptyTable(name) => {
                 self.memory.empty_table(name)?;
@@ -113,7 +113,7 @@ impl Service {
                 }))
             }
             RequestBody::GetParameters { name, newer_than } => {
-                ReplyBody::Parameters(self.memory.parameters().get(name, *newer_than)?)
+                ReplyBody::Parameters(self.memory.parameters().get(name, *newer_than))
             }
             RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter {
@@ -192,11 +192,7 @@ impl Service {
                 limit: self.max_frame_bytes,
             });
         }
-        let request = SampleRequest {
-            allow_short: request.allow_short && last,
-            ..request.clone()
-        };
-        Ok(match table.try_sample(&request)? {
+        Ok(match table.try_sample(request, last)? {
             Attempt::Ready(sampled) => Outcome::Ready(ReplyBody::Sampled(sampled)),
             Attempt::Blocked(reason) => Outcome::Blocked(reason),
         })
