@@ -462,6 +462,7 @@ mod tests {
             windows.append(0, estimate, &mut items);
         }
         let priorities: Vec<_> = items.iter().map(|item| item.priority).collect();
-        assert_eq!(priorities, [None, None, Some(0.0)]);
+        // |0 + 0.5 * 1 - 1| where both rows have Q-values.
+        assert_eq!(priorities, [None, None, Some(0.5)]);
     }
 }
