@@ -12,6 +12,7 @@
 //! | [`slab`] | chunks that can be pinned against eviction |
 //! | [`chunk`] | the packed steps of one stream, checked at the door |
 //! | [`table`] | streams, items, eviction, draws of one table |
+//! | [`budget`] | the byte limit that tables, parameters and receive buffers share |
 //! | [`limiter`] | samples per insert |
 //! | [`parameters`] | the versioned parameter store |
 //! | [`memory`] | all tables and parameters of a process, and their byte limit |
@@ -30,6 +31,7 @@
 //! | [`cli`] | `innet-replay serve` and `stats` |
 
 pub mod auth;
+pub mod budget;
 pub mod chunk;
 pub mod cli;
 pub mod client;
