@@ -1,1 +1,269 @@
-//! Not written yet.
+//! The writer: steps of many streams in, pushes of packed chunks and complete items out. `step` checks what
+//! comes in, `pack` makes chunks of it; which items are complete says [`crate::window`].
+
+mod pack;
+mod step;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
+use crate::schema::{TableConfig, flags};
+use crate::view::ViewSpec;
+use crate::window::StreamWindows;
+use pack::{OpenChunk, Packer};
+use step::{CheckedStep, StepChecker};
+
+pub use step::{FinalObservations, StepBatch, Values};
+
+/// Open chunks of this many bytes together are pushed, however few steps they have.
+const FULL_BYTES: usize = 4 << 20;
+
+/// How a writer works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriterOptions {
+    /// For people: it stands in errors and logs.
+    pub name: String,
+    /// Steps of a stream in one chunk: the unit of pushing, storage and eviction; 1 to 65536.
+    pub chunk_steps: u32,
+}
+
+impl Default for WriterOptions {
+    fn default() -> Self {
+        WriterOptions {
+            name: "writer".into(),
+            chunk_steps: 50,
+        }
+    }
+}
+
+/// What a writer has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WriterCounters {
+    /// Steps taken, without final rows.
+    pub steps: u64,
+    /// Final rows taken.
+    pub final_rows: u64,
+    /// Items made.
+    pub items: u64,
+    /// Windows dropped at a reset that no end announced.
+    pub dropped_by_reset: u64,
+    /// Windows dropped because the final row of a truncated episode did not follow.
+    pub dropped_without_final_row: u64,
+}
+
+/// Packs the steps of some streams and pushes them to a table.
+///
+/// [`Writer::append`] takes a step whole or not at all: after an error the same step may be appended again.
+/// Steps wait in open chunks until `chunk_steps` are there; the next append, a flush or the close pushes them.
+/// Dropping a writer drops what it has not pushed.
+pub struct Writer {
+    channel: Box<dyn PushChannel>,
+    checker: Arc<StepChecker>,
+    packer: Packer,
+    chunk_steps: u32,
+    windows: Vec<StreamWindows>,
+    chunks: Vec<OpenChunk>,
+    items: Vec<NewItem>,
+    /// A push that failed; it is tried again before anything else.
+    unsent: Option<PushBody>,
+    counters: WriterCounters,
+    closed: bool,
+}
+
+impl Writer {
+    /// Opens a writer of `table`, whose items have the windows of `view`.
+    ///
+    /// # Errors
+    /// Those of the replay, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range.
+    pub fn open(
+        replay: &dyn Replay,
+        table: &str,
+        streams: u32,
+        view: &ViewSpec,
+        options: WriterOptions,
+        wait: &Wait<'_>,
+    ) -> Result<Self> {
+        let config = replay.table_config(table, wait)?;
+        Self::over_channel(config, streams, view, options, |open| {
+            replay.open_writer(open, wait)
+        })
+    }
+
+    /// A writer over a channel that `open_channel` opens, for the table of this definition.
+    ///
+    /// # Errors
+    /// Those of `open_channel`, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range.
+    pub fn over_channel(
+        config: Arc<TableConfig>,
+        streams: u32,
+        view: &ViewSpec,
+        options: WriterOptions,
+        open_channel: impl FnOnce(OpenWriter) -> Result<Box<dyn PushChannel>>,
+    ) -> Result<Self> {
+        view.validate(&config)?;
+        if streams == 0 {
+            return Err(Error::Config("a writer needs at least one stream".into()));
+        }
+        // A step may add a final row to a full chunk, and a chunk has to fit the table.
+        let most = (config.capacity - 1).clamp(1, 65_536);
+        if !(1..=most).contains(&u64::from(options.chunk_steps)) {
+            return Err(Error::Config(format!(
+                "a writer's chunk_steps is 1 to {most} for table {:?}, got {}",
+                config.name, options.chunk_steps
+            )));
+        }
+        let channel = open_channel(OpenWriter {
+            table: config.name.clone(),
+            writer: rand::random(),
+            name: options.name,
+            streams,
+            window_before: view.before(),
+            window_after: view.after(),
+        })?;
+        Ok(Writer {
+            channel,
+            packer: Packer::new(&config),
+            checker: Arc::new(StepChecker::new(config, view, streams as usize)),
+            chunk_steps: options.chunk_steps,
+            windows: (0..streams)
+                .map(|stream| StreamWindows::new(stream, view))
+                .collect(),
+            chunks: (0..streams).map(|_| OpenChunk::default()).collect(),
+            items: Vec::new(),
+            unsent: None,
+            counters: WriterCounters::default(),
+            closed: false,
+        })
+    }
+
+    /// Takes one step of every stream. Pushes first where the open chunks are full, so this may wait.
+    ///
+    /// # Errors
+    /// [`Error::Schema`] names a column, what is expected and what came; [`Error::Priority`] for a bad priority
+    /// or Q-value; [`Error::Closed`] after [`Writer::close`]; and those of the push. In each case the step was
+    /// not taken, and nothing taken before it is lost.
+    pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
+        self.check_open()?;
+        let checker = Arc::clone(&self.checker);
+        let step = checker.check(step, &self.windows)?;
+        if self.is_full() {
+            self.push(wait)?;
+        }
+        self.take(&step);
+        Ok(())
+    }
+
+    /// Pushes what is there and returns when it is applied. Open windows stay open.
+    ///
+    /// # Errors
+    /// Those of the push; nothing is lost, and the next call tries again.
+    pub fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.check_open()?;
+        self.push(wait)?;
+        self.channel.flush(wait)
+    }
+
+    /// Flushes and closes the writer on the memory. Open windows never become items.
+    ///
+    /// # Errors
+    /// Those of the push; the writer then stays open.
+    pub fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        self.push(wait)?;
+        self.channel.close(wait)?;
+        self.closed = true;
+        Ok(())
+    }
+
+    /// What the writer has done so far.
+    pub fn counters(&self) -> WriterCounters {
+        let mut counters = self.counters;
+        for dropped in self.windows.iter().map(StreamWindows::dropped) {
+            counters.dropped_by_reset += dropped.by_reset;
+            counters.dropped_without_final_row += dropped.without_final_row;
+        }
+        counters
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.closed {
+            return Err(Error::Closed("the writer"));
+        }
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        self.unsent.is_some()
+            || self
+                .chunks
+                .iter()
+                .any(|chunk| chunk.steps() >= self.chunk_steps)
+            || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
+    }
+
+    /// Pushes the open chunks, after a push that failed before.
+    fn push(&mut self, wait: &Wait<'_>) -> Result<()> {
+        loop {
+            if self.unsent.is_none() {
+                self.unsent = self.seal();
+            }
+            let Some(body) = &self.unsent else {
+                return Ok(());
+            };
+            self.channel.push(body.clone(), wait)?;
+            self.unsent = None;
+        }
+    }
+
+    /// Makes a push of the open chunks and the items that they completed.
+    fn seal(&mut self) -> Option<PushBody> {
+        let mut payload = Vec::with_capacity(self.chunks.iter().map(OpenChunk::bytes).sum());
+        let mut heads = Vec::with_capacity(self.chunks.len());
+        for (stream, chunk) in self.chunks.iter_mut().enumerate() {
+            if chunk.steps() == 0 {
+                continue;
+            }
+            heads.push(ChunkHead {
+                stream: stream as u32,
+                rows: chunk.steps(),
+                first_step: self.windows[stream].next_step() - u64::from(chunk.steps()),
+                // Sealed at FULL_BYTES, a chunk has at most two steps more: far below 2^32.
+                bytes: chunk.bytes() as u32,
+            });
+            chunk.move_into(&mut payload);
+        }
+        (!heads.is_empty()).then(|| PushBody {
+            chunks: heads,
+            items: std::mem::take(&mut self.items),
+            payload: Bytes::from(payload),
+        })
+    }
+
+    fn take(&mut self, step: &CheckedStep<'_>) {
+        let items_before = self.items.len();
+        for (stream, (windows, chunk)) in self.windows.iter_mut().zip(&mut self.chunks).enumerate()
+        {
+            let row_flags = step.flags(stream, windows);
+            self.packer
+                .pack(chunk, row_flags, |column| step.value(column, stream));
+            windows.append(row_flags, step.estimate(stream), &mut self.items);
+            if row_flags & flags::FINAL != 0 {
+                self.counters.final_rows += 1;
+            } else {
+                self.counters.steps += 1;
+            }
+            if let Some(last) = step.last_observation(stream) {
+                self.packer
+                    .pack(chunk, flags::FINAL, |column| last.value(column));
+                windows.append(flags::FINAL, last.estimate, &mut self.items);
+                self.counters.final_rows += 1;
+            }
+        }
+        self.counters.items += (self.items.len() - items_before) as u64;
+    }
+}
