@@ -24,6 +24,7 @@
 //! | [`client`] | the `Replay` of a server |
 //! | [`net`] | the `Stack` trait: `kernel`, `sim` |
 //! | [`service`] | a request in, a reply out, no socket in sight |
+//! | [`handshake`] | versions and tokens, without I/O |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown |
 //! | [`config`] | the server's configuration |
@@ -38,6 +39,7 @@ pub mod client;
 pub mod config;
 pub mod connection;
 pub mod error;
+pub mod handshake;
 pub mod limiter;
 pub mod local;
 pub mod memory;
