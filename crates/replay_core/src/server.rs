@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
@@ -108,7 +108,7 @@ impl Server {
                 server.serve_handed_over(Kernel, accepted).await;
             })?);
         }
-        let (bound, addresses) = oneshot::channel();
+        let (bound, addresses) = std::sync::mpsc::channel();
         let listen: Vec<Address> = config.listen.iter().map(|a| server.with_tls(a)).collect();
         running.threads.push(io_thread(0, move || async move {
             let listeners: Result<Vec<_>> = listen.iter().map(|a| Kernel.listen(a)).collect();
@@ -126,7 +126,7 @@ impl Server {
             }
         })?);
         running.addresses = addresses
-            .blocking_recv()
+            .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
         Ok(running)
     }
