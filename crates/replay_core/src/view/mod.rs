@@ -8,6 +8,7 @@ mod decode;
 mod nstep;
 mod raw;
 mod sequence;
+mod storage;
 mod weights;
 
 use std::sync::Arc;
