@@ -1,1 +1,385 @@
-//! Not written yet.
+//! The server's configuration: one struct, read from TOML, with a flag of the same name for each field.
+
+use std::fmt;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::error::{Error, Result};
+use crate::net::Address;
+use crate::schema::TableConfig;
+
+/// The configuration of a server. A field that is not given has the default its documentation names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Addresses to listen on: `host:port`, `innet://host:port`, `innets://host:port` (TLS) or
+    /// `unix:///path`; port 0 lets the system choose. An address that other machines reach needs a token and
+    /// TLS, or `trusted_network`. Default: `innet://127.0.0.1:7710`.
+    pub listen: Vec<Address>,
+    /// Threads that serve connections. Default: 0, one for every two cores: a thread moves gigabytes a
+    /// second, and the other cores belong to the actors and the learner that often share the machine.
+    pub io_threads: usize,
+    /// Most bytes of chunks, pinned or live, and receive buffers, over all tables; a number, or a text such as
+    /// `"8GiB"`. Default: 0, half of the machine's memory.
+    #[serde(deserialize_with = "bytes")]
+    pub max_bytes: u64,
+    /// Longest frame, in bytes, in either direction: bounds one push, one drawn batch and one version of
+    /// parameters. Default: `"256MiB"`.
+    #[serde(deserialize_with = "bytes")]
+    pub max_frame_bytes: u64,
+    /// Most connections at a time. Default: 1024.
+    pub max_connections: usize,
+    /// A connection that is not welcome after this many milliseconds is closed. Default: 10,000.
+    pub handshake_deadline_ms: u64,
+    /// A reader that has not taken a reply after this many milliseconds is dropped, and what the reply pinned
+    /// comes free. Default: 30,000.
+    pub write_deadline_ms: u64,
+    /// At the end, requests under way have this many milliseconds to finish. Default: 5,000.
+    pub drain_deadline_ms: u64,
+    /// The secret that clients prove to know; it never travels. Default: none.
+    pub token: Option<Secret>,
+    /// A file with the token in it, in place of `token`. Default: none.
+    pub token_file: Option<PathBuf>,
+    /// The certificate chain for TLS, a PEM file; TCP addresses then speak TLS alone. Default: none.
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key, a PEM file. Default: none.
+    pub tls_key: Option<PathBuf>,
+    /// Listen where other machines can connect without a token or without TLS. Default: false.
+    pub trusted_network: bool,
+    /// What is logged: `error`, `warn`, `info`, `debug` or `trace`. Default: `info`.
+    pub log_level: LogLevel,
+    /// Tables made at the start; a client that asks for one of them with another definition gets an error, and
+    /// no client can drop them. Default: none.
+    pub tables: Vec<TableConfig>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        ServerConfig {
+            listen: vec![Address::Tcp {
+                host: "127.0.0.1".to_owned(),
+                port: Address::DEFAULT_PORT,
+                tls: false,
+            }],
+            io_threads: 0,
+            max_bytes: 0,
+            max_frame_bytes: 256 << 20,
+            max_connections: 1024,
+            handshake_deadline_ms: 10_000,
+            write_deadline_ms: 30_000,
+            drain_deadline_ms: 5_000,
+            token: None,
+            token_file: None,
+            tls_cert: None,
+            tls_key: None,
+            trusted_network: false,
+            log_level: LogLevel::Info,
+            tables: Vec::new(),
+        }
+    }
+}
+
+/// What is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What went wrong here.
+    Error,
+    /// What somebody should look at.
+    Warn,
+    /// One line for each important event.
+    Info,
+    /// Every request.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// A text that no log shows.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+impl ServerConfig {
+    /// Smallest `max_frame_bytes`: less would not hold a handshake or an error.
+    pub const MIN_FRAME_BYTES: u64 = 64 << 10;
+
+    /// Reads a TOML file's text; `origin` stands in errors. `overrides` replaces keys of the same name.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the line and the key: an unknown one too.
+    pub fn from_toml(text: &str, origin: &str, overrides: toml::Table) -> Result<Self> {
+        let refuse = |error: toml::de::Error| Error::Config(format!("{origin}: {error}"));
+        // Read alone first: an error in the file can then point at its line.
+        toml::from_str::<ServerConfig>(text).map_err(refuse)?;
+        let mut table: toml::Table = toml::from_str(text).map_err(refuse)?;
+        table.extend(overrides);
+        table.try_into().map_err(refuse)
+    }
+
+    /// Checks every field that can be checked before the start.
+    ///
+    /// # Errors
+    /// [`Error::Config`] says what is wrong and what would be right; [`Error::Table`] for a table.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        if self.listen.is_empty() {
+            return refuse("listen is empty: name at least one address".to_owned());
+        }
+        if !(Self::MIN_FRAME_BYTES..=u64::from(u32::MAX)).contains(&self.max_frame_bytes) {
+            return refuse(format!(
+                "max_frame_bytes is {} to {}, got {}",
+                Self::MIN_FRAME_BYTES,
+                u32::MAX,
+                self.max_frame_bytes
+            ));
+        }
+        for (name, value) in [
+            ("max_connections", self.max_connections as u64),
+            ("handshake_deadline_ms", self.handshake_deadline_ms),
+            ("write_deadline_ms", self.write_deadline_ms),
+        ] {
+            if value == 0 {
+                return refuse(format!("{name} is at least 1"));
+            }
+        }
+        if self.token.is_some() && self.token_file.is_some() {
+            return refuse("token and token_file are both set: keep one".to_owned());
+        }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return refuse("tls_cert and tls_key belong together: set both or none".to_owned());
+        }
+        for address in &self.listen {
+            self.validate_address(address)?;
+        }
+        self.tables.iter().try_for_each(TableConfig::validate)
+    }
+
+    fn validate_address(&self, address: &Address) -> Result<()> {
+        let Address::Tcp { host, port, tls } = address else {
+            return Ok(());
+        };
+        if *tls && self.tls_cert.is_none() {
+            return Err(Error::Config(format!(
+                "{address} asks for TLS: set tls_cert and tls_key"
+            )));
+        }
+        let mut resolved = (host.as_str(), *port).to_socket_addrs().map_err(|error| {
+            Error::Config(format!("{address} does not name a host here: {error}"))
+        })?;
+        if self.trusted_network || resolved.all(|address| address.ip().is_loopback()) {
+            return Ok(());
+        }
+        let missing = match (self.has_token(), self.tls_cert.is_some()) {
+            (true, true) => return Ok(()),
+            (true, false) => "TLS (tls_cert and tls_key)",
+            (false, true) => "a token (token_file, or INNET_TOKEN)",
+            (false, false) => {
+                "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)"
+            }
+        };
+        Err(Error::Config(format!(
+            "{address} can be reached from other machines and needs {missing}; \
+             set trusted_network where everyone who can connect may read and write"
+        )))
+    }
+
+    fn has_token(&self) -> bool {
+        self.token.is_some() || self.token_file.is_some()
+    }
+
+    /// The token, from the field or from the file (without white space around it).
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the file cannot be read or the token is empty.
+    pub fn read_token(&self) -> Result<Option<Vec<u8>>> {
+        let token = match (&self.token, &self.token_file) {
+            (Some(token), _) => token.0.clone(),
+            (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
+                Error::Config(format!(
+                    "token_file {} cannot be read: {error}",
+                    path.display()
+                ))
+            })?,
+            (None, None) => return Ok(None),
+        };
+        match token.trim() {
+            "" => Err(Error::Config(
+                "the token is empty: use a long random one, for example from `openssl rand -hex 32`"
+                    .to_owned(),
+            )),
+            token => Ok(Some(token.as_bytes().to_vec())),
+        }
+    }
+
+    /// `io_threads`, with 0 replaced by one for every two cores.
+    pub fn effective_io_threads(&self) -> usize {
+        match self.io_threads {
+            0 => std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1)),
+            threads => threads,
+        }
+    }
+
+    /// `handshake_deadline_ms` as a duration.
+    pub fn handshake_deadline(&self) -> Duration {
+        Duration::from_millis(self.handshake_deadline_ms)
+    }
+
+    /// `write_deadline_ms` as a duration.
+    pub fn write_deadline(&self) -> Duration {
+        Duration::from_millis(self.write_deadline_ms)
+    }
+
+    /// `drain_deadline_ms` as a duration.
+    pub fn drain_deadline(&self) -> Duration {
+        Duration::from_millis(self.drain_deadline_ms)
+    }
+}
+
+/// A number of bytes: digits alone, or with `KB`, `MB`, `GB` (powers of 1000), `KiB`, `MiB`, `GiB` (of 1024).
+///
+/// # Errors
+/// Says what a size looks like.
+pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let factor: u64 = match text[digits.len()..].trim() {
+        "" | "B" => 1,
+        "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => 0,
+    };
+    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
+        Some(bytes) if factor > 0 => Ok(bytes),
+        _ => Err(format!(
+            "{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB"
+        )),
+    }
+}
+
+fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\"")]
+    enum Size {
+        Number(u64),
+        Text(String),
+    }
+    match Size::deserialize(deserializer)? {
+        Size::Number(bytes) => Ok(bytes),
+        Size::Text(text) => parse_bytes(&text).map_err(serde::de::Error::custom),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<ServerConfig> {
+        ServerConfig::from_toml(text, "server.toml", toml::Table::new())
+    }
+
+    fn refusal(text: &str) -> String {
+        read(text)
+            .and_then(|config| config.validate())
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn an_empty_file_is_the_default() {
+        let config = read("").unwrap();
+        assert_eq!(config, ServerConfig::default());
+        config.validate().unwrap();
+    }
+
+    #[test]
+    fn sizes_are_numbers_or_texts() {
+        let config = read("max_bytes = \"8GiB\"\nmax_frame_bytes = 1000000").unwrap();
+        assert_eq!(config.max_bytes, 8 << 30);
+        assert_eq!(config.max_frame_bytes, 1_000_000);
+        for text in ["8G", "GiB", "1.5GiB", "-1", "99999999999999999999", "20000000000GiB"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_and_wrong_keys_are_named() {
+        assert!(refusal("lisen = []").contains("lisen"));
+        assert!(refusal("listen = [\"nowhere:x\"]").contains("nowhere:x"));
+        assert!(refusal("max_bytes = \"much\"").contains("much"));
+        let error = refusal("\nio_threads = \"two\"");
+        assert!(error.contains("server.toml") && error.contains("line 2"), "{error}");
+        let table = "[[tables]]\nname = \"a\"\ncolums = []";
+        assert!(refusal(table).contains("colums"));
+    }
+
+    #[test]
+    fn overrides_replace_keys_of_the_file() {
+        let mut flags = toml::Table::new();
+        flags.insert("io_threads".into(), 3.into());
+        let config =
+            ServerConfig::from_toml("io_threads = 1\nmax_connections = 5", "a", flags).unwrap();
+        assert_eq!((config.io_threads, config.max_connections), (3, 5));
+    }
+
+    #[test]
+    fn an_open_address_needs_a_token_and_tls_or_trust() {
+        let open = "listen = [\"innet://0.0.0.0:1\"]\n";
+        let tls = "tls_cert = \"c\"\ntls_key = \"k\"\n";
+        let token = "token = \"x\"\n";
+        let refused = |rest: &[&str]| refusal(&[&[open], rest].concat().concat());
+        assert!(refused(&[]).contains("needs a token"));
+        assert!(refused(&[token]).contains("needs TLS"));
+        assert!(refused(&[tls]).contains("needs a token"));
+        for rest in [[token, tls].concat(), "trusted_network = true".to_owned()] {
+            read(&[open, &rest].concat()).unwrap().validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn fields_that_contradict_each_other_are_refused() {
+        for (text, part) in [
+            ("listen = []", "at least one"),
+            ("listen = [\"innets://127.0.0.1:1\"]", "tls_cert"),
+            ("tls_cert = \"a\"", "belong together"),
+            ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
+            ("max_frame_bytes = 1", "max_frame_bytes is"),
+            ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
+            ("max_connections = 0", "at least 1"),
+            ("[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1", "cannot be made"),
+        ] {
+            let error = refusal(text);
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_token_is_trimmed_never_empty_and_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "secret\n").unwrap();
+        let config = |token: Option<&str>, file: Option<&PathBuf>| ServerConfig {
+            token: token.map(|token| Secret(token.to_owned())),
+            token_file: file.cloned(),
+            ..ServerConfig::default()
+        };
+        let from_file = config(None, Some(&path)).read_token().unwrap();
+        assert_eq!(from_file.as_deref(), Some(b"secret".as_slice()));
+        assert_eq!(config(None, None).read_token().unwrap(), None);
+        assert!(config(Some(" "), None).read_token().is_err());
+        assert!(config(None, Some(&"/nowhere/token".into())).read_token().is_err());
+        assert!(!format!("{:?}", config(Some("hidden"), None)).contains("hidden"));
+    }
+}

@@ -1,1 +1,297 @@
-//! Not written yet.
+//! Values that readers pin against eviction. Slots are never freed while the slab lives, so a handle that has
+//! passed can always be looked up, and refused.
+//!
+//! All about one slot is in one atomic word:
+//!
+//! ```text
+//!   generation: 32 bits | live: 1 bit | pins: 31 bits
+//!
+//!   free     not live, no pins     insert -> live
+//!   live     live, any pins        pin adds one, unpin takes one, retire -> retired, or free without pins
+//!   retired  not live, some pins   the last unpin drops the value -> free, next generation
+//! ```
+//!
+//! A pin is one compare-and-exchange of that word: to look and then to count would leave a gap in which the value
+//! is dropped. `insert`, `pin`, `unpin` and `retire` are lock-free.
+
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::sync::fault::{self, Fault};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+
+const LIVE: u64 = 1 << 31;
+const PINS: u64 = LIVE - 1;
+/// "No slot" in the list of free slots.
+const NONE: u32 = u32::MAX;
+
+/// Names a value; names nothing once the value is retired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Handle {
+    /// The slot.
+    pub slot: u32,
+    /// How often the slot had been freed when the value was inserted, modulo 2^32.
+    pub generation: u32,
+}
+
+impl Handle {
+    /// The handle in one number, for an atomic.
+    pub const fn to_bits(self) -> u64 {
+        (self.generation as u64) << 32 | self.slot as u64
+    }
+
+    /// The handle in a number of [`Handle::to_bits`]. Any other number gives a handle that is safe to use.
+    pub const fn from_bits(bits: u64) -> Self {
+        Handle {
+            slot: bits as u32,
+            generation: (bits >> 32) as u32,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    word: AtomicU64,
+    /// The free slot after this one while it is free.
+    next_free: AtomicU32,
+    /// Initialised while the slot is live or retired.
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+/// A fixed number of slots for values of `T`. Allocated at once: for a large `T` use a `Box`.
+#[derive(Debug)]
+pub struct Slab<T> {
+    slots: Box<[Slot<T>]>,
+    /// Head of the free slots, a Treiber stack: 32 bits that change with every pop, so that a compare-and-exchange
+    /// does not take a head that left and came back for the same, then the slot.
+    free: AtomicU64,
+}
+
+// SAFETY: the slab hands `&T` to several threads (`T: Sync`) and drops on any of them (`T: Send`); the words
+// arrange that nobody reads while somebody writes.
+unsafe impl<T: Send + Sync> Sync for Slab<T> {}
+// SAFETY: it owns its values.
+unsafe impl<T: Send> Send for Slab<T> {}
+
+impl<T> Slab<T> {
+    /// A slab of `capacity` free slots, fewer than 2^32 - 1.
+    pub fn new(capacity: u32) -> Self {
+        assert!(capacity < NONE, "a slab has fewer than 2^32 - 1 slots");
+        let next = |slot| if slot + 1 < capacity { slot + 1 } else { NONE };
+        Slab {
+            slots: (0..capacity)
+                .map(|slot| Slot {
+                    word: AtomicU64::new(0),
+                    next_free: AtomicU32::new(next(slot)),
+                    value: UnsafeCell::new(MaybeUninit::uninit()),
+                })
+                .collect(),
+            free: AtomicU64::new(u64::from(if capacity == 0 { NONE } else { 0 })),
+        }
+    }
+
+    /// Number of slots.
+    pub fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Stores a value.
+    ///
+    /// # Errors
+    /// Hands the value back when every slot is taken, by a live value or by one that is retired and pinned.
+    pub fn insert(&self, value: T) -> Result<Handle, T> {
+        let Some(index) = self.pop_free() else {
+            return Err(value);
+        };
+        let slot = &self.slots[index as usize];
+        slot.value.with_mut(|cell| {
+            // SAFETY: the slot was free and this thread took it off the list: nobody else touches its value until
+            // it is live.
+            unsafe { (*cell).write(value) };
+        });
+        let generation = slot.word.load(Ordering::Relaxed) & !(LIVE | PINS);
+        // Release: pairs with the Acquire in `pin`.
+        slot.word.store(generation | LIVE, Ordering::Release);
+        Ok(Handle {
+            slot: index,
+            generation: (generation >> 32) as u32,
+        })
+    }
+
+    /// Keeps a value from being dropped until the pin is; `None` when it is retired. (`None` too for the 2^31st pin
+    /// of one value at a time.)
+    pub fn pin(self: &Arc<Self>, handle: Handle) -> Option<Pinned<T>> {
+        let slot = self.slots.get(handle.slot as usize)?;
+        let pinned = || Pinned {
+            slab: Arc::clone(self),
+            slot: handle.slot,
+        };
+        let mut word = slot.word.load(Ordering::Relaxed);
+        loop {
+            if !is_live(word, handle) || word & PINS == PINS {
+                return None;
+            }
+            if fault::injected(Fault::LateCount) {
+                slot.word.fetch_add(1, Ordering::Acquire);
+                return Some(pinned());
+            }
+            // Acquire: pairs with the Release in `insert`. Every change in between is a read-modify-write and
+            // carries that release on.
+            match slot.word.compare_exchange_weak(
+                word,
+                word + 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(pinned()),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Ends a value: no new pins, and it is dropped now or with its last pin. True for exactly one caller; false
+    /// when it was retired before.
+    pub fn retire(&self, handle: Handle) -> bool {
+        let Some(slot) = self.slots.get(handle.slot as usize) else {
+            return false;
+        };
+        let mut word = slot.word.load(Ordering::Relaxed);
+        loop {
+            if !is_live(word, handle) {
+                return false;
+            }
+            // Acquire: pairs with the Release in `unpin` and in `insert`, for the drop below. Release: the caller's
+            // reads of the value come before the drop by who unpins last.
+            match slot.word.compare_exchange_weak(
+                word,
+                word & !LIVE,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break,
+                Err(now) => word = now,
+            }
+        }
+        if word & PINS == 0 {
+            // SAFETY: the word says that the slot is neither live nor pinned, and only the thread that brought it
+            // there, by this exchange, comes here.
+            unsafe { self.release(handle.slot) };
+        }
+        true
+    }
+
+    fn unpin(&self, index: u32) {
+        let slot = &self.slots[index as usize];
+        // Release: this thread's reads of the value come before the drop, by whoever does it.
+        let word = slot.word.fetch_sub(1, Ordering::Release);
+        if word & (LIVE | PINS) == 1 {
+            // Pairs with the Release of the other pins' `unpin` and of `retire`.
+            fence(Ordering::Acquire);
+            // SAFETY: the word was retired with one pin, this one: nobody can pin it again, and only this thread
+            // comes here.
+            unsafe { self.release(index) };
+        }
+    }
+
+    /// Drops the value and frees the slot.
+    ///
+    /// # Safety
+    /// The slot holds a value, is not live, has no pins, and the caller is the one thread that brought it there.
+    unsafe fn release(&self, index: u32) {
+        let slot = &self.slots[index as usize];
+        slot.value.with_mut(|cell| {
+            // SAFETY: the caller has the value to itself.
+            unsafe { (*cell).assume_init_drop() };
+        });
+        let generation = slot.word.load(Ordering::Relaxed) >> 32;
+        let next = (generation as u32).wrapping_add(1);
+        // Relaxed: `push_free` publishes it to who inserts next.
+        slot.word.store(u64::from(next) << 32, Ordering::Relaxed);
+        self.push_free(index);
+    }
+
+    fn pop_free(&self) -> Option<u32> {
+        // Acquire, here and below: pairs with the Release in `push_free`.
+        let mut head = self.free.load(Ordering::Acquire);
+        loop {
+            let index = head as u32;
+            // Somebody may take and reuse the slot meanwhile: then what is read here is old, and the exchange fails.
+            let slot = self.slots.get(index as usize)?;
+            let next = slot.next_free.load(Ordering::Relaxed);
+            let pops = (head >> 32).wrapping_add(1);
+            match self.free.compare_exchange_weak(
+                head,
+                pops << 32 | u64::from(next),
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(index),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    fn push_free(&self, index: u32) {
+        let mut head = self.free.load(Ordering::Relaxed);
+        loop {
+            self.slots[index as usize]
+                .next_free
+                .store(head as u32, Ordering::Relaxed);
+            let pops = head >> 32;
+            // Release: pairs with the Acquire in `pop_free`.
+            match self.free.compare_exchange_weak(
+                head,
+                pops << 32 | u64::from(index),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+fn is_live(word: u64, handle: Handle) -> bool {
+    word & LIVE != 0 && (word >> 32) as u32 == handle.generation
+}
+
+impl<T> Drop for Slab<T> {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            // A pin holds the slab, so there are no pins: a slot is live or free.
+            if slot.word.load(Ordering::Acquire) & LIVE != 0 {
+                slot.value.with_mut(|cell| {
+                    // SAFETY: the slot is live, and nobody else has the slab any more.
+                    unsafe { (*cell).assume_init_drop() };
+                });
+            }
+        }
+    }
+}
+
+/// A value that stays until this is dropped, whether or not it is retired.
+#[derive(Debug)]
+pub struct Pinned<T> {
+    slab: Arc<Slab<T>>,
+    slot: u32,
+}
+
+impl<T> Deref for Pinned<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.slab.slots[self.slot as usize].value.with(|cell| {
+            // SAFETY: the value was initialised when it was pinned, and nobody drops or writes it while it has
+            // pins. The reference cannot outlive this pin.
+            unsafe { (*cell).assume_init_ref() }
+        })
+    }
+}
+
+impl<T> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        self.slab.unpin(self.slot);
+    }
+}

@@ -1,1 +1,88 @@
-//! Not written yet.
+//! Atomics and cells, from `std` or, with the cargo feature `loom`, from loom, which runs a model under every
+//! interleaving and every value a weak memory may show. Only `sum_tree` and `slab` stand on this module: the
+//! rest of the crate is compiled with the feature, never run under it.
+
+#[cfg(not(feature = "loom"))]
+pub use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    thread,
+};
+
+#[cfg(feature = "loom")]
+pub use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    thread,
+};
+
+/// `std`'s cell behind loom's interface.
+#[cfg(not(feature = "loom"))]
+#[derive(Debug)]
+pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(feature = "loom"))]
+impl<T> UnsafeCell<T> {
+    /// Wraps a value.
+    pub const fn new(value: T) -> Self {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    /// Calls `f` with a pointer to read through.
+    #[inline(always)]
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+
+    /// Calls `f` with a pointer to write through.
+    #[inline(always)]
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}
+
+pub mod fault {
+    //! Faults that the loom models put in to show that they would be found. Without the feature `loom` no
+    //! fault can be put in, and what asks for one is compiled away.
+
+    /// A mistake that a model has to find.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Fault {
+        /// The sum tree forgets to add a change to one level.
+        LostDelta,
+        /// The sum tree makes a leaf live without publishing what was written before.
+        RelaxedPublication,
+        /// The sum tree stores a new priority where it has to compare and exchange.
+        BlindUpdate,
+        /// The slab looks at a slot, then counts the pin, where it has to do both at once.
+        LateCount,
+    }
+
+    /// Whether `fault` was put in.
+    #[cfg(not(feature = "loom"))]
+    #[inline(always)]
+    pub const fn injected(_fault: Fault) -> bool {
+        false
+    }
+
+    #[cfg(feature = "loom")]
+    pub use with_loom::{inject, injected};
+
+    #[cfg(feature = "loom")]
+    mod with_loom {
+        use super::Fault;
+        use std::cell::Cell;
+
+        // Loom runs all threads of a model on the thread of its test, so tests beside it see nothing of this.
+        thread_local!(static INJECTED: Cell<Option<Fault>> = const { Cell::new(None) });
+
+        /// Whether `fault` was put in.
+        pub fn injected(fault: Fault) -> bool {
+            INJECTED.get() == Some(fault)
+        }
+
+        /// Puts a fault in, for the rest of the calling test.
+        pub fn inject(fault: Fault) {
+            INJECTED.set(Some(fault));
+        }
+    }
+}

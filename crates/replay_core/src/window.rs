@@ -1,1 +1,270 @@
-//! Not written yet.
+//! Which windows a stream of steps completes, and their priorities at birth. No input, no output: a row goes
+//! in, items come out.
+//!
+//! A window opens at an anchor and completes with the row that lies `reach` steps after it, or earlier at the
+//! end of the episode (or life): at once where it terminates, with the final row where it is truncated. It
+//! never reaches back over the row that its observation stack began with.
+
+use std::collections::VecDeque;
+
+use crate::replay::NewItem;
+use crate::schema::flags;
+use crate::view::ViewSpec;
+
+/// Weight of the largest TD error of a sequence against the mean (R2D2: Kapturowski et al., 2019, section 2.3).
+const LARGEST_ERROR_WEIGHT: f64 = 0.9;
+
+/// What the actor knew when it took a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Estimate {
+    /// r_{t+1}.
+    pub reward: f64,
+    /// Q of the observation and the action taken.
+    pub taken: Option<f32>,
+    /// The largest Q of the observation.
+    pub greedy: Option<f32>,
+    /// A priority given for the item anchored here; it goes before one from Q-values.
+    pub priority: Option<f32>,
+}
+
+/// The windows of a view.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    /// Most rows before the anchor.
+    before: u64,
+    /// Rows after the anchor of a full window.
+    reach: u64,
+    /// Steps from one anchor to the next.
+    period: u64,
+    /// Steps a window needs at least.
+    shortest: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Birth {
+    /// The n-step TD error.
+    NStep { gamma: f64 },
+    /// A mix of the largest and the mean one-step TD error after the burn-in.
+    Sequence { gamma: f64, burn_in: usize },
+    /// Only a priority that is given.
+    Given,
+}
+
+/// Windows that never became items.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// A reset came that no end announced.
+    pub by_reset: u64,
+    /// The episode was truncated and its final row did not follow.
+    pub without_final_row: u64,
+}
+
+/// The last row of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    Nothing,
+    Step,
+    Terminated,
+    Truncated,
+    Final,
+}
+
+/// The windows of one stream.
+#[derive(Debug)]
+pub struct StreamWindows {
+    stream: u32,
+    shape: Shape,
+    birth: Birth,
+    last: Last,
+    /// Number of the next row.
+    next: u64,
+    /// The row that the current observation stack began with.
+    stack_start: u64,
+    /// The row that the current episode, or life, began with.
+    life_start: u64,
+    /// Anchors of open windows, oldest first.
+    open: VecDeque<u64>,
+    /// The estimates of the newest rows, the last one of row `next - 1`: enough for the oldest open window.
+    estimates: VecDeque<Estimate>,
+    dropped: Dropped,
+}
+
+impl StreamWindows {
+    /// The windows of `view` on stream `stream`.
+    pub fn new(stream: u32, view: &ViewSpec) -> Self {
+        let (period, shortest, birth) = match view {
+            ViewSpec::NStep(view) => (1, 1, Birth::NStep { gamma: view.gamma }),
+            ViewSpec::Sequence(view) => (
+                u64::from(view.period),
+                u64::from(view.burn_in) + 1,
+                Birth::Sequence {
+                    gamma: view.gamma,
+                    burn_in: usize::from(view.burn_in),
+                },
+            ),
+            ViewSpec::Window(_) => (1, 1, Birth::Given),
+        };
+        StreamWindows {
+            stream,
+            shape: Shape {
+                before: u64::from(view.before()),
+                reach: u64::from(view.after()),
+                period,
+                shortest,
+            },
+            birth,
+            last: Last::Nothing,
+            next: 0,
+            stack_start: 0,
+            life_start: 0,
+            open: VecDeque::new(),
+            estimates: VecDeque::new(),
+            dropped: Dropped::default(),
+        }
+    }
+
+    /// The number of the next row.
+    pub fn next_step(&self) -> u64 {
+        self.next
+    }
+
+    /// Windows dropped so far.
+    pub fn dropped(&self) -> Dropped {
+        self.dropped
+    }
+
+    /// Whether the last row ended an episode or life, so that a final row may follow.
+    pub fn awaits_final(&self) -> bool {
+        matches!(self.last, Last::Terminated | Last::Truncated)
+    }
+
+    /// Whether the next row starts a stack when nobody says otherwise.
+    pub fn starts_by_default(&self) -> bool {
+        self.last != Last::Step
+    }
+
+    /// Whether the next row starts a stack whatever its flags say, because nothing it could go back to is
+    /// before it.
+    pub fn starts_always(&self) -> bool {
+        matches!(self.last, Last::Nothing | Last::Final)
+    }
+
+    /// Takes a row with its flags (see [`flags`]) and adds the items that it completes to `items`.
+    pub fn append(&mut self, row_flags: u8, estimate: Estimate, items: &mut Vec<NewItem>) {
+        let row = self.next;
+        self.next += 1;
+        self.remember(estimate);
+        if row_flags & flags::FINAL != 0 {
+            self.complete_all(row, items);
+            self.last = Last::Final;
+            return;
+        }
+
+        let first = row_flags & flags::FIRST != 0 || self.starts_always();
+        if self.last == Last::Truncated {
+            self.dropped.without_final_row += self.open.len() as u64;
+            self.open.clear();
+        } else if first {
+            self.dropped.by_reset += self.open.len() as u64;
+            self.open.clear();
+        }
+        if first {
+            self.stack_start = row;
+        }
+        if first || self.awaits_final() {
+            self.life_start = row;
+        }
+
+        if (row - self.life_start).is_multiple_of(self.shape.period) {
+            self.open.push_back(row);
+        }
+        while let Some(anchor) = self
+            .open
+            .pop_front_if(|anchor| *anchor + self.shape.reach == row)
+        {
+            self.complete(anchor, row, false, items);
+        }
+        self.last = if row_flags & flags::TERMINATED != 0 {
+            self.complete_all(row, items);
+            Last::Terminated
+        } else if row_flags & flags::TRUNCATED != 0 {
+            Last::Truncated
+        } else {
+            Last::Step
+        };
+    }
+
+    /// Completes every open window at the end of its episode, with `row` its last row.
+    fn complete_all(&mut self, row: u64, items: &mut Vec<NewItem>) {
+        let terminated = self.last != Last::Truncated;
+        while let Some(anchor) = self.open.pop_front() {
+            self.complete(anchor, row, terminated, items);
+        }
+    }
+
+    fn complete(&self, anchor: u64, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
+        let after = row - anchor;
+        let steps = after + u64::from(terminated);
+        if steps < self.shape.shortest && after < self.shape.reach {
+            return;
+        }
+        // A view bounds both by u16.
+        items.push(NewItem {
+            anchor,
+            stream: self.stream,
+            before: (anchor - self.stack_start).min(self.shape.before) as u16,
+            after: after as u16,
+            priority: self.priority(after as usize, steps as usize, terminated),
+        });
+    }
+
+    fn remember(&mut self, estimate: Estimate) {
+        if self.estimates.len() as u64 > self.shape.reach {
+            self.estimates.pop_front();
+        }
+        self.estimates.push_back(estimate);
+    }
+
+    /// The priority of a window of which the newest row is the last.
+    fn priority(&self, after: usize, steps: usize, terminated: bool) -> Option<f32> {
+        let anchor = self.estimates.len() - 1 - after;
+        let rows = self.estimates.range(anchor..);
+        let given = self.estimates[anchor].priority;
+        given.or_else(|| {
+            let error = match self.birth {
+                Birth::NStep { gamma } => {
+                    let rows: Vec<_> = rows.copied().collect();
+                    td_error(&rows, steps, gamma, terminated)?
+                }
+                Birth::Sequence { gamma, burn_in } => {
+                    let rows: Vec<_> = rows.copied().collect();
+                    let mut errors = Vec::with_capacity(steps);
+                    for step in burn_in..steps {
+                        let last = terminated && step + 1 == steps;
+                        errors.push(td_error(&rows[step..], 1, gamma, last)?);
+                    }
+                    let largest = errors.iter().copied().fold(0.0, f64::max);
+                    let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+                    LARGEST_ERROR_WEIGHT * largest + (1.0 - LARGEST_ERROR_WEIGHT) * mean
+                }
+                Birth::Given => return None,
+            };
+            Some(error.min(f64::from(f32::MAX)) as f32)
+        })
+    }
+}
+
+/// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)| over
+/// `steps` (k) rows, without the bootstrap where the last of them terminates. Equal to a double-Q learner's
+/// where its online and target networks are the actor's. `None` without the Q-values that it needs.
+fn td_error(rows: &[Estimate], steps: usize, gamma: f64, terminated: bool) -> Option<f64> {
+    let (mut target, mut discount) = (0.0, 1.0);
+    for row in &rows[..steps] {
+        target += discount * row.reward;
+        discount *= gamma;
+    }
+    if !terminated {
+        target += discount * f64::from(rows[steps].greedy?);
+    }
+    Some((target - f64::from(rows[0].taken?)).abs())
+}

@@ -1,7 +1,59 @@
-//! The Python module `innet_drl._core`.
+//! The Python module `innet_drl._core`: thin classes over `replay_core`, one a file.
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequence`, `Window` |
+//! | `replay` | `Replay`, in this process or of a server |
+//! | `writer` | `Writer` |
+//! | `draw`, `batch`, `batches` | from a draw to `Batch`, and `Batches` that decode ahead |
+//! | `parameters` | safetensors files to and from dictionaries of arrays |
+//! | `server` | `Server` and `connect` |
+//! | `array`, `dtype` | NumPy arrays, in and out without copies |
+//! | `wait`, `handle`, `error` | deadlines and Ctrl-C; closing and forks; exceptions |
+//!
+//! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
+
 use pyo3::prelude::*;
+
+mod array;
+mod batch;
+mod batches;
+mod draw;
+mod dtype;
+mod error;
+mod handle;
+mod parameters;
+mod replay;
+mod server;
+mod table;
+mod view;
+mod wait;
+mod writer;
+
+/// Runs the command line of `innet-replay` and returns its exit status.
+#[pyfunction]
+fn run_server_cli(py: Python<'_>, arguments: Vec<String>) -> i32 {
+    // The command line has signal handlers of its own.
+    py.detach(|| replay_core::cli::run(arguments))
+}
+
 /// The compiled core of innet_drl.
 #[pymodule]
-fn _core(_m: &Bound<'_, PyModule>) -> PyResult<()> {
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<batch::PyBatch>()?;
+    module.add_class::<batches::PyBatches>()?;
+    module.add_class::<table::PyColumn>()?;
+    module.add_class::<view::PyNStep>()?;
+    module.add_class::<parameters::PyParameters>()?;
+    module.add_class::<replay::PyReplay>()?;
+    module.add_class::<view::PySequence>()?;
+    module.add_class::<server::PyServer>()?;
+    module.add_class::<table::PyTable>()?;
+    module.add_class::<replay::PyUpdateReceipt>()?;
+    module.add_class::<view::PyWindow>()?;
+    module.add_class::<writer::PyWriter>()?;
+    module.add_function(wrap_pyfunction!(server::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(run_server_cli, module)?)?;
     Ok(())
 }

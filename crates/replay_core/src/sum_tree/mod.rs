@@ -1,0 +1,336 @@
+//! A sum tree that many threads draw from and write to at the same time, without a lock.
+//!
+//! Priorities are unsigned fixed point. With a fan-out of 16, a million leaves stand on five levels:
+//!
+//! ```text
+//!   root             [ sum sum .. sum ]                1 node: 16 sums, 128 bytes
+//!                      /             \
+//!   ..         [ sum .. sum ]  ..  [ sum .. sum ]     16, 256, 4096 nodes
+//!                /
+//!   leaves [ 39 bits units | 25 bits generation, .. ] 65536 nodes of 16 leaves
+//! ```
+//!
+//! A change of a priority is a compare-and-exchange of the leaf, then one atomic add of the difference for each
+//! level above. Adds commute, so at rest every sum is exactly the sum of its children, whatever the order was;
+//! integers do not drift. No step waits for another thread: with a writer stopped between any two of them, the
+//! others finish their draws and updates.
+//!
+//! What a reader may see in between, and what it does about it:
+//!
+//! - A sum lags behind its children, even below zero. It is read as signed and a negative one counts as 0.
+//! - The children of a node do not add up to what its parent said. A draw goes on within the sum that it has just
+//!   read, never the parent's: its position is scaled to it. Where nothing is left, the draw starts again with
+//!   another number, a bounded number of times, and then falls back to a scan of the leaves.
+//! - The leaf that was drawn changes afterwards. A draw returns the units and the generation of one word.
+//!
+//! # Metadata of a slot
+//!
+//! Who owns a dead slot writes the item's metadata beside the tree, then calls [`SumTree::activate`]. Who draws
+//! the slot sees that metadata, and may see a later owner's: metadata are atomics, stored with `Release`, and a
+//! reader calls [`SumTree::is_live`] with the drawn generation after it has loaded them. True means that all it
+//! loaded belongs to the item it has drawn.
+
+mod batch;
+mod draw;
+mod leaf;
+mod node;
+
+use crate::error::{Error, Result};
+use crate::sync::fault::{self, Fault};
+use crate::sync::{AtomicU64, Ordering, fence};
+use leaf::Leaf;
+use node::{Level, Node, units};
+
+pub use batch::Update;
+pub use draw::Drawn;
+
+/// Counters that many threads write, on cache lines of their own.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Counter(AtomicU64);
+
+/// The tree. `FANOUT` is a power of two; 16 fills two cache lines.
+#[derive(Debug)]
+pub struct SumTree<const FANOUT: usize = 16> {
+    /// From the leaves up; the last level is the root alone.
+    levels: Box<[Box<[Node<FANOUT>]>]>,
+    capacity: u32,
+    units_per_one: f64,
+    /// Leaves with units, modulo 2^64: transiently "negative", as a sum is.
+    with_mass: Counter,
+    saturated: Counter,
+}
+
+impl<const FANOUT: usize> SumTree<FANOUT> {
+    /// Most leaves: sums of 2^24 priorities of 39 bits stay under 2^63.
+    pub const MAX_CAPACITY: u32 = 1 << 24;
+
+    /// The largest priority in units; greater ones are cut to it and counted.
+    pub const MAX_UNITS: u64 = Leaf::MAX_UNITS;
+
+    const CHILD_BITS: u32 = {
+        assert!(FANOUT.is_power_of_two() && FANOUT >= 2);
+        FANOUT.trailing_zeros()
+    };
+
+    /// A tree of `capacity` dead leaves (1 to [`SumTree::MAX_CAPACITY`]) with a unit of 2^`unit_log2`.
+    ///
+    /// # Panics
+    /// When `capacity` is out of range.
+    pub fn new(capacity: u32, unit_log2: i32) -> Self {
+        assert!(
+            (1..=Self::MAX_CAPACITY).contains(&capacity),
+            "a sum tree has 1 to 2^24 leaves, not {capacity}"
+        );
+        let mut levels = Vec::new();
+        let mut nodes = capacity as usize;
+        loop {
+            nodes = nodes.div_ceil(FANOUT);
+            levels.push((0..nodes).map(|_| Node::new()).collect());
+            if nodes == 1 {
+                break;
+            }
+        }
+        SumTree {
+            levels: levels.into_boxed_slice(),
+            capacity,
+            units_per_one: f64::from(-unit_log2).exp2(),
+            with_mass: Counter(AtomicU64::new(0)),
+            saturated: Counter(AtomicU64::new(0)),
+        }
+    }
+
+    /// Number of leaves.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// A priority, after the exponent, in units: rounded to the nearest, a positive one to at least one unit.
+    /// One above [`SumTree::MAX_UNITS`] is cut to it and counted, see [`SumTree::saturated`].
+    ///
+    /// # Errors
+    /// [`Error::Priority`] when it is NaN, infinite or negative.
+    pub fn to_units(&self, priority: f64) -> Result<u64> {
+        if !(priority.is_finite() && priority >= 0.0) {
+            return Err(Error::Priority { value: priority });
+        }
+        let exact = priority * self.units_per_one;
+        if exact > Self::MAX_UNITS as f64 {
+            self.saturated.0.fetch_add(1, Ordering::Relaxed);
+            return Ok(Self::MAX_UNITS);
+        }
+        let at_least = u64::from(priority > 0.0);
+        Ok((exact.round() as u64).max(at_least))
+    }
+
+    /// Makes a dead slot live with `units` (at most [`SumTree::MAX_UNITS`]) and returns its generation. Only the
+    /// one owner of the dead slot may call it. Publishes what the caller wrote before: see the module. O(depth).
+    ///
+    /// # Panics
+    /// When `slot` is not below the capacity or is live.
+    pub fn activate(&self, slot: u32, units: u64) -> u32 {
+        let word = self.leaf(slot).expect("activate: no such slot");
+        // The owner got the slot from who killed it, so this load cannot be older than that.
+        let dead = Leaf::from_word(word.load(Ordering::Relaxed));
+        assert!(!dead.is_live(), "activate: slot {slot} is live");
+        let live = dead.next_generation(units.min(Self::MAX_UNITS));
+        // Release: pairs with the Acquire fences of `descend` and `scan`. Later changes of the word are
+        // read-modify-writes, which carry this release on.
+        let publication = if fault::injected(Fault::RelaxedPublication) {
+            Ordering::Relaxed
+        } else {
+            Ordering::Release
+        };
+        word.store(live.word(), publication);
+        self.spread(slot, live.units());
+        self.count_mass(mass_change(dead, live));
+        live.generation()
+    }
+
+    /// Ends the item in `slot` and takes its priority away. True for exactly one caller, who then owns the slot
+    /// and may hand it on for reuse; false when `generation` has passed. O(depth).
+    pub fn kill(&self, slot: u32, generation: u32) -> bool {
+        // Acquire: pairs with the Release in `activate`, so that the winner sees the item's metadata.
+        let Some((live, dead)) = self.exchange(slot, generation, Ordering::Acquire, |live| {
+            live.next_generation(0)
+        }) else {
+            return false;
+        };
+        self.spread(slot, live.units().wrapping_neg());
+        self.count_mass(mass_change(live, dead));
+        true
+    }
+
+    /// Whether the item is still there, after everything the caller has loaded so far.
+    pub fn is_live(&self, slot: u32, generation: u32) -> bool {
+        // A reader that has loaded a later owner's metadata (stored with Release) has to find the slot dead or
+        // taken: this fence pairs with that store, and the kill came before it.
+        fence(Ordering::Acquire);
+        // Acquire: pairs with the Release in `activate`, for who reads metadata after this check.
+        self.leaf(slot)
+            .is_some_and(|word| Leaf::from_word(word.load(Ordering::Acquire)).holds(generation))
+    }
+
+    /// Priority of an item in units, `None` when it has gone.
+    pub fn units(&self, slot: u32, generation: u32) -> Option<u64> {
+        let leaf = Leaf::from_word(self.leaf(slot)?.load(Ordering::Relaxed));
+        leaf.holds(generation).then(|| leaf.units())
+    }
+
+    /// Sets the priority of an item in units (at most [`SumTree::MAX_UNITS`]); false when `generation` has
+    /// passed. O(depth).
+    pub fn set(&self, slot: u32, generation: u32, units: u64) -> bool {
+        let Some((old, new)) = self.replace(slot, generation, units) else {
+            return false;
+        };
+        self.spread(slot, new.units().wrapping_sub(old.units()));
+        self.count_mass(mass_change(old, new));
+        true
+    }
+
+    /// Sum of all priorities in units: what the root shows at this instant. O(1).
+    pub fn total(&self) -> u64 {
+        let (level, root) = match &*self.levels {
+            [leaves] => (Level::Leaves, &leaves[0]),
+            [.., root] => (Level::Sums, &root[0]),
+            [] => unreachable!("a tree has at least its leaves"),
+        };
+        root.load()
+            .iter()
+            .fold(0, |sum, &word| sum.wrapping_add(units(level, word)))
+    }
+
+    /// The smallest positive priority in units, `None` without one. Scans the leaves: O(capacity).
+    pub fn min_positive(&self) -> Option<u64> {
+        self.leaves()
+            .map(|(_, leaf)| leaf.units())
+            .filter(|&units| units > 0)
+            .min()
+    }
+
+    /// Priorities that were cut to [`SumTree::MAX_UNITS`] so far.
+    pub fn saturated(&self) -> u64 {
+        self.saturated.0.load(Ordering::Relaxed)
+    }
+
+    /// Live leaves with a priority above zero: exact at rest.
+    pub fn live_with_mass(&self) -> u64 {
+        let count = self.with_mass.0.load(Ordering::Relaxed);
+        (count as i64).max(0) as u64
+    }
+
+    /// Checks the tree at rest (no writer under way): every sum is exactly the sum of its children, and the count
+    /// of leaves with mass is right. O(capacity).
+    ///
+    /// # Errors
+    /// [`Error::Internal`] that names the first node at fault.
+    pub fn check_at_rest(&self) -> Result<()> {
+        let with_mass = self.leaves().filter(|(_, leaf)| leaf.units() > 0).count();
+        if with_mass as u64 != self.live_with_mass() {
+            return Err(Error::Internal(format!(
+                "{with_mass} leaves have mass, {} are counted",
+                self.live_with_mass()
+            )));
+        }
+        for (height, pair) in self.levels.windows(2).enumerate() {
+            let level = if height == 0 {
+                Level::Leaves
+            } else {
+                Level::Sums
+            };
+            for (index, node) in pair[0].iter().enumerate() {
+                let children: u64 = node.load().iter().map(|&word| units(level, word)).sum();
+                let sum = pair[1][index / FANOUT].words[index % FANOUT].load(Ordering::Relaxed);
+                if sum != children {
+                    return Err(Error::Internal(format!(
+                        "sum {index} over level {height} is {}, its children's {children}",
+                        sum as i64
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the leaf while it holds the item; `None` when the item has gone. Lock-free: another round means
+    /// that another thread has changed the leaf.
+    #[inline]
+    fn exchange(
+        &self,
+        slot: u32,
+        generation: u32,
+        success: Ordering,
+        change: impl Fn(Leaf) -> Leaf,
+    ) -> Option<(Leaf, Leaf)> {
+        let word = self.leaf(slot)?;
+        let mut old = Leaf::from_word(word.load(Ordering::Relaxed));
+        loop {
+            if !old.holds(generation) {
+                return None;
+            }
+            let new = change(old);
+            if fault::injected(Fault::BlindUpdate) {
+                word.store(new.word(), Ordering::Release);
+                return Some((old, new));
+            }
+            match word.compare_exchange_weak(old.word(), new.word(), success, Ordering::Relaxed) {
+                Ok(_) => return Some((old, new)),
+                Err(now) => old = Leaf::from_word(now),
+            }
+        }
+    }
+
+    /// Relaxed: an update publishes nothing of its own, and as a read-modify-write it carries on the release of
+    /// `activate`.
+    #[inline]
+    fn replace(&self, slot: u32, generation: u32, units: u64) -> Option<(Leaf, Leaf)> {
+        let units = units.min(Self::MAX_UNITS);
+        self.exchange(slot, generation, Ordering::Relaxed, |old| {
+            old.with_units(units)
+        })
+    }
+
+    /// Adds a difference (modulo 2^64) to every sum above a leaf. Relaxed: sums guide a draw, the leaf decides.
+    fn spread(&self, slot: u32, difference: u64) {
+        if difference == 0 {
+            return;
+        }
+        let mut index = slot as usize;
+        for (height, level) in self.levels.iter().enumerate().skip(1) {
+            index >>= Self::CHILD_BITS;
+            if fault::injected(Fault::LostDelta) && height == 1 {
+                continue;
+            }
+            self.add(level, index, difference);
+        }
+    }
+
+    #[inline(always)]
+    fn add(&self, level: &[Node<FANOUT>], index: usize, difference: u64) {
+        level[index >> Self::CHILD_BITS].words[index % FANOUT]
+            .fetch_add(difference, Ordering::Relaxed);
+    }
+
+    fn count_mass(&self, change: i64) {
+        if change != 0 {
+            self.with_mass.0.fetch_add(change as u64, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    fn leaf(&self, slot: u32) -> Option<&AtomicU64> {
+        (slot < self.capacity).then(|| {
+            &self.levels[0][slot as usize >> Self::CHILD_BITS].words[slot as usize % FANOUT]
+        })
+    }
+
+    fn leaves(&self) -> impl Iterator<Item = (u32, Leaf)> + '_ {
+        let nodes = self.levels[0].iter().map(Node::load);
+        (0..).zip(nodes.flatten().map(Leaf::from_word))
+    }
+}
+
+/// How the number of leaves with mass changes.
+fn mass_change(old: Leaf, new: Leaf) -> i64 {
+    i64::from(new.units() > 0) - i64::from(old.units() > 0)
+}

@@ -1,0 +1,305 @@
+//! A batch of arrays, and the buffers under them.
+//!
+//! Several arrays may lie on one buffer (`observation` and `next_observation` share a window buffer). A buffer
+//! goes back to its pool when the last array on it is gone, so a batch never changes under its reader and the
+//! megabytes of a window buffer are touched for the first time only once.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::error::{Error, Result};
+use crate::schema::Dtype;
+
+/// Arrays start at a multiple of this many bytes: a cache line, and the widest vector register.
+const ALIGNMENT: usize = 64;
+/// Smaller buffers are cheaper to allocate than to keep.
+const SMALLEST_KEPT: usize = 64 << 10;
+/// Buffers that a pool keeps for reuse.
+const MOST_KEPT: usize = 16;
+/// Most bytes of one array of a batch.
+const LARGEST: usize = 16 << 30;
+
+/// Bytes that arrays lie on. They start at a multiple of 64 and go back to their pool on drop.
+pub struct Buffer {
+    storage: Box<[u8]>,
+    start: usize,
+    len: usize,
+    pool: Weak<Pool>,
+}
+
+impl Buffer {
+    fn over(storage: Box<[u8]>, len: usize, pool: Weak<Pool>) -> Self {
+        let start = storage.as_ptr().align_offset(ALIGNMENT);
+        Buffer {
+            storage,
+            start,
+            len,
+            pool,
+        }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.storage[self.start..self.start + self.len]
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.storage[self.start..self.start + self.len]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.upgrade() {
+            pool.give_back(std::mem::take(&mut self.storage));
+        }
+    }
+}
+
+/// Buffers of finished batches, for the next ones.
+#[derive(Default)]
+pub(super) struct Pool {
+    free: Mutex<Vec<Box<[u8]>>>,
+}
+
+impl Pool {
+    /// A buffer of `items` times `item_bytes` with any content.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] beyond 16 GiB.
+    pub(super) fn take(self: &Arc<Self>, items: usize, item_bytes: usize) -> Result<Buffer> {
+        let len = items.saturating_mul(item_bytes);
+        if len > LARGEST {
+            return Err(Error::TooLarge {
+                what: "an array of a batch, in bytes,",
+                size: len as u64,
+                limit: LARGEST as u64,
+            });
+        }
+        let needed = len + ALIGNMENT;
+        if len < SMALLEST_KEPT {
+            return Ok(Buffer::over(
+                vec![0; needed].into_boxed_slice(),
+                len,
+                Weak::new(),
+            ));
+        }
+        let kept = {
+            let mut free = self.lock();
+            // Not one much larger: a short batch would hold on to the memory of a long one.
+            let fits = |storage: &Box<[u8]>| (needed..=2 * needed).contains(&storage.len());
+            free.iter().position(fits).map(|at| free.swap_remove(at))
+        };
+        let storage = kept.unwrap_or_else(|| vec![0; needed].into_boxed_slice());
+        Ok(Buffer::over(storage, len, Arc::downgrade(self)))
+    }
+
+    fn give_back(&self, storage: Box<[u8]>) {
+        let mut free = self.lock();
+        if free.len() == MOST_KEPT {
+            free.remove(0);
+        }
+        free.push(storage);
+    }
+
+    /// A panic cannot leave the list half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Vec<Box<[u8]>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A named array with NumPy's description: element type, shape, strides and an offset into its buffer.
+#[derive(Clone)]
+pub struct Array {
+    /// Its name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Elements along each dimension; the first is the batch.
+    pub shape: Vec<usize>,
+    /// Bytes from one element to the next along each dimension.
+    pub strides: Vec<usize>,
+    /// Where the first element is, in bytes from the start of the buffer.
+    pub offset: usize,
+    /// The bytes, maybe shared with other arrays.
+    pub buffer: Arc<Buffer>,
+}
+
+impl Array {
+    /// An array without gaps, at the start of a buffer.
+    pub(super) fn contiguous(
+        name: impl Into<String>,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        buffer: Arc<Buffer>,
+    ) -> Self {
+        let mut strides = vec![dtype.bytes(); shape.len()];
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis];
+        }
+        Array {
+            name: name.into(),
+            dtype,
+            shape,
+            strides,
+            offset: 0,
+            buffer,
+        }
+    }
+
+    /// Windows on the slots along the second dimension, from slot `first` on: that dimension becomes the ones of
+    /// `counts`, each of which moves by one slot.
+    pub(super) fn overlapping(&self, name: &str, first: usize, counts: &[usize]) -> Self {
+        let slot = self.strides[1];
+        let mut view = self.clone();
+        view.name = name.to_owned();
+        view.offset += first * slot;
+        view.shape.splice(1..2, counts.iter().copied());
+        view.strides.splice(1..2, counts.iter().map(|_| slot));
+        view
+    }
+
+    /// The elements in row-major order, as a copy.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.gather(0, self.offset, &mut out);
+        out
+    }
+
+    fn gather(&self, axis: usize, at: usize, out: &mut Vec<u8>) {
+        if axis == self.shape.len() {
+            out.extend_from_slice(&self.buffer.as_slice()[at..at + self.dtype.bytes()]);
+            return;
+        }
+        for index in 0..self.shape[axis] {
+            self.gather(axis + 1, at + index * self.strides[axis], out);
+        }
+    }
+}
+
+/// An item that was left out of a batch because its data does not decode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// Its key, for [`crate::Replay::report_corrupt`].
+    pub key: u64,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// The arrays of one draw.
+pub struct Batch {
+    /// Items, and so the first dimension of every array. Less than drawn when items were rejected.
+    pub len: usize,
+    /// The arrays.
+    pub arrays: Vec<Array>,
+    /// Items whose data does not decode: report them.
+    pub rejected: Vec<Rejected>,
+}
+
+impl Batch {
+    /// The array of a name.
+    pub fn get(&self, name: &str) -> Option<&Array> {
+        self.arrays.iter().find(|array| array.name == name)
+    }
+}
+
+/// One buffer of a batch while it is being filled: the same number of bytes for each item.
+pub(super) struct Plane {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    /// Of one item.
+    pub(super) shape: Vec<usize>,
+}
+
+impl Plane {
+    pub(super) fn new(name: &str, dtype: Dtype, shape: Vec<usize>) -> Self {
+        Plane {
+            name: name.to_owned(),
+            dtype,
+            shape,
+        }
+    }
+
+    /// Bytes of one item; saturates, [`Pool::take`] bounds it.
+    pub(super) fn item_bytes(&self) -> usize {
+        self.shape
+            .iter()
+            .fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
+    }
+
+    /// The whole plane as one array of `items`.
+    pub(super) fn array(&self, items: usize, buffer: Arc<Buffer>) -> Array {
+        let mut shape = vec![items];
+        shape.extend(&self.shape);
+        Array::contiguous(&*self.name, self.dtype, shape, buffer)
+    }
+}
+
+/// Each plane as an array of its own.
+pub(super) fn whole_planes(
+    planes: &[Plane],
+    items: usize,
+    buffers: Vec<Arc<Buffer>>,
+) -> Vec<Array> {
+    planes
+        .iter()
+        .zip(buffers)
+        .map(|(plane, buffer)| plane.array(items, buffer))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_reused_only_after_its_last_array() {
+        let pool = Arc::new(Pool::default());
+        let buffer = Arc::new(pool.take(2, SMALLEST_KEPT).unwrap());
+        let address = buffer.as_slice().as_ptr();
+        assert_eq!(address as usize % ALIGNMENT, 0);
+        let shape = vec![2, SMALLEST_KEPT];
+        let first = Array::contiguous("a", Dtype::Uint8, shape, buffer);
+        let second = first.clone();
+        drop(first);
+        let other = pool.take(2, SMALLEST_KEPT).unwrap();
+        assert_ne!(other.as_slice().as_ptr(), address);
+        drop(second);
+        assert_eq!(
+            pool.take(2, SMALLEST_KEPT).unwrap().as_slice().as_ptr(),
+            address
+        );
+        drop(other);
+    }
+
+    #[test]
+    fn a_pool_keeps_a_bounded_number_of_buffers() {
+        let pool = Arc::new(Pool::default());
+        let buffers: Vec<_> = (0..2 * MOST_KEPT)
+            .map(|_| pool.take(1, SMALLEST_KEPT).unwrap())
+            .collect();
+        drop(buffers);
+        assert_eq!(pool.lock().len(), MOST_KEPT);
+    }
+
+    #[test]
+    fn an_array_beyond_the_limit_is_refused_before_it_is_allocated() {
+        let pool = Arc::new(Pool::default());
+        assert!(matches!(
+            pool.take(usize::MAX, 2),
+            Err(Error::TooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn overlapping_windows_share_slots() {
+        let pool = Arc::new(Pool::default());
+        let mut buffer = pool.take(1, 6).unwrap();
+        buffer.as_mut_slice().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
+        let array = Array::contiguous("a", Dtype::Uint8, vec![2, 3], Arc::new(buffer));
+        let pairs = array.overlapping("pairs", 0, &[2, 2]);
+        assert_eq!(pairs.shape, [2, 2, 2]);
+        assert_eq!(pairs.to_bytes(), [1, 2, 2, 3, 4, 5, 5, 6]);
+        let last = array.overlapping("last", 2, &[]);
+        assert_eq!((last.shape.len(), last.to_bytes()), (1, vec![3, 6]));
+    }
+}

@@ -1,0 +1,372 @@
+//! Rows and blobs of a draw, unpacked with every bound checked: what comes from a server is not trusted.
+
+use std::ops::Range;
+
+use half::f16;
+
+use super::Padding;
+use super::batch::{Buffer, Plane};
+use crate::error::{Error, Result};
+use crate::replay::Sampled;
+use crate::schema::{Codec, Dtype, TableConfig};
+
+/// Fewer items than this are not worth another thread: starting one takes as long as unpacking them.
+const LEAST_ITEMS_PER_THREAD: usize = 32;
+
+/// Where the columns of a table are in a row (see `schema/innet.capnp`).
+pub(super) struct RowLayout {
+    columns: Vec<ColumnLayout>,
+    /// Position in a row of the blob lengths, four bytes each.
+    lengths: usize,
+    row_bytes: usize,
+}
+
+struct ColumnLayout {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: usize,
+    place: Place,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    /// Raw, at this position of the row.
+    Row(usize),
+    /// The blob of this number.
+    Blob(usize),
+}
+
+impl RowLayout {
+    pub(super) fn new(config: &TableConfig) -> Self {
+        let (mut position, mut blobs) = (1, 0);
+        let columns = config
+            .columns
+            .iter()
+            .map(|column| {
+                let bytes = column.bytes();
+                let place = match column.codec {
+                    Codec::None => {
+                        position += bytes;
+                        Place::Row(position - bytes)
+                    }
+                    Codec::Lz4 => {
+                        blobs += 1;
+                        Place::Blob(blobs - 1)
+                    }
+                };
+                ColumnLayout {
+                    name: column.name.clone(),
+                    dtype: column.dtype,
+                    shape: column.shape.iter().map(|&n| n as usize).collect(),
+                    bytes,
+                    place,
+                }
+            })
+            .collect();
+        RowLayout {
+            columns,
+            lengths: position,
+            row_bytes: config.row_bytes(),
+        }
+    }
+
+    pub(super) fn columns(&self) -> Range<usize> {
+        0..self.columns.len()
+    }
+
+    pub(super) fn dtype(&self, column: usize) -> Dtype {
+        self.columns[column].dtype
+    }
+
+    /// Bytes of one value.
+    pub(super) fn bytes(&self, column: usize) -> usize {
+        self.columns[column].bytes
+    }
+
+    /// A plane of `steps` values of a column for each item; without the dimension where `steps` is `None`.
+    pub(super) fn plane(&self, column: usize, steps: Option<usize>) -> Plane {
+        let ColumnLayout {
+            name, dtype, shape, ..
+        } = &self.columns[column];
+        let shape = steps.into_iter().chain(shape.iter().copied()).collect();
+        Plane::new(name, *dtype, shape)
+    }
+
+    /// Unpacks one value into `out`, which has exactly its size.
+    pub(super) fn unpack(
+        &self,
+        row: Row<'_>,
+        column: usize,
+        out: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let layout = &self.columns[column];
+        let number = match layout.place {
+            Place::Row(position) => {
+                out.copy_from_slice(&row.fields[position..position + layout.bytes]);
+                return Ok(());
+            }
+            Place::Blob(number) => number,
+        };
+        let start: usize = (0..number).map(|other| self.blob_length(row, other)).sum();
+        let blob = &row.blobs[start..start + self.blob_length(row, number)];
+        if blob.len() == out.len() {
+            out.copy_from_slice(blob);
+            return Ok(());
+        }
+        let fault = |what: String| Err(format!("column {:?}: {what}", layout.name));
+        if blob.len() > out.len() {
+            return fault(format!(
+                "a blob of {} bytes for a value of {}",
+                blob.len(),
+                out.len()
+            ));
+        }
+        match lz4_flex::block::decompress_into(blob, out) {
+            Ok(written) if written == out.len() => Ok(()),
+            Ok(written) => fault(format!(
+                "its LZ4 block unpacks to {written} bytes instead of {}",
+                out.len()
+            )),
+            Err(error) => fault(format!("its LZ4 block does not unpack: {error}")),
+        }
+    }
+
+    /// Unpacks the observation `offset` steps after the anchor, or what pads a stack where the episode had not
+    /// begun.
+    pub(super) fn unpack_stacked(
+        &self,
+        window: &DrawnWindow<'_>,
+        column: usize,
+        padding: Padding,
+        offset: isize,
+        out: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let begun = -(window.before as isize);
+        if offset < begun && padding == Padding::Zero {
+            out.fill(0);
+            return Ok(());
+        }
+        let row = window
+            .row(offset.max(begun))
+            .ok_or("an observation of the window is missing")?;
+        self.unpack(row, column, out)
+    }
+
+    /// Unpacks a column that holds one number.
+    pub(super) fn number(
+        &self,
+        row: Row<'_>,
+        column: usize,
+    ) -> std::result::Result<f64, String> {
+        let mut bytes = [0; 8];
+        let value = &mut bytes[..self.bytes(column)];
+        self.unpack(row, column, value)?;
+        Ok(read_scalar(self.dtype(column), value))
+    }
+
+    fn blob_length(&self, row: Row<'_>, number: usize) -> usize {
+        let at = self.lengths + 4 * number;
+        let length: [u8; 4] = row.fields[at..at + 4].try_into().expect("four bytes");
+        u32::from_le_bytes(length) as usize
+    }
+
+    fn blobs_length(&self, fields: &[u8]) -> usize {
+        fields[self.lengths..]
+            .chunks_exact(4)
+            .map(|length| u32::from_le_bytes(length.try_into().expect("four bytes")) as usize)
+            .fold(0, usize::saturating_add)
+    }
+}
+
+/// One number of a column, little endian, as the nearest float64.
+pub(crate) fn read_scalar(dtype: Dtype, bytes: &[u8]) -> f64 {
+    macro_rules! read {
+        ($type:ty) => {
+            <$type>::from_le_bytes(bytes.try_into().expect("the size of the type"))
+        };
+    }
+    match dtype {
+        Dtype::Bool => f64::from(u8::from(bytes[0] != 0)),
+        Dtype::Uint8 => f64::from(read!(u8)),
+        Dtype::Int8 => f64::from(read!(i8)),
+        Dtype::Uint16 => f64::from(read!(u16)),
+        Dtype::Int16 => f64::from(read!(i16)),
+        Dtype::Uint32 => f64::from(read!(u32)),
+        Dtype::Int32 => f64::from(read!(i32)),
+        Dtype::Uint64 => read!(u64) as f64,
+        Dtype::Int64 => read!(i64) as f64,
+        Dtype::Float16 => read!(f16).to_f64(),
+        Dtype::Float32 => f64::from(read!(f32)),
+        Dtype::Float64 => read!(f64),
+    }
+}
+
+/// One packed row and its blobs.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    fields: &'a [u8],
+    blobs: &'a [u8],
+}
+
+impl Row<'_> {
+    pub(super) fn has(self, flag: u8) -> bool {
+        self.fields[0] & flag != 0
+    }
+}
+
+/// The rows around the anchor of one drawn item.
+#[derive(Clone, Copy)]
+pub(super) struct DrawnWindow<'a> {
+    rows: &'a [Row<'a>],
+    before: usize,
+}
+
+impl<'a> DrawnWindow<'a> {
+    /// The row `offset` steps after the anchor (before it where negative).
+    pub(super) fn row(&self, offset: isize) -> Option<Row<'a>> {
+        let index = self.before.checked_add_signed(offset)?;
+        self.rows.get(index).copied()
+    }
+
+}
+
+/// Finds the rows of a draw and their blobs.
+///
+/// # Errors
+/// [`Error::Corrupt`] when the reply does not have the rows or the blobs that it announces.
+pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<Row<'a>>> {
+    if !sampled.rows.len().is_multiple_of(layout.row_bytes) {
+        return Err(Error::Corrupt(format!(
+            "a draw has {} bytes of rows, which is no multiple of {}",
+            sampled.rows.len(),
+            layout.row_bytes
+        )));
+    }
+    let mut segments = sampled.blobs.iter().map(AsRef::as_ref);
+    let mut rest: &[u8] = &[];
+    sampled
+        .rows
+        .chunks_exact(layout.row_bytes)
+        .map(|fields| {
+            let length = layout.blobs_length(fields);
+            while rest.is_empty() && length > 0 {
+                rest = segments.next().ok_or_else(|| {
+                    Error::Corrupt("the blobs of a draw end before its rows".into())
+                })?;
+            }
+            let (blobs, left) = rest.split_at_checked(length).ok_or_else(|| {
+                Error::Corrupt("the blobs of a row reach beyond their segment".into())
+            })?;
+            rest = left;
+            Ok(Row { fields, blobs })
+        })
+        .collect()
+}
+
+/// Cuts the rows of a draw into the windows of its items.
+///
+/// # Errors
+/// [`Error::Corrupt`] when the windows do not add up to the rows.
+pub(super) fn split_windows<'a>(
+    sampled: &Sampled,
+    rows: &'a [Row<'a>],
+) -> Result<Vec<DrawnWindow<'a>>> {
+    let mut rest = rows;
+    let windows = sampled
+        .items
+        .iter()
+        .map(|item| {
+            let before = usize::from(item.before);
+            let (rows, left) = rest.split_at_checked(before + 1 + usize::from(item.after))?;
+            rest = left;
+            Some(DrawnWindow { rows, before })
+        })
+        .collect::<Option<Vec<_>>>();
+    windows.filter(|_| rest.is_empty()).ok_or_else(|| {
+        Error::Corrupt(format!(
+            "the windows of {} drawn items do not add up to their {} rows",
+            sampled.items.len(),
+            rows.len()
+        ))
+    })
+}
+
+/// Fills the buffers of a batch, item by item, on up to `threads` threads. `fill` gets a window and its part of
+/// each plane, and says why where the window cannot be used. Returns those items and reasons, in order.
+pub(super) fn fill_planes<F>(
+    threads: usize,
+    windows: &[DrawnWindow<'_>],
+    planes: &[Plane],
+    buffers: &mut [Buffer],
+    fill: F,
+) -> Vec<(usize, String)>
+where
+    F: Fn(&DrawnWindow<'_>, &mut [&mut [u8]]) -> std::result::Result<(), String> + Sync,
+{
+    let fill_part = |first: usize, windows: &[DrawnWindow<'_>], parts: Vec<&mut [u8]>| {
+        let mut items: Vec<_> = parts
+            .into_iter()
+            .zip(planes)
+            .map(|(part, plane)| part.chunks_exact_mut(plane.item_bytes()))
+            .collect();
+        let mut failures = Vec::new();
+        let mut out = Vec::with_capacity(planes.len());
+        for (index, window) in windows.iter().enumerate() {
+            out.clear();
+            out.extend(items.iter_mut().map_while(Iterator::next));
+            if let Err(reason) = fill(window, &mut out) {
+                failures.push((first + index, reason));
+            }
+        }
+        failures
+    };
+
+    let threads = threads.min(windows.len() / LEAST_ITEMS_PER_THREAD).max(1);
+    let share = windows.len().div_ceil(threads).max(1);
+    let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
+    let mut parts = windows.chunks(share).enumerate().map(|(part, windows)| {
+        let taken = rest
+            .iter_mut()
+            .zip(planes)
+            .map(|(bytes, plane)| {
+                let (taken, left) =
+                    std::mem::take(bytes).split_at_mut(windows.len() * plane.item_bytes());
+                *bytes = left;
+                taken
+            })
+            .collect();
+        (part * share, windows, taken)
+    });
+    std::thread::scope(|scope| {
+        let Some((first, own, own_planes)) = parts.next() else {
+            return Vec::new();
+        };
+        let helpers: Vec<_> = parts
+            .map(|(first, windows, planes)| {
+                let fill_part = &fill_part;
+                scope.spawn(move || fill_part(first, windows, planes))
+            })
+            .collect();
+        let mut failures = fill_part(first, own, own_planes);
+        for helper in helpers {
+            failures.extend(helper.join().expect("decoding does not panic"));
+        }
+        failures
+    })
+}
+
+/// Closes the gaps that failed items left in a plane.
+pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize, String)]) {
+    let mut failed = failed.iter().map(|(item, _)| *item).peekable();
+    let mut kept = 0;
+    for item in 0..bytes.len() / item_bytes {
+        if failed.next_if_eq(&item).is_some() {
+            continue;
+        }
+        if kept < item {
+            bytes.copy_within(item * item_bytes..(item + 1) * item_bytes, kept * item_bytes);
+        }
+        kept += 1;
+    }
+}

@@ -1,0 +1,55 @@
+//! Importance weights (Schaul et al., 2016, section 3.4): (N P(i))^-beta, divided by the largest.
+
+use crate::error::{Error, Result};
+use crate::replay::SampledItem;
+
+/// What the importance weights are divided by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Normalization {
+    /// The largest weight of the batch: the largest weight is 1 in every batch.
+    #[default]
+    Batch,
+    /// The largest weight of any item in the memory; the draw has to ask for the smallest probability.
+    Memory,
+}
+
+/// One weight for each item. N, the number of live items, cancels: the largest weight is the one of the
+/// smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive
+/// probability was not drawn at random and weighs 1.
+///
+/// # Errors
+/// [`Error::Config`] for a beta that is negative or not finite, or when the smallest probability is needed and
+/// was not asked for.
+pub(super) fn importance_weights(
+    items: impl Iterator<Item = SampledItem> + Clone,
+    min_probability: Option<f64>,
+    beta: f64,
+    normalization: Normalization,
+) -> Result<Vec<f32>> {
+    if !(beta.is_finite() && beta >= 0.0) {
+        return Err(Error::Config(format!(
+            "the importance-sampling exponent beta is 0 or more, got {beta}"
+        )));
+    }
+    let drawn = |p: f64| p > 0.0 && p.is_finite();
+    let smallest = match normalization {
+        Normalization::Batch => items
+            .clone()
+            .map(|item| item.probability)
+            .filter(|&p| drawn(p))
+            .fold(f64::INFINITY, f64::min),
+        Normalization::Memory => min_probability.filter(|&p| drawn(p)).ok_or_else(|| {
+            Error::Config(
+                "weights over the whole memory need a draw that asks for the smallest probability"
+                    .into(),
+            )
+        })?,
+    };
+    Ok(items
+        .map(|item| match item.probability {
+            // Another client may have raised the smallest priority since the draw's scan: never above 1.
+            p if drawn(p) => (smallest / p).powf(beta).min(1.0) as f32,
+            _ => 1.0,
+        })
+        .collect())
+}

@@ -1,0 +1,221 @@
+//! `Batch`: the arrays of one draw, as NumPy views on the core's buffers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyAttributeError, PyKeyError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyIterator, PyList, PyTuple};
+
+use replay_core::view::{self, Array, Buffer};
+
+use crate::{array, dtype};
+
+/// Keeps a buffer out of its pool while an array on it is alive.
+#[pyclass(frozen)]
+pub struct BufferOwner(#[expect(dead_code, reason = "held, never read")] pub Arc<Buffer>);
+
+/// The arrays of one draw: as attributes, and as a mapping by name.
+#[pyclass(name = "Batch", module = "innet_drl", frozen, mapping)]
+pub struct PyBatch {
+    len: usize,
+    arrays: Py<PyDict>,
+    layout: Vec<Array>,
+}
+
+impl PyBatch {
+    /// Hands the arrays of a batch to Python without copying them.
+    pub fn new(py: Python<'_>, batch: view::Batch) -> PyResult<Self> {
+        let arrays = PyDict::new(py);
+        let mut owners: HashMap<*const Buffer, Bound<'_, PyAny>> = HashMap::new();
+        for array in &batch.arrays {
+            let owner = match owners.get(&Arc::as_ptr(&array.buffer)) {
+                Some(owner) => owner.clone(),
+                None => {
+                    let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?.into_any();
+                    owners.insert(Arc::as_ptr(&array.buffer), owner.clone());
+                    owner
+                }
+            };
+            // SAFETY: the core makes arrays whose elements are aligned and lie inside their buffer. The buffer
+            // does not move, nothing in Rust reads or writes it while a reference to it is left, and `owner`
+            // holds one.
+            let value = unsafe {
+                array::over(
+                    &owner,
+                    array.buffer.as_mut_ptr().add(array.offset),
+                    array.dtype,
+                    &array.shape,
+                    Some(&array.strides),
+                )
+            }?;
+            arrays.set_item(&array.name, value)?;
+        }
+        Ok(PyBatch {
+            len: batch.len,
+            arrays: arrays.unbind(),
+            layout: batch.arrays,
+        })
+    }
+}
+
+#[pymethods]
+impl PyBatch {
+    fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.arrays.bind(py).get_item(name)?.ok_or_else(|| {
+            PyAttributeError::new_err(format!(
+                "this batch has no array {name:?}; it has {}",
+                self.names()
+            ))
+        })
+    }
+
+    /// The observation, or its stack, at the anchor.
+    #[getter]
+    fn observation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "observation")
+    }
+
+    /// The action at the anchor.
+    #[getter]
+    fn action<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "action")
+    }
+
+    /// The n-step return; of `Sequence`, the reward of each step.
+    #[getter]
+    fn reward<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "reward")
+    }
+
+    /// Factor of the bootstrapped value; 0 where terminated.
+    #[getter]
+    fn discount<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "discount")
+    }
+
+    /// The observation, or its stack, to bootstrap from.
+    #[getter]
+    fn next_observation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "next_observation")
+    }
+
+    /// Importance weight.
+    #[getter]
+    fn weight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "weight")
+    }
+
+    /// Probability of the item at the instant of the draw.
+    #[getter]
+    fn probability<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "probability")
+    }
+
+    /// Names the items for `Replay.update_priorities`.
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "key")
+    }
+
+    /// Steps inserted into the table since the item was.
+    #[getter]
+    fn age<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.__getattr__(py, "age")
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.arrays
+            .bind(py)
+            .get_item(name)?
+            .ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.arrays.bind(py).contains(name)
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        self.arrays.bind(py).try_iter()
+    }
+
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// The names of the arrays.
+    fn keys<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
+        self.arrays.bind(py).keys()
+    }
+
+    /// The arrays.
+    fn values<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
+        self.arrays.bind(py).values()
+    }
+
+    /// Names and arrays.
+    fn items<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
+        self.arrays.bind(py).items()
+    }
+
+    fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
+        let py = slf.py();
+        let names = py
+            .import("builtins")?
+            .getattr("object")?
+            .call_method1("__dir__", (slf,))?
+            .cast_into::<PyList>()?;
+        for name in slf.get().keys(py).iter() {
+            names.append(name)?;
+        }
+        Ok(names)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Batch of {} items: {}>", self.len, self.names())
+    }
+
+    /// The layout, for copies to a device: each buffer as one flat uint8 array, and the arrays on it as
+    /// (name, dtype, shape, strides in elements, offset in bytes).
+    fn _buffers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let buffers = PyList::empty(py);
+        let mut seen: HashMap<*const Buffer, Bound<'py, PyList>> = HashMap::new();
+        for array in &self.layout {
+            let key = Arc::as_ptr(&array.buffer);
+            if !seen.contains_key(&key) {
+                let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?;
+                let bytes = array.buffer.as_slice().len();
+                // SAFETY: as in `new`; these are the buffer's bytes.
+                let flat = unsafe {
+                    array::over(
+                        owner.as_any(),
+                        array.buffer.as_mut_ptr(),
+                        replay_core::schema::Dtype::Uint8,
+                        &[bytes],
+                        None,
+                    )
+                }?;
+                let arrays = PyList::empty(py);
+                buffers.append((flat, &arrays))?;
+                seen.insert(key, arrays);
+            }
+            let size = array.dtype.bytes();
+            let strides = array.strides.iter().map(|stride| stride / size);
+            seen[&key].append((
+                &array.name,
+                dtype::to_numpy(py, array.dtype),
+                PyTuple::new(py, &array.shape)?,
+                PyTuple::new(py, strides)?,
+                array.offset,
+            ))?;
+        }
+        Ok(buffers)
+    }
+}
+
+impl PyBatch {
+    fn names(&self) -> String {
+        let names: Vec<_> = self.layout.iter().map(|array| array.name.as_str()).collect();
+        names.join(", ")
+    }
+}

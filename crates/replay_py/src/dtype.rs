@@ -1,0 +1,60 @@
+//! Element types, between NumPy's and the core's.
+
+use numpy::{PyArrayDescr, PyArrayDescrMethods};
+use pyo3::prelude::*;
+
+use replay_core::schema::Dtype;
+
+const ALL: [Dtype; 12] = [
+    Dtype::Bool,
+    Dtype::Uint8,
+    Dtype::Int8,
+    Dtype::Uint16,
+    Dtype::Int16,
+    Dtype::Uint32,
+    Dtype::Int32,
+    Dtype::Uint64,
+    Dtype::Int64,
+    Dtype::Float16,
+    Dtype::Float32,
+    Dtype::Float64,
+];
+
+/// The core's name of a NumPy dtype, `None` where it has none: structured, object, text and complex types,
+/// and foreign byte orders.
+pub fn from_numpy(descr: &Bound<'_, PyArrayDescr>) -> Option<Dtype> {
+    if descr.byteorder() == b'>' {
+        return None;
+    }
+    let kind = descr.kind();
+    ALL.into_iter()
+        .find(|&dtype| self::kind(dtype) == kind && dtype.bytes() == descr.itemsize())
+}
+
+/// NumPy's dtype of an element type.
+pub fn to_numpy<'py>(py: Python<'py>, dtype: Dtype) -> Bound<'py, PyArrayDescr> {
+    match dtype {
+        Dtype::Bool => numpy::dtype::<bool>(py),
+        Dtype::Uint8 => numpy::dtype::<u8>(py),
+        Dtype::Int8 => numpy::dtype::<i8>(py),
+        Dtype::Uint16 => numpy::dtype::<u16>(py),
+        Dtype::Int16 => numpy::dtype::<i16>(py),
+        Dtype::Uint32 => numpy::dtype::<u32>(py),
+        Dtype::Int32 => numpy::dtype::<i32>(py),
+        Dtype::Uint64 => numpy::dtype::<u64>(py),
+        Dtype::Int64 => numpy::dtype::<i64>(py),
+        Dtype::Float16 => numpy::dtype::<half::f16>(py),
+        Dtype::Float32 => numpy::dtype::<f32>(py),
+        Dtype::Float64 => numpy::dtype::<f64>(py),
+    }
+}
+
+/// NumPy's letter for the kind of a type.
+pub fn kind(dtype: Dtype) -> u8 {
+    match dtype {
+        Dtype::Bool => b'b',
+        Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64 => b'u',
+        Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64 => b'i',
+        Dtype::Float16 | Dtype::Float32 | Dtype::Float64 => b'f',
+    }
+}

@@ -1,0 +1,71 @@
+//! The one place where the core's errors become Python exceptions: each [`ErrorCode`] is a class of
+//! `innet_drl.errors`.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+use replay_core::error::{Error, ErrorCode};
+
+/// The exception class for a code.
+fn class_name(code: ErrorCode) -> &'static str {
+    match code {
+        ErrorCode::Priority => "PriorityError",
+        ErrorCode::NoMass => "EmptyError",
+        ErrorCode::UnknownTable => "UnknownTableError",
+        ErrorCode::TableDiffers => "TableDiffersError",
+        ErrorCode::Table => "TableError",
+        ErrorCode::Schema => "SchemaError",
+        ErrorCode::TooLarge => "TooLargeError",
+        ErrorCode::Deadline => "DeadlineError",
+        ErrorCode::View => "ViewError",
+        ErrorCode::Fenced => "FencedError",
+        ErrorCode::Expired => "ExpiredError",
+        ErrorCode::Protocol => "ProtocolError",
+        ErrorCode::Version => "VersionError",
+        ErrorCode::Authentication => "AuthenticationError",
+        ErrorCode::Connect => "ConnectError",
+        ErrorCode::Disconnected => "DisconnectedError",
+        ErrorCode::Corrupt => "CorruptError",
+        ErrorCode::Config => "ConfigError",
+        ErrorCode::Parameters => "ParametersError",
+        ErrorCode::Closed => "ClosedError",
+        ErrorCode::Io => "StorageError",
+        // `wait::blocking` raises the pending KeyboardInterrupt before an Interrupted comes here.
+        ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
+    }
+}
+
+/// An exception of the class `name` in `innet_drl.errors`.
+pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let class = MODULE
+        .get_or_try_init(py, || py.import("innet_drl.errors").map(Bound::unbind))
+        .and_then(|module| module.bind(py).getattr(name))
+        .and_then(|class| Ok(class.cast_into::<PyType>()?));
+    match class {
+        Ok(class) => PyErr::from_type(class, message),
+        Err(error) => error,
+    }
+}
+
+/// The exception for an error of the core.
+pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
+    raise(py, class_name(error.code()), error.to_string())
+}
+
+/// An argument that cannot be used.
+pub fn config(py: Python<'_>, message: impl Into<String>) -> PyErr {
+    raise(py, "ConfigError", message.into())
+}
+
+/// Data that does not fit the columns of `table`.
+pub fn schema(py: Python<'_>, table: &str, reason: impl Into<String>) -> PyErr {
+    to_python(
+        py,
+        Error::Schema {
+            table: table.to_owned(),
+            reason: reason.into(),
+        },
+    )
+}

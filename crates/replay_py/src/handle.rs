@@ -1,0 +1,91 @@
+//! What `Replay`, `Writer`, `Batches` and `Server` share: a value that `close` takes away and that a forked
+//! child must not touch.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+
+use crate::error;
+
+/// A value of the process that made it, until it is closed.
+///
+/// A forked child has a copy of the memory but none of the threads, and it shares the sockets: using the
+/// value there would hang or garble a connection, and so would dropping it.
+pub struct Handle<T: Send> {
+    value: Mutex<Option<T>>,
+    process: u32,
+    what: &'static str,
+}
+
+impl<T: Send> Handle<T> {
+    /// A handle for errors that speak of `what`.
+    pub fn new(what: &'static str, value: T) -> Self {
+        Handle {
+            value: Mutex::new(Some(value)),
+            process: std::process::id(),
+            what,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
+        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    /// # Errors
+    /// `ForkError` in a child of the process that made it.
+    pub fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(error::raise(
+            py,
+            "ForkError",
+            format!(
+                "this {} was made before the process forked, and threads and connections do not survive a \
+                 fork; make it in the child, or start processes with multiprocessing's \"spawn\" method",
+                self.what
+            ),
+        ))
+    }
+
+    /// A copy of the value.
+    ///
+    /// # Errors
+    /// `ForkError` in a forked child, `ClosedError` after `close`.
+    pub fn get(&self, py: Python<'_>) -> PyResult<T>
+    where
+        T: Clone,
+    {
+        self.check_process(py)?;
+        self.lock()
+            .clone()
+            .ok_or_else(|| error::raise(py, "ClosedError", format!("this {} is closed", self.what)))
+    }
+
+    /// The value, which is gone afterwards; `None` when it was gone before.
+    ///
+    /// # Errors
+    /// `ForkError` in a forked child.
+    pub fn close(&self, py: Python<'_>) -> PyResult<Option<T>> {
+        self.check_process(py)?;
+        Ok(self.lock().take())
+    }
+}
+
+impl<T: Send> Drop for Handle<T> {
+    fn drop(&mut self) {
+        let value = self.lock().take();
+        if self.process != std::process::id() {
+            std::mem::forget(value);
+            return;
+        }
+        // Dropping may join threads and end connections: other Python threads go on meanwhile. While the
+        // interpreter shuts down there are none.
+        Python::try_attach(|py| py.detach(|| drop(value)));
+    }
+}

@@ -1,0 +1,292 @@
+//! Parameters between Python's dictionaries of arrays and safetensors files.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use half::{bf16, f16};
+use numpy::{PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyMapping};
+use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
+
+use replay_core::schema::Dtype;
+use replay_core::view::Buffer;
+
+use crate::array::{self, ArrayBytes};
+use crate::batch::BufferOwner;
+use crate::{dtype, error};
+
+/// One version of named parameters.
+#[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
+pub struct PyParameters {
+    version: u64,
+    tensors: Py<PyDict>,
+}
+
+impl PyParameters {
+    pub fn new(py: Python<'_>, version: u64, contents: Contents) -> PyResult<Self> {
+        let buffer = Arc::new(contents.buffer);
+        let owner = Bound::new(py, BufferOwner(buffer.clone()))?;
+        let tensors = PyDict::new(py);
+        for entry in contents.tensors {
+            // SAFETY: `read` laid the tensor out in the buffer, at a multiple of its alignment; only arrays on
+            // `owner`, which holds the buffer, touch it from here on.
+            let array = unsafe {
+                array::over(
+                    owner.as_any(),
+                    buffer.as_mut_ptr().add(entry.offset),
+                    entry.dtype,
+                    &entry.shape,
+                    None,
+                )
+            }?;
+            tensors.set_item(entry.name, array)?;
+        }
+        Ok(PyParameters {
+            version,
+            tensors: tensors.unbind(),
+        })
+    }
+}
+
+#[pymethods]
+impl PyParameters {
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!(
+            "<Parameters version {}, {} tensors>",
+            self.version,
+            self.tensors.bind(py).len()
+        )
+    }
+}
+
+/// A tensor on its way into a file.
+pub struct Tensor {
+    dtype: FileDtype,
+    shape: Vec<usize>,
+    data: ArrayBytes,
+    to_bfloat16: bool,
+}
+
+impl View for &Tensor {
+    fn dtype(&self) -> FileDtype {
+        if self.to_bfloat16 {
+            FileDtype::BF16
+        } else {
+            self.dtype
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let bytes = self.data.as_slice();
+        if !self.to_bfloat16 {
+            return Cow::Borrowed(bytes);
+        }
+        // Rounds to nearest, ties to even, as torch does.
+        let narrow = |value: f32| bf16::from_f32(value).to_le_bytes();
+        Cow::Owned(match self.dtype {
+            FileDtype::F64 => narrowed(bytes, |b| narrow(f64::from_le_bytes(b) as f32)),
+            FileDtype::F16 => narrowed(bytes, |b| narrow(f16::from_le_bytes(b).to_f32())),
+            _ => narrowed(bytes, |b| narrow(f32::from_le_bytes(b))),
+        })
+    }
+
+    fn data_len(&self) -> usize {
+        if self.to_bfloat16 {
+            2 * self.shape.iter().product::<usize>()
+        } else {
+            self.data.as_slice().len()
+        }
+    }
+}
+
+fn narrowed<const N: usize>(bytes: &[u8], narrow: impl Fn([u8; N]) -> [u8; 2]) -> Vec<u8> {
+    bytes
+        .as_chunks::<N>()
+        .0
+        .iter()
+        .flat_map(|&value| narrow(value))
+        .collect()
+}
+
+/// Takes the arrays or torch tensors of a mapping, without copying those that are contiguous and on the CPU.
+pub fn collect(
+    py: Python<'_>,
+    name: &str,
+    tensors: &Bound<'_, PyMapping>,
+    dtype: Option<&str>,
+) -> PyResult<HashMap<String, Tensor>> {
+    let to_bfloat16 = match dtype {
+        None => false,
+        Some("bfloat16") => true,
+        Some(other) => {
+            return Err(error::config(
+                py,
+                format!("dtype is None or \"bfloat16\", got {other:?}"),
+            ));
+        }
+    };
+    tensors
+        .items()?
+        .iter()
+        .map(|item| {
+            let (key, value): (String, Bound<'_, PyAny>) = item.extract()?;
+            let tensor = to_tensor(&value, to_bfloat16)?.map_err(|reason| {
+                error::raise(
+                    py,
+                    "ParametersError",
+                    format!("parameters {name:?} were refused: tensor {key:?}: {reason}"),
+                )
+            })?;
+            Ok((key, tensor))
+        })
+        .collect()
+}
+
+fn to_tensor(
+    value: &Bound<'_, PyAny>,
+    to_bfloat16: bool,
+) -> PyResult<Result<Tensor, array::Refusal>> {
+    let py = value.py();
+    let mut value = value.clone();
+    let mut is_bfloat16 = false;
+    if let Some(detach) = value.getattr_opt("detach")? {
+        // A torch tensor. NumPy has no bfloat16: its bits travel as integers.
+        value = detach.call0()?.call_method0("cpu")?;
+        if value.getattr("dtype")?.str()?.to_cow()? == "torch.bfloat16" {
+            is_bfloat16 = true;
+            let bits = py.import("torch")?.getattr("int16")?;
+            value = value.call_method1("view", (bits,))?;
+        }
+    }
+    let array = py
+        .import("numpy")?
+        .call_method1("asarray", (&value,))?
+        .cast_into::<PyUntypedArray>()?;
+    let Some(element) = dtype::from_numpy(&array.dtype()) else {
+        return Ok(Err(format!("cannot store elements of {}", array.dtype())));
+    };
+    let shape = array.shape().to_vec();
+    Ok(array::read(array.as_any(), element, &shape)?.map(|data| {
+        let dtype = if is_bfloat16 {
+            FileDtype::BF16
+        } else {
+            file_dtype(element)
+        };
+        let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
+        Tensor {
+            dtype,
+            shape,
+            data,
+            to_bfloat16: to_bfloat16 && float,
+        }
+    }))
+}
+
+/// Writes a safetensors file.
+pub fn write(name: &str, tensors: &HashMap<String, Tensor>) -> replay_core::Result<Bytes> {
+    safetensors::serialize(tensors, None)
+        .map(Bytes::from)
+        .map_err(|error| replay_core::Error::Parameters {
+            name: name.to_owned(),
+            reason: error.to_string(),
+        })
+}
+
+/// The tensors of a file, in memory that belongs to the reader.
+pub struct Contents {
+    tensors: Vec<Entry>,
+    buffer: Buffer,
+}
+
+struct Entry {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    offset: usize,
+}
+
+/// Reads a safetensors file; bfloat16, which NumPy does not have, becomes float32.
+pub fn read(name: &str, bytes: &[u8]) -> replay_core::Result<Contents> {
+    let refuse = |reason: String| replay_core::Error::Parameters {
+        name: name.to_owned(),
+        reason,
+    };
+    let file = SafeTensors::deserialize(bytes).map_err(|error| refuse(error.to_string()))?;
+    let views = file.tensors();
+    let mut tensors = Vec::with_capacity(views.len());
+    let mut end = 0;
+    for (key, view) in &views {
+        let dtype = python_dtype(view.dtype()).ok_or_else(|| {
+            refuse(format!(
+                "tensor {key:?} has elements of {:?}, which NumPy does not have",
+                view.dtype()
+            ))
+        })?;
+        let shape = view.shape().to_vec();
+        let len = dtype.bytes() * shape.iter().product::<usize>();
+        tensors.push(Entry {
+            name: key.clone(),
+            dtype,
+            shape,
+            offset: end,
+        });
+        end += len.next_multiple_of(Buffer::ALIGNMENT);
+    }
+    let mut buffer = Buffer::new(end);
+    for (entry, (_, view)) in tensors.iter().zip(&views) {
+        let to = &mut buffer.as_mut_slice()[entry.offset..];
+        let from = view.data();
+        if view.dtype() == FileDtype::BF16 {
+            let widened = from.as_chunks().0.iter();
+            let widened = widened.map(|&bits| bf16::from_le_bytes(bits).to_f32());
+            for (to, value) in to.as_chunks_mut().0.iter_mut().zip(widened) {
+                *to = value.to_ne_bytes();
+            }
+        } else {
+            to[..from.len()].copy_from_slice(from);
+        }
+    }
+    Ok(Contents { tensors, buffer })
+}
+
+fn file_dtype(dtype: Dtype) -> FileDtype {
+    match dtype {
+        Dtype::Bool => FileDtype::BOOL,
+        Dtype::Uint8 => FileDtype::U8,
+        Dtype::Int8 => FileDtype::I8,
+        Dtype::Uint16 => FileDtype::U16,
+        Dtype::Int16 => FileDtype::I16,
+        Dtype::Uint32 => FileDtype::U32,
+        Dtype::Int32 => FileDtype::I32,
+        Dtype::Uint64 => FileDtype::U64,
+        Dtype::Int64 => FileDtype::I64,
+        Dtype::Float16 => FileDtype::F16,
+        Dtype::Float32 => FileDtype::F32,
+        Dtype::Float64 => FileDtype::F64,
+    }
+}
+
+fn python_dtype(dtype: FileDtype) -> Option<Dtype> {
+    Some(match dtype {
+        FileDtype::BOOL => Dtype::Bool,
+        FileDtype::U8 => Dtype::Uint8,
+        FileDtype::I8 => Dtype::Int8,
+        FileDtype::U16 => Dtype::Uint16,
+        FileDtype::I16 => Dtype::Int16,
+        FileDtype::U32 => Dtype::Uint32,
+        FileDtype::I32 => Dtype::Int32,
+        FileDtype::U64 => Dtype::Uint64,
+        FileDtype::I64 => Dtype::Int64,
+        FileDtype::F16 => Dtype::Float16,
+        FileDtype::F32 | FileDtype::BF16 => Dtype::Float32,
+        FileDtype::F64 => Dtype::Float64,
+        _ => return None,
+    })
+}

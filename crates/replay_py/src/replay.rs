@@ -1,0 +1,510 @@
+//! `Replay`: a replay memory in this process or on a server, behind one interface.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyMapping;
+
+use replay_core::error::{Error, ErrorCode};
+use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::replay::{Replay, SampleRequest};
+use replay_core::schema::{Dtype, TableConfig};
+use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
+
+use crate::batch::PyBatch;
+use crate::batches::{Beta, PyBatches};
+use crate::draw::Draw;
+use crate::handle::Handle;
+use crate::parameters::{self, PyParameters};
+use crate::server::{self, PyServer, ServeOptions};
+use crate::table::PyTable;
+use crate::view::ViewArgument;
+use crate::writer::PyWriter;
+use crate::{array, error, wait};
+
+/// A replay memory: in this process, or the connection to one on a server.
+#[pyclass(name = "Replay", module = "innet_drl", frozen)]
+pub struct PyReplay {
+    backend: Handle<Backend>,
+    place: String,
+    decoders: Mutex<Decoders>,
+}
+
+#[derive(Clone)]
+struct Backend {
+    replay: Arc<dyn Replay>,
+    /// Where the memory is in this process: a server can be put in front of it.
+    memory: Option<Arc<Memory>>,
+}
+
+/// Decoders keep the buffers of finished batches, so the next draw with the same view finds them.
+type Decoders = HashMap<String, Vec<(Reading, Arc<Decoder>)>>;
+
+/// How draws become arrays.
+#[derive(Clone, PartialEq)]
+struct Reading {
+    view: ViewSpec,
+    options: DecodeOptions,
+}
+
+/// Decoders of one table that are kept.
+const DECODERS_PER_TABLE: usize = 8;
+
+/// Keys may come back from torch, which prefers signed integers.
+const KEYS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
+const PRIORITIES: [Dtype; 4] = [
+    Dtype::Float32,
+    Dtype::Float64,
+    Dtype::Float16,
+    Dtype::Int64,
+];
+
+impl PyReplay {
+    /// The client of a server.
+    pub fn remote(replay: Arc<dyn Replay>, address: String) -> Self {
+        PyReplay {
+            backend: Handle::new(
+                "replay",
+                Backend {
+                    replay,
+                    memory: None,
+                },
+            ),
+            place: format!("at {address}"),
+            decoders: Mutex::default(),
+        }
+    }
+
+    pub fn make_tables(
+        &self,
+        py: Python<'_>,
+        tables: Vec<PyRef<'_, PyTable>>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        for table in tables {
+            self.create_table(py, &table, timeout)?;
+        }
+        Ok(())
+    }
+
+    fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
+        Ok(self.backend.get(py)?.replay)
+    }
+
+    fn decoders(&self) -> MutexGuard<'_, Decoders> {
+        self.decoders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_decoders(&self, table: &str) {
+        self.decoders().remove(table);
+    }
+
+    fn decoder(
+        &self,
+        py: Python<'_>,
+        replay: &Arc<dyn Replay>,
+        table: &str,
+        reading: Reading,
+        deadline: Option<Instant>,
+    ) -> PyResult<Arc<Decoder>> {
+        let known = |views: &Vec<(Reading, Arc<Decoder>)>| {
+            let found = views.iter().find(|(known, _)| *known == reading);
+            found.map(|(_, decoder)| decoder.clone())
+        };
+        if let Some(decoder) = self.decoders().get(table).and_then(known) {
+            return Ok(decoder);
+        }
+        let decoder = wait::blocking(py, deadline, |wait| {
+            let config = replay.table_config(table, wait)?;
+            Decoder::new(&config, &reading.view, reading.options).map(Arc::new)
+        })?;
+        let mut decoders = self.decoders();
+        let kept = decoders.entry(table.to_owned()).or_default();
+        if kept.len() == DECODERS_PER_TABLE {
+            kept.remove(0);
+        }
+        kept.push((reading, decoder.clone()));
+        Ok(decoder)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what sample and batches share")]
+    fn draw(
+        &self,
+        py: Python<'_>,
+        table: &str,
+        count: u32,
+        view: ViewSpec,
+        normalize: &str,
+        allow_short: bool,
+        threads: usize,
+        deadline: Option<Instant>,
+    ) -> PyResult<Draw> {
+        let replay = self.replay(py)?;
+        let normalization = match normalize {
+            "batch" => Normalization::Batch,
+            "memory" => Normalization::Memory,
+            other => {
+                return Err(error::config(
+                    py,
+                    format!("normalize is \"batch\" or \"memory\", got {other:?}"),
+                ));
+            }
+        };
+        let request = SampleRequest {
+            table: table.to_owned(),
+            count,
+            before: view.before(),
+            after: view.after(),
+            allow_short,
+            min_probability: normalization == Normalization::Memory,
+        };
+        let options = DecodeOptions {
+            normalization,
+            threads,
+        };
+        let decoder =
+            self.decoder(py, &replay, table, Reading { view, options }, deadline)?;
+        Ok(Draw {
+            replay,
+            decoder,
+            request,
+        })
+    }
+}
+
+#[pymethods]
+impl PyReplay {
+    #[new]
+    #[pyo3(signature = (tables = Vec::new(), *, max_bytes = None, seed = None))]
+    fn new(
+        py: Python<'_>,
+        tables: Vec<PyRef<'_, PyTable>>,
+        max_bytes: Option<u64>,
+        seed: Option<u64>,
+    ) -> PyResult<Self> {
+        let mut limits = MemoryLimits::default();
+        if let Some(max_bytes) = max_bytes {
+            limits.max_bytes = max_bytes;
+        }
+        limits.seed = seed;
+        let memory = Memory::new(limits);
+        let replay = PyReplay {
+            backend: Handle::new(
+                "replay",
+                Backend {
+                    replay: Arc::new(memory.clone()),
+                    memory: Some(memory),
+                },
+            ),
+            place: "in this process".into(),
+            decoders: Mutex::default(),
+        };
+        replay.make_tables(py, tables, None)?;
+        Ok(replay)
+    }
+
+    /// Makes a table; the same definition again is fine.
+    #[pyo3(signature = (table, timeout = None))]
+    fn create_table(
+        &self,
+        py: Python<'_>,
+        table: &PyTable,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let replay = self.replay(py)?;
+        self.forget_decoders(&table.config.name);
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| replay.create_table(&table.config, wait))
+    }
+
+    /// The definition of a table.
+    #[pyo3(signature = (name, timeout = None))]
+    fn table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyTable> {
+        let replay = self.replay(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        let config = wait::blocking(py, deadline, |wait| replay.table_config(name, wait))?;
+        Ok(PyTable {
+            config: TableConfig::clone(&config),
+        })
+    }
+
+    /// Removes every step and item of a table; its writers go on.
+    #[pyo3(signature = (name, timeout = None))]
+    fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
+        let replay = self.replay(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| replay.empty_table(name, wait))
+    }
+
+    /// Removes a table.
+    #[pyo3(signature = (name, timeout = None))]
+    fn drop_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
+        let replay = self.replay(py)?;
+        self.forget_decoders(name);
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| replay.drop_table(name, wait))
+    }
+
+    /// Opens a writer for `streams` environments.
+    #[pyo3(signature = (table, streams, view, *, name = "", chunk_steps = 50, timeout = None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn writer(
+        &self,
+        py: Python<'_>,
+        table: &str,
+        streams: u32,
+        view: ViewArgument,
+        name: &str,
+        chunk_steps: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<PyWriter> {
+        let replay = self.replay(py)?;
+        PyWriter::open(py, replay, table, streams, view.0, name, chunk_steps, timeout)
+    }
+
+    /// Draws `count` items.
+    #[pyo3(signature = (
+        table, count, view, *, beta = 0.4, normalize = "batch", allow_short = false, timeout = None, threads = 1
+    ))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn sample(
+        &self,
+        py: Python<'_>,
+        table: &str,
+        count: u32,
+        view: ViewArgument,
+        beta: f64,
+        normalize: &str,
+        allow_short: bool,
+        timeout: Option<f64>,
+        threads: usize,
+    ) -> PyResult<PyBatch> {
+        let deadline = wait::deadline(py, timeout)?;
+        let draw = self.draw(
+            py, table, count, view.0, normalize, allow_short, threads, deadline,
+        )?;
+        let drawn = wait::blocking(py, deadline, |wait| {
+            let drawn = draw
+                .replay
+                .sample(&draw.request, wait)
+                .and_then(|sampled| draw.decode(sampled, beta));
+            // Another client may have made a table of this name anew, with other columns.
+            let code = drawn.as_ref().err().map(Error::code);
+            if matches!(code, Some(ErrorCode::UnknownTable | ErrorCode::Corrupt)) {
+                self.forget_decoders(table);
+            }
+            drawn
+        })?;
+        PyBatch::new(py, drawn.delivered())
+    }
+
+    /// Draws again and again, decoding ahead of the reader.
+    #[pyo3(signature = (
+        table, count, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None, normalize = "batch", timeout = None,
+        threads = 1
+    ))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn batches<'py>(
+        &self,
+        py: Python<'py>,
+        table: &str,
+        count: u32,
+        view: ViewArgument,
+        beta: Beta,
+        prefetch: usize,
+        device: Option<&Bound<'py, PyAny>>,
+        normalize: &str,
+        timeout: Option<f64>,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let deadline = wait::deadline(py, timeout)?;
+        let draw = self.draw(py, table, count, view.0, normalize, false, threads, deadline)?;
+        let description = format!("{count} items of table {table:?} {}", self.place);
+        let batches = PyBatches::new(py, draw, beta, prefetch, timeout, description)?;
+        let batches = Bound::new(py, batches)?.into_any();
+        match device {
+            None => Ok(batches),
+            Some(device) => py
+                .import("innet_drl.batches")?
+                .getattr("TorchBatches")?
+                .call1((batches, device)),
+        }
+    }
+
+    /// Sets the priorities of drawn items.
+    #[pyo3(signature = (table, key, priority, timeout = None))]
+    fn update_priorities(
+        &self,
+        py: Python<'_>,
+        table: &str,
+        key: &Bound<'_, PyAny>,
+        priority: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<PyUpdateReceipt> {
+        let replay = self.replay(py)?;
+        let keys = array::numbers(key, "key", &KEYS)?;
+        let priorities = array::numbers(priority, "priority", &PRIORITIES)?;
+        let deadline = wait::deadline(py, timeout)?;
+        let receipt = wait::blocking(py, deadline, |wait| {
+            replay.update_priorities(table, &keys.to_bits(), &priorities.to_f64(), wait)
+        })?;
+        Ok(PyUpdateReceipt {
+            applied: receipt.applied,
+            stale: receipt.stale,
+        })
+    }
+
+    /// Stores a new version of named parameters.
+    #[pyo3(signature = (name, tensors, *, dtype = None, timeout = None))]
+    fn put_parameters(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        tensors: &Bound<'_, PyMapping>,
+        dtype: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let replay = self.replay(py)?;
+        let tensors = parameters::collect(py, name, tensors, dtype)?;
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| {
+            replay.put_parameters(name, parameters::write(name, &tensors)?, wait)
+        })
+    }
+
+    /// The newest version of named parameters, or None when it is not newer.
+    #[pyo3(signature = (name, newer_than = 0, timeout = None))]
+    fn get_parameters(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        newer_than: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<PyParameters>> {
+        let replay = self.replay(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        let found = wait::blocking(py, deadline, |wait| {
+            let Some(found) = replay.get_parameters(name, newer_than, wait)? else {
+                return Ok(None);
+            };
+            parameters::read(name, &found.bytes).map(|tensors| Some((found.version, tensors)))
+        })?;
+        found
+            .map(|(version, tensors)| PyParameters::new(py, version, tensors))
+            .transpose()
+    }
+
+    /// Counters and gauges of the memory.
+    #[pyo3(signature = (timeout = None))]
+    fn stats<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let replay = self.replay(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        let stats = wait::blocking(py, deadline, |wait| replay.stats(wait))?;
+        py.import("json")?
+            .call_method1("loads", (stats.to_string(),))
+    }
+
+    /// Puts a server in front of this memory.
+    #[pyo3(signature = (
+        addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0
+    ))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn serve(
+        &self,
+        py: Python<'_>,
+        addresses: server::Addresses,
+        token: Option<String>,
+        tls_cert: Option<PathBuf>,
+        tls_key: Option<PathBuf>,
+        trusted_network: bool,
+        io_threads: usize,
+    ) -> PyResult<PyServer> {
+        let Some(memory) = self.backend.get(py)?.memory else {
+            return Err(error::config(
+                py,
+                "serve is for a replay in this process; this one is the client of a server",
+            ));
+        };
+        let options = ServeOptions {
+            token,
+            tls_cert,
+            tls_key,
+            trusted_network,
+            io_threads,
+        };
+        server::start(py, memory, addresses, options)
+    }
+
+    /// Ends the connection, or lets go of the memory.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let backend = self.backend.close(py)?;
+        py.detach(|| drop(backend));
+        Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception_type: &Bound<'_, PyAny>,
+        _exception: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = if self.backend.is_closed() {
+            ", closed"
+        } else {
+            ""
+        };
+        format!("<Replay {}{closed}>", self.place)
+    }
+
+    fn __reduce__(&self, py: Python<'_>) -> PyResult<()> {
+        Err(PyTypeError::new_err(format!(
+            "a Replay {} cannot be pickled: pass its address to the other process, which calls \
+             innet_drl.connect",
+            self.place
+        )))
+    }
+}
+
+/// What an update of priorities did.
+#[pyclass(name = "UpdateReceipt", module = "innet_drl", frozen, get_all, eq)]
+#[derive(PartialEq)]
+pub struct PyUpdateReceipt {
+    applied: u32,
+    stale: u32,
+}
+
+#[pymethods]
+impl PyUpdateReceipt {
+    fn __repr__(&self) -> String {
+        format!("UpdateReceipt(applied={}, stale={})", self.applied, self.stale)
+    }
+}

@@ -1,0 +1,154 @@
+//! `Server`, which puts a memory of this process on the network, and `connect`, which reaches one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use replay_core::client::{self, ConnectOptions};
+use replay_core::config::{Secret, ServerConfig};
+use replay_core::memory::Memory;
+use replay_core::net::Address;
+use replay_core::server::{RunningServer, Server};
+
+use crate::handle::Handle;
+use crate::replay::PyReplay;
+use crate::table::PyTable;
+use crate::{error, wait};
+
+/// A server in front of a `Replay` of this process.
+#[pyclass(name = "Server", module = "innet_drl", frozen)]
+pub struct PyServer {
+    server: Handle<RunningServer>,
+    addresses: Vec<String>,
+}
+
+/// One address or several.
+pub struct Addresses(Vec<String>);
+
+impl<'py> FromPyObject<'_, 'py> for Addresses {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(one) = value.extract::<String>() {
+            return Ok(Addresses(vec![one]));
+        }
+        value.extract().map(Addresses)
+    }
+}
+
+fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
+    address
+        .parse()
+        .map_err(|error| error::to_python(py, error))
+}
+
+/// What `Replay.serve` takes beside the addresses.
+pub struct ServeOptions {
+    pub token: Option<String>,
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
+    pub trusted_network: bool,
+    pub io_threads: usize,
+}
+
+pub fn start(
+    py: Python<'_>,
+    memory: Arc<Memory>,
+    addresses: Addresses,
+    options: ServeOptions,
+) -> PyResult<PyServer> {
+    let listen = addresses
+        .0
+        .iter()
+        .map(|address| parse(py, address))
+        .collect::<PyResult<Vec<_>>>()?;
+    let config = ServerConfig {
+        listen,
+        token: options.token.map(Secret),
+        tls_cert: options.tls_cert,
+        tls_key: options.tls_key,
+        trusted_network: options.trusted_network,
+        io_threads: options.io_threads,
+        ..ServerConfig::default()
+    };
+    let server = py
+        .detach(|| Server::start(&config, memory))
+        .map_err(|error| error::to_python(py, error))?;
+    let addresses = server.addresses().iter().map(Address::to_string).collect();
+    Ok(PyServer {
+        server: Handle::new("server", server),
+        addresses,
+    })
+}
+
+#[pymethods]
+impl PyServer {
+    #[getter]
+    fn addresses(&self) -> Vec<String> {
+        self.addresses.clone()
+    }
+
+    /// Stops listening, lets requests under way finish, and ends the connections.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(server) = self.server.close(py)? {
+            py.detach(|| {
+                server.shutdown();
+                server.wait()
+            })
+            .map_err(|error| error::to_python(py, error))?;
+        }
+        Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception_type: &Bound<'_, PyAny>,
+        _exception: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = if self.server.is_closed() {
+            ", closed"
+        } else {
+            ""
+        };
+        format!("<Server at {}{closed}>", self.addresses.join(", "))
+    }
+}
+
+/// Connects to a server.
+#[pyfunction]
+#[pyo3(signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None))]
+pub fn connect(
+    py: Python<'_>,
+    url: &str,
+    token: Option<String>,
+    tables: Vec<PyRef<'_, PyTable>>,
+    timeout: Option<f64>,
+    tls_ca: Option<PathBuf>,
+) -> PyResult<PyReplay> {
+    let address = parse(py, url)?;
+    wait::deadline(py, timeout)?;
+    let options = ConnectOptions {
+        token: token.map(String::into_bytes),
+        tls_ca,
+        timeout: timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        ..ConnectOptions::default()
+    };
+    let client = py
+        .detach(|| client::connect(&address, options))
+        .map_err(|error| error::to_python(py, error))?;
+    let replay = PyReplay::remote(Arc::new(client), url.to_owned());
+    replay.make_tables(py, tables, timeout)?;
+    Ok(replay)
+}

@@ -1,0 +1,317 @@
+//! `Column` and `Table`: what a table is made of, as plain values.
+
+use numpy::PyArrayDescr;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyMapping, PyTuple};
+
+use replay_core::schema::{Codec, Column, Sampler, TableConfig};
+
+use crate::{dtype, error};
+
+/// Values of this size and more are packed unless the column says otherwise: below it an LZ4 block is
+/// rarely shorter than its input.
+const PACKED_FROM_BYTES: usize = 64;
+
+/// A named array that every step has one value of.
+#[pyclass(name = "Column", module = "innet_drl", frozen, eq, from_py_object)]
+#[derive(Clone, PartialEq)]
+pub struct PyColumn {
+    /// Without its name, which the table gives.
+    column: Column,
+}
+
+#[pymethods]
+impl PyColumn {
+    #[new]
+    #[pyo3(signature = (dtype, shape = Shape(Vec::new()), codec = None))]
+    fn new(
+        py: Python<'_>,
+        dtype: &Bound<'_, PyAny>,
+        shape: Shape,
+        codec: Option<&str>,
+    ) -> PyResult<Self> {
+        let descr = PyArrayDescr::new(py, dtype.clone())?;
+        let element = dtype::from_numpy(&descr).ok_or_else(|| {
+            error::config(
+                py,
+                format!(
+                    "a column's dtype is bool, an integer or a float of this machine's byte order; got {descr}"
+                ),
+            )
+        })?;
+        let mut column = Column {
+            name: String::new(),
+            dtype: element,
+            shape: shape.0,
+            codec: Codec::None,
+        };
+        column.codec = match codec {
+            None if column.bytes() >= PACKED_FROM_BYTES => Codec::Lz4,
+            None | Some("none") => Codec::None,
+            Some("lz4") => Codec::Lz4,
+            Some(other) => {
+                return Err(error::config(
+                    py,
+                    format!("codec is \"lz4\", \"none\" or None, got {other:?}"),
+                ));
+            }
+        };
+        Ok(PyColumn { column })
+    }
+
+    #[getter]
+    fn dtype<'py>(&self, py: Python<'py>) -> Bound<'py, PyArrayDescr> {
+        dtype::to_numpy(py, self.column.dtype)
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.column.shape)
+    }
+
+    #[getter]
+    fn codec(&self) -> &'static str {
+        codec_name(self.column.codec)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!(
+            "Column({:?}, shape={}, codec={:?})",
+            self.column.dtype.name(),
+            self.shape(py)?.repr()?,
+            self.codec()
+        ))
+    }
+
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let py = slf.py();
+        let this = slf.get();
+        let arguments = (
+            this.column.dtype.name(),
+            this.shape(py)?,
+            codec_name(this.column.codec),
+        );
+        Ok((slf.get_type().into_any(), arguments.into_pyobject(py)?))
+    }
+}
+
+fn codec_name(codec: Codec) -> &'static str {
+    match codec {
+        Codec::None => "none",
+        Codec::Lz4 => "lz4",
+    }
+}
+
+/// The shape of a value: one number, or a sequence of them.
+struct Shape(Vec<u32>);
+
+impl<'py> FromPyObject<'_, 'py> for Shape {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(one) = value.extract::<u32>() {
+            return Ok(Shape(vec![one]));
+        }
+        value.extract::<Vec<u32>>().map(Shape).map_err(|_| {
+            error::config(
+                value.py(),
+                format!("a shape is a tuple of positive integers, got {}", *value),
+            )
+        })
+    }
+}
+
+/// The definition of a replay memory: columns, capacity, sampler and limits.
+#[pyclass(name = "Table", module = "innet_drl", frozen, eq)]
+#[derive(Clone, PartialEq)]
+pub struct PyTable {
+    /// Validated.
+    pub config: TableConfig,
+}
+
+#[pymethods]
+impl PyTable {
+    #[new]
+    #[pyo3(signature = (
+        name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized", priority_exponent = 0.6,
+        priority_unit_log2 = -19, max_times_sampled = 0, min_size = 1, samples_per_insert = 0.0, slack = 0.0
+    ))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python constructor"
+    )]
+    fn new(
+        py: Python<'_>,
+        name: String,
+        columns: &Bound<'_, PyMapping>,
+        capacity: u64,
+        capacity_bytes: u64,
+        sampler: &str,
+        priority_exponent: f64,
+        priority_unit_log2: i32,
+        max_times_sampled: u32,
+        min_size: u64,
+        samples_per_insert: f64,
+        slack: f64,
+    ) -> PyResult<Self> {
+        let columns = columns
+            .items()?
+            .iter()
+            .map(|item| {
+                let (name, definition): (String, Bound<'_, PyAny>) = item.extract()?;
+                to_column(name, &definition)
+            })
+            .collect::<PyResult<Vec<_>>>()?;
+        let config = TableConfig {
+            name,
+            columns,
+            capacity,
+            capacity_bytes,
+            sampler: match sampler {
+                "prioritized" => Sampler::Prioritized,
+                "uniform" => Sampler::Uniform,
+                "fifo" => Sampler::Fifo,
+                other => {
+                    return Err(error::config(
+                        py,
+                        format!(
+                            "sampler is \"prioritized\", \"uniform\" or \"fifo\", got {other:?}"
+                        ),
+                    ));
+                }
+            },
+            priority_exponent,
+            priority_unit_log2,
+            max_times_sampled,
+            min_size,
+            samples_per_insert,
+            slack,
+        };
+        config
+            .validate()
+            .map_err(|error| error::to_python(py, error))?;
+        Ok(PyTable { config })
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    #[getter]
+    fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let columns = PyDict::new(py);
+        for column in &self.config.columns {
+            let value = PyColumn {
+                column: Column {
+                    name: String::new(),
+                    ..column.clone()
+                },
+            };
+            columns.set_item(&column.name, Bound::new(py, value)?)?;
+        }
+        Ok(columns)
+    }
+
+    #[getter]
+    fn capacity(&self) -> u64 {
+        self.config.capacity
+    }
+
+    #[getter]
+    fn capacity_bytes(&self) -> u64 {
+        self.config.capacity_bytes
+    }
+
+    #[getter]
+    fn sampler(&self) -> &'static str {
+        match self.config.sampler {
+            Sampler::Prioritized => "prioritized",
+            Sampler::Uniform => "uniform",
+            Sampler::Fifo => "fifo",
+        }
+    }
+
+    #[getter]
+    fn priority_exponent(&self) -> f64 {
+        self.config.priority_exponent
+    }
+
+    #[getter]
+    fn priority_unit_log2(&self) -> i32 {
+        self.config.priority_unit_log2
+    }
+
+    #[getter]
+    fn max_times_sampled(&self) -> u32 {
+        self.config.max_times_sampled
+    }
+
+    #[getter]
+    fn min_size(&self) -> u64 {
+        self.config.min_size
+    }
+
+    #[getter]
+    fn samples_per_insert(&self) -> f64 {
+        self.config.samples_per_insert
+    }
+
+    #[getter]
+    fn slack(&self) -> f64 {
+        self.config.slack
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!(
+            "Table({:?}, {}, capacity={}, capacity_bytes={}, sampler={:?}, priority_exponent={}, \
+             priority_unit_log2={}, max_times_sampled={}, min_size={}, samples_per_insert={}, slack={})",
+            self.config.name,
+            self.columns(py)?.repr()?,
+            self.config.capacity,
+            self.config.capacity_bytes,
+            self.sampler(),
+            self.config.priority_exponent,
+            self.config.priority_unit_log2,
+            self.config.max_times_sampled,
+            self.config.min_size,
+            self.config.samples_per_insert,
+            self.config.slack,
+        ))
+    }
+
+    fn __getnewargs_ex__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let positional = (self.name(), self.columns(py)?, self.capacity()).into_pyobject(py)?;
+        let named = PyDict::new(py);
+        named.set_item("capacity_bytes", self.config.capacity_bytes)?;
+        named.set_item("sampler", self.sampler())?;
+        named.set_item("priority_exponent", self.config.priority_exponent)?;
+        named.set_item("priority_unit_log2", self.config.priority_unit_log2)?;
+        named.set_item("max_times_sampled", self.config.max_times_sampled)?;
+        named.set_item("min_size", self.config.min_size)?;
+        named.set_item("samples_per_insert", self.config.samples_per_insert)?;
+        named.set_item("slack", self.config.slack)?;
+        Ok((positional, named))
+    }
+}
+
+/// A column from a `Column`, a `(dtype, shape)` pair or a dtype.
+fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
+    let py = definition.py();
+    let value = if let Ok(column) = definition.cast::<PyColumn>() {
+        column.get().clone()
+    } else if let Ok((dtype, shape)) = definition.extract::<(Bound<'_, PyAny>, Shape)>() {
+        PyColumn::new(py, &dtype, shape, None)?
+    } else {
+        PyColumn::new(py, definition, Shape(Vec::new()), None)?
+    };
+    Ok(Column {
+        name,
+        ..value.column
+    })
+}

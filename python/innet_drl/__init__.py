@@ -1,0 +1,51 @@
+"""Prioritized experience replay, parameters and gradients as a service in the network.
+
+The replay client needs NumPy alone:
+
+    import innet_drl as innet
+
+    table = innet.Table("apex", {"frame": ("uint8", (84, 84)), "action": "int64", "reward": "float32"}, 100_000)
+    replay = innet.Replay([table])                      # in this process, or
+    replay = innet.connect("innet://host:7710")         # on a server: the same interface
+
+`docs/api.md` walks through the whole interface; `innet_drl.errors` lists what can go wrong. Training needs the
+extra `train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
+"""
+
+from innet_drl import errors
+from innet_drl._core import (
+    Batch,
+    Batches,
+    Column,
+    NStep,
+    Parameters,
+    Replay,
+    Sequence,
+    Server,
+    Table,
+    UpdateReceipt,
+    Window,
+    Writer,
+    __version__,
+    connect,
+)
+from innet_drl.errors import ReplayError
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Column",
+    "NStep",
+    "Parameters",
+    "Replay",
+    "ReplayError",
+    "Sequence",
+    "Server",
+    "Table",
+    "UpdateReceipt",
+    "Window",
+    "Writer",
+    "__version__",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,695 @@
+"""The compiled core of innet_drl: tables, views, the replay memory in this process or on a server."""
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as _Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Self, final, overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from innet_drl.batches import TorchBatches
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "Column",
+    "NStep",
+    "Parameters",
+    "Replay",
+    "Sequence",
+    "Server",
+    "Table",
+    "UpdateReceipt",
+    "Window",
+    "Writer",
+    "__version__",
+    "connect",
+    "run_server_cli",
+]
+
+__version__: str
+"""The release, of the Python package and of the Rust crates."""
+
+type _Array = NDArray[Any]
+
+@final
+class Column:
+    """A named array that every step has one value of.
+
+    Args:
+        dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
+        shape: Shape of one value; `()` is a scalar.
+        codec: `"lz4"` packs each value on its own, `"none"` keeps it raw; `None` is `"lz4"` for values of
+            64 bytes and more.
+
+    Raises:
+        ConfigError: A dtype or codec that does not exist.
+    """
+
+    def __new__(
+        cls, dtype: DTypeLike, shape: int | tuple[int, ...] = (), codec: Literal["lz4", "none"] | None = None
+    ) -> Self: ...
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one value."""
+    @property
+    def codec(self) -> Literal["lz4", "none"]:
+        """How values are packed."""
+
+@final
+class Table:
+    """The definition of a replay memory: columns, capacity, sampler and limits.
+
+    Args:
+        name: 1 to 128 bytes.
+        columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
+            row. `NStep` and `Sequence` read the columns `action` and `reward` beside the observation.
+        capacity: Steps held before the oldest are evicted; at most 2^24.
+        capacity_bytes: Bytes held before the oldest are evicted, as stored; 0 derives it from `capacity`
+            steps without compression.
+        sampler: `"prioritized"` draws in proportion to priority^priority_exponent (Schaul et al., 2016),
+            `"uniform"` draws each item with the same probability, `"fifo"` in the order of insertion.
+        priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
+        priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
+            exponent; -30 to 0.
+        max_times_sampled: An item is removed after this many draws; 0 never removes it.
+        min_size: Items needed before the first draw.
+        samples_per_insert: Items drawn for each item inserted, held to within `slack`; 0 sets no limit.
+        slack: How far the items drawn may run from `samples_per_insert` times the items inserted, in drawn
+            items, either way.
+
+    Raises:
+        TableError: A field that cannot be used; the message says what it may be.
+    """
+
+    def __new__(
+        cls,
+        name: str,
+        columns: Mapping[str, Column | tuple[DTypeLike, int | tuple[int, ...]] | DTypeLike],
+        capacity: int,
+        *,
+        capacity_bytes: int = 0,
+        sampler: Literal["prioritized", "uniform", "fifo"] = "prioritized",
+        priority_exponent: float = 0.6,
+        priority_unit_log2: int = -19,
+        max_times_sampled: int = 0,
+        min_size: int = 1,
+        samples_per_insert: float = 0.0,
+        slack: float = 0.0,
+    ) -> Self: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    @property
+    def name(self) -> str:
+        """The table's name."""
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns by name, in row order."""
+    @property
+    def capacity(self) -> int:
+        """Steps held before the oldest are evicted."""
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes held before the oldest are evicted; 0 derives it from `capacity`."""
+    @property
+    def sampler(self) -> Literal["prioritized", "uniform", "fifo"]:
+        """How items are chosen."""
+    @property
+    def priority_exponent(self) -> float:
+        """Alpha."""
+    @property
+    def priority_unit_log2(self) -> int:
+        """Base-2 logarithm of the smallest difference of two stored priorities."""
+    @property
+    def max_times_sampled(self) -> int:
+        """Draws after which an item is removed; 0 is never."""
+    @property
+    def min_size(self) -> int:
+        """Items needed before the first draw."""
+    @property
+    def samples_per_insert(self) -> float:
+        """Items drawn for each item inserted; 0 sets no limit."""
+    @property
+    def slack(self) -> float:
+        """Drawn items by which the ratio may be off, either way."""
+
+@final
+class NStep:
+    """Transitions with n-step returns (Sutton & Barto, 2018, equation 7.1; Mnih et al., 2013, for the stack).
+
+    For the anchor step t with m <= n steps to the end of the episode or life: `observation` is the stack
+    that ends at t, `action` is a_t, `reward` is r_{t+1} + gamma r_{t+2} + ... + gamma^(m-1) r_{t+m},
+    `next_observation` is the stack that ends at t+m, and `discount` is gamma^m: 0 where t+m terminated, and
+    gamma^m where it was truncated, which bootstraps.
+
+    Args:
+        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
+        n: Steps of the return.
+        gamma: Discount of one step, 0 to 1.
+        observation: The column that holds the observation.
+        padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+
+    Raises:
+        ViewError: A field that cannot be used.
+    """
+
+    def __new__(
+        cls,
+        stack: int = 1,
+        n: int = 1,
+        gamma: float = 0.99,
+        observation: str = "frame",
+        padding: Literal["zero", "repeat"] = "zero",
+    ) -> Self: ...
+    def __getnewargs__(self) -> tuple[Any, ...]: ...
+    @property
+    def stack(self) -> int:
+        """Observations in a stack."""
+    @property
+    def n(self) -> int:
+        """Steps of the return."""
+    @property
+    def gamma(self) -> float:
+        """Discount of one step."""
+    @property
+    def observation(self) -> str:
+        """The observation's column."""
+    @property
+    def padding(self) -> Literal["zero", "repeat"]:
+        """What stands before an episode's first observation."""
+
+@final
+class Sequence:
+    """Sequences for recurrent agents (R2D2: Kapturowski et al., 2019).
+
+    An item covers `burn_in + length` steps and the observation after the last. A new item starts every
+    `period` steps of an episode. Where the episode ends earlier, the rest is padded with zeros and `mask`
+    is false.
+
+    Args:
+        length: Steps to learn from.
+        burn_in: Steps before them, which only bring the recurrent state up to date.
+        period: Steps from one item to the next; `None` is `length`.
+        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
+        observation: The column that holds the observation.
+        padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+        gamma: Discount of one step, 0 to 1.
+
+    Raises:
+        ViewError: A field that cannot be used.
+    """
+
+    def __new__(
+        cls,
+        length: int,
+        burn_in: int = 0,
+        period: int | None = None,
+        stack: int = 1,
+        observation: str = "frame",
+        padding: Literal["zero", "repeat"] = "zero",
+        gamma: float = 0.99,
+    ) -> Self: ...
+    def __getnewargs__(self) -> tuple[Any, ...]: ...
+    @property
+    def length(self) -> int:
+        """Steps to learn from."""
+    @property
+    def burn_in(self) -> int:
+        """Steps before them."""
+    @property
+    def period(self) -> int:
+        """Steps from one item to the next."""
+    @property
+    def stack(self) -> int:
+        """Observations in a stack."""
+    @property
+    def observation(self) -> str:
+        """The observation's column."""
+    @property
+    def padding(self) -> Literal["zero", "repeat"]:
+        """What stands before an episode's first observation."""
+    @property
+    def gamma(self) -> float:
+        """Discount of one step."""
+
+@final
+class Window:
+    """The raw rows around an anchor, for uses that `NStep` and `Sequence` do not cover.
+
+    Args:
+        before: Rows before the anchor.
+        after: Rows after the anchor.
+    """
+
+    def __new__(cls, before: int, after: int) -> Self: ...
+    def __getnewargs__(self) -> tuple[int, int]: ...
+    @property
+    def before(self) -> int:
+        """Rows before the anchor."""
+    @property
+    def after(self) -> int:
+        """Rows after the anchor."""
+
+@final
+class Batch:
+    """The arrays of one draw: as attributes, and as a mapping by name.
+
+    `len(batch)` is the number of items B, the first dimension of every array. The arrays are views on buffers
+    of the core: they stay valid for as long as they are referenced, also after the batch and the replay are
+    gone, and `observation` and `next_observation` may share memory, so write to neither. `NStep` delivers
+
+    | array | dtype | shape | meaning |
+    | --- | --- | --- | --- |
+    | `observation` | the column's | `(B, stack, *shape)`; `(B, *shape)` with a stack of 1 | stack at the anchor |
+    | `reward` | float32 | `(B,)` | n-step return |
+    | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
+    | `next_observation` | the column's | as `observation` | stack to bootstrap from; meaningless where `discount` is 0 |
+    | every other column | the column's | `(B, *shape)` | the anchor's value |
+    | `weight` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
+    | `probability` | float64 | `(B,)` | P(i) at the instant of the draw |
+    | `key` | uint64 | `(B,)` | names the items for `Replay.update_priorities` |
+    | `age` | uint32 | `(B,)` | steps inserted into the table since the item was |
+
+    With T = burn_in + length, `Sequence` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
+    (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first` and
+    every other column as `(B, T, ...)`, except the columns in `state`, which it delivers at the first step alone.
+    `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
+    `truncated`, `first` and `final`. Each adds `weight`, `probability`, `key` and `age`.
+    """
+
+    @property
+    def observation(self) -> _Array:
+        """The observation, or its stack, at the anchor."""
+    @property
+    def action(self) -> _Array:
+        """The action at the anchor."""
+    @property
+    def reward(self) -> NDArray[np.float32]:
+        """The n-step return; of `Sequence`, the reward of each step."""
+    @property
+    def discount(self) -> NDArray[np.float32]:
+        """Factor of the bootstrapped value; 0 where terminated."""
+    @property
+    def next_observation(self) -> _Array:
+        """The observation, or its stack, to bootstrap from."""
+    @property
+    def weight(self) -> NDArray[np.float32]:
+        """Importance weight."""
+    @property
+    def probability(self) -> NDArray[np.float64]:
+        """Probability of the item at the instant of the draw."""
+    @property
+    def key(self) -> NDArray[np.uint64]:
+        """Names the items for `Replay.update_priorities`."""
+    @property
+    def age(self) -> NDArray[np.uint32]:
+        """Steps inserted into the table since the item was."""
+    def __getattr__(self, name: str) -> _Array: ...
+    def __getitem__(self, name: str, /) -> _Array: ...
+    def __contains__(self, name: str, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def keys(self) -> list[str]:
+        """The names of the arrays."""
+    def values(self) -> list[_Array]:
+        """The arrays."""
+    def items(self) -> list[tuple[str, _Array]]:
+        """Names and arrays."""
+    def _buffers(
+        self,
+    ) -> list[
+        tuple[
+            NDArray[np.uint8],
+            list[tuple[str, np.dtype[Any], tuple[int, ...], tuple[int, ...], int]],
+        ]
+    ]: ...
+
+@final
+class Batches:
+    """An iterator over batches that ends only with an error or `close`.
+
+    A background thread draws and decodes `prefetch` batches ahead; what fails there is raised by `next`. A
+    batch counts for `samples_per_insert` when it is handed out. Close it, or use it as a context manager.
+    """
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Batch: ...
+    def close(self) -> None:
+        """Stops drawing ahead and waits for the background thread; batches that were not handed out do not count."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class UpdateReceipt:
+    """What an update of priorities did."""
+
+    @property
+    def applied(self) -> int:
+        """Keys whose item now has the new priority."""
+    @property
+    def stale(self) -> int:
+        """Keys that no longer name an item: counted and ignored."""
+
+@final
+class Parameters:
+    """One version of named parameters."""
+
+    @property
+    def version(self) -> int:
+        """Rises by one with every put; the first is 1."""
+    @property
+    def tensors(self) -> dict[str, _Array]:
+        """The tensors by name, the reader's own to change; bfloat16 comes as float32."""
+
+@final
+class Writer:
+    """Writes the steps of `streams` environments: one `append` a step, one row a stream.
+
+    Attributes are counts since the writer was opened. Use it as a context manager, or call `close`: what was
+    not flushed by then is lost.
+    """
+
+    def append(
+        self,
+        *,
+        terminated: ArrayLike,
+        truncated: ArrayLike,
+        first: ArrayLike,
+        final: ArrayLike | None = None,
+        q: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
+        final_q: ArrayLike | None = None,
+        timeout: float | None = None,
+        **columns: ArrayLike,
+    ) -> None:
+        """Appends one row to every stream. Every array has a leading dimension of `streams`.
+
+        Args:
+            terminated: bool `(streams,)`: nothing follows the step's reward, the value after it is 0. Without
+                a following `first` it is a lost life: learning ends, the observation stack goes on.
+            truncated: bool `(streams,)`: the episode was cut after this step; its final row bootstraps.
+            first: bool `(streams,)`: the observation starts a new episode and a new stack.
+            final: bool `(streams,)`. Without `final_<observation>`: this row is the last observation of an
+                episode, as a NEXT_STEP environment shows it; its action and reward are ignored. With it:
+                where the row's step ended the episode and `final_<observation>` holds its last observation;
+                `None` takes `terminated | truncated`.
+            q: float32 `(streams, actions)`: the actor's Q-values of this observation. All anchors then get
+                the priority |n-step TD error| at birth, computed as the learner does with equal parameters.
+            priority: float32 or float64 `(streams,)`: priorities of the anchors, before the exponent. Without
+                `q` and `priority`, items start with the largest priority the table has ever held.
+            final_q: float32 `(streams, actions)`: Q-values of `final_<observation>`.
+            timeout: Seconds to wait for room, `None` for ever, 0 not at all.
+            **columns: Every column of the table, dtype and shape exactly; and, for SAME_STEP environments,
+                `final_<observation>`: the last observations of the episodes that ended.
+
+        Raises:
+            SchemaError: A missing or unknown column, or another dtype or shape than the table's.
+            PriorityError: A priority that is NaN, infinite or negative.
+            DeadlineError: No room within `timeout`; the message says who was waited for.
+            FencedError: A newer connection of the same writer took over.
+            ClosedError: The writer was closed.
+        """
+    def flush(self, timeout: float | None = None) -> None:
+        """Sends what is packed and waits until everything is in the table; open windows stay open.
+
+        Raises:
+            DeadlineError: Not done within `timeout` seconds.
+        """
+    def close(self, timeout: float | None = None) -> None:
+        """Flushes and ends the writer. Windows that are still open are dropped and counted."""
+    @property
+    def steps(self) -> int:
+        """Rows appended, over all streams, final rows included."""
+    @property
+    def items(self) -> int:
+        """Items made."""
+    @property
+    def dropped_windows(self) -> int:
+        """Anchors that never became items: a reset that no end announced, or the end of the writer."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Server:
+    """A server in front of a `Replay` of this process. Use it as a context manager, or call `close`."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, ports filled in: what `connect` takes."""
+    def close(self) -> None:
+        """Stops listening, lets requests under way finish, and ends the connections."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class Replay:
+    """A replay memory: in this process, or the connection to one on a server (`connect`).
+
+    Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for ever,
+    0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. The interpreter is free for other threads
+    meanwhile. A replay must not be used in a forked child (`ForkError`): start processes with the method
+    "spawn", and connect there.
+
+    Args:
+        tables: Tables to make.
+        max_bytes: Bytes that the memory may take in all, packed; `None` is three quarters of the machine's.
+        seed: Makes draws repeatable, as long as one thread writes and draws.
+
+    Raises:
+        TableError: A table that cannot be made.
+    """
+
+    def __new__(
+        cls, tables: _Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
+    ) -> Self: ...
+    def create_table(self, table: Table, timeout: float | None = None) -> None:
+        """Makes a table; the same definition again is fine.
+
+        Raises:
+            TableDiffersError: It exists with another definition; the message shows the difference.
+        """
+    def table(self, name: str, timeout: float | None = None) -> Table:
+        """The definition of a table.
+
+        Raises:
+            UnknownTableError: There is none of this name.
+        """
+    def empty_table(self, name: str, timeout: float | None = None) -> None:
+        """Removes every step and item of a table; its writers go on."""
+    def drop_table(self, name: str, timeout: float | None = None) -> None:
+        """Removes a table."""
+    def writer(
+        self,
+        table: str,
+        streams: int,
+        view: NStep | Sequence | Window,
+        *,
+        name: str = "",
+        chunk_steps: int = 50,
+        timeout: float | None = None,
+    ) -> Writer:
+        """Opens a writer for `streams` environments.
+
+        Args:
+            table: The table's name.
+            streams: Environments; each is a stream of its own.
+            view: What the items are for: it fixes their windows. Draws may use narrower views.
+            name: For people: it stands in errors, logs and statistics.
+            chunk_steps: Steps of a stream that are packed and sent together.
+            timeout: Seconds to wait for the server.
+        """
+    def sample(
+        self,
+        table: str,
+        count: int,
+        view: NStep | Sequence | Window,
+        *,
+        beta: float = 0.4,
+        normalize: Literal["batch", "memory"] = "batch",
+        allow_short: bool = False,
+        timeout: float | None = None,
+        threads: int = 1,
+    ) -> Batch:
+        """Draws `count` items.
+
+        Args:
+            table: The table's name.
+            count: Items to draw, with replacement unless the sampler is `"fifo"`.
+            view: How to make arrays of their windows; not wider than the view they were written with.
+            beta: Importance-sampling exponent of the weights (N P(i))^-beta.
+            normalize: Divides the weights by the largest of the batch, or of the whole memory.
+            allow_short: Return what there is at the deadline instead of an error.
+            timeout: Seconds to wait for enough items, and for the rate limiter.
+            threads: Threads that unpack.
+
+        Raises:
+            EmptyError: No item has a priority above zero.
+            ViewError: The view reaches beyond the items' windows.
+            DeadlineError: Not allowed within `timeout`; the message says who was waited for.
+        """
+    @overload
+    def batches(
+        self,
+        table: str,
+        count: int,
+        view: NStep | Sequence | Window,
+        *,
+        beta: float | Callable[[], float] = 0.4,
+        prefetch: int = 4,
+        device: None = None,
+        normalize: Literal["batch", "memory"] = "batch",
+        timeout: float | None = None,
+        threads: int = 1,
+    ) -> Batches:
+        """Draws again and again, decoding ahead of the reader.
+
+        Args:
+            table: The table's name.
+            count: Items in a batch.
+            view: As in `sample`.
+            beta: As in `sample`; a function is called before every batch, and counts for batches that are
+                not decoded yet.
+            prefetch: Batches decoded ahead; 0 draws when `next` is called, which is repeatable with a seed.
+            device: `None` gives NumPy batches (`Batches`); `"cpu"`, `"cuda"` or a torch device gives batches
+                of torch tensors (`innet_drl.batches.TorchBatches`).
+            normalize: As in `sample`.
+            timeout: Seconds that each `next` may wait.
+            threads: As in `sample`.
+        """
+    @overload
+    def batches(
+        self,
+        table: str,
+        count: int,
+        view: NStep | Sequence | Window,
+        *,
+        beta: float | Callable[[], float] = 0.4,
+        prefetch: int = 4,
+        device: str | torch.device,
+        normalize: Literal["batch", "memory"] = "batch",
+        timeout: float | None = None,
+        threads: int = 1,
+    ) -> TorchBatches: ...
+    def update_priorities(
+        self, table: str, key: ArrayLike, priority: ArrayLike, timeout: float | None = None
+    ) -> UpdateReceipt:
+        """Sets the priorities of drawn items.
+
+        Args:
+            table: The table's name.
+            key: uint64 `(B,)`, from a batch. Keys of items that are gone are counted and ignored.
+            priority: float `(B,)`, before the exponent: finite and not negative. Of a key that stands twice
+                the last value counts.
+            timeout: Seconds to wait for the server.
+
+        Raises:
+            PriorityError: A NaN, infinite or negative priority; nothing was changed.
+        """
+    def put_parameters(
+        self,
+        name: str,
+        tensors: Mapping[str, Any],
+        *,
+        dtype: Literal["bfloat16"] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Stores a new version of named parameters, and returns its number: 1, 2, 3, ...
+
+        Args:
+            name: What readers ask for.
+            tensors: NumPy arrays or torch tensors by name, for example a `state_dict`.
+            dtype: `"bfloat16"` rounds floats to half the bytes of float32 on the wire; `None` keeps them.
+            timeout: Seconds to wait for the server.
+
+        Raises:
+            ParametersError: An array of a dtype that cannot be stored, or too much of it.
+        """
+    def get_parameters(
+        self, name: str, newer_than: int = 0, timeout: float | None = None
+    ) -> Parameters | None:
+        """The newest version of named parameters, or `None` when it is not newer than `newer_than`.
+
+        A reader gets one whole version, never parts of two.
+        """
+    def stats(self, timeout: float | None = None) -> dict[str, Any]:
+        """Counters and gauges of the memory: tables, bytes, writers, parameters."""
+    def serve(
+        self,
+        addresses: str | _Sequence[str],
+        *,
+        token: str | None = None,
+        tls_cert: str | PathLike[str] | None = None,
+        tls_key: str | PathLike[str] | None = None,
+        trusted_network: bool = False,
+        io_threads: int = 1,
+    ) -> Server:
+        """Puts a server in front of this memory.
+
+        Args:
+            addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 takes a
+                free one.
+            token: What clients have to know; it never travels. Needed on any address that is not loopback.
+            tls_cert: PEM file with the certificate chain.
+            tls_key: PEM file with its key.
+            trusted_network: Allows other addresses without token and TLS.
+            io_threads: Threads that serve connections.
+        """
+    def close(self) -> None:
+        """Ends the connection, or lets go of the memory."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    tables: _Sequence[Table] = (),
+    timeout: float | None = 10.0,
+    tls_ca: str | PathLike[str] | None = None,
+) -> Replay:
+    """Connects to a server.
+
+    Args:
+        url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`.
+        token: The server's token; it never travels.
+        tables: Tables to make there.
+        timeout: Seconds to wait for the server to answer.
+        tls_ca: PEM file with the certificate authority to trust instead of the system's.
+
+    Raises:
+        ConnectError: Nobody answers at the address.
+        AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
+        VersionError: The server is of another release.
+    """
+
+def run_server_cli(arguments: _Sequence[str]) -> int:
+    """Runs the command line of `innet-replay` and returns its exit status."""

@@ -1,0 +1,137 @@
+"""Batches as torch tensors: `Replay.batches(..., device=...)`.
+
+On the CPU the tensors share the memory of the NumPy arrays. On a CUDA device every buffer of a batch crosses
+the bus once: through page-locked memory, on a stream of its own, while the device still computes; the stack of
+frames that `observation` and `next_observation` have in common is copied once for both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from innet_drl import _core
+
+__all__ = ["TorchBatch", "TorchBatches"]
+
+
+class TorchBatch(Mapping[str, Any]):
+    """A `Batch` of tensors: as attributes, and as a mapping by name.
+
+    `key` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
+    """
+
+    key: NDArray[np.uint64]
+
+    def __init__(self, items: int, arrays: Mapping[str, Any]) -> None:
+        self._items = items
+        self._arrays = arrays
+
+    def __getattr__(self, name: str) -> Any:
+        """The array of this name."""
+        # The dictionary itself is missing only while a copy of the batch is being made.
+        arrays = self.__dict__.get("_arrays", {})
+        if name not in arrays:
+            raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
+        return arrays[name]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        """Items in the batch, as of a `Batch`."""
+        return self._items
+
+    def __repr__(self) -> str:
+        return f"<TorchBatch of {self._items} items: {', '.join(self._arrays)}>"
+
+
+class TorchBatches:
+    """An iterator over `TorchBatch` on one device.
+
+    Args:
+        batches: Where the batches come from; closed together with this.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"` or a `torch.device`.
+    """
+
+    def __init__(self, batches: _core.Batches, device: str | torch.device) -> None:
+        self._batches = batches
+        self._device = torch.device(device)
+        self._upload = _Upload(self._device) if self._device.type == "cuda" else None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        batch = next(self._batches)
+        if self._upload is not None:
+            return self._upload(batch)
+        arrays = {name: torch.from_numpy(array).to(self._device) for name, array in batch.items()}
+        return TorchBatch(len(batch), arrays | {"key": batch.key})
+
+    def close(self) -> None:
+        """Stops drawing ahead."""
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<TorchBatches on {self._device}, {self._batches!r}>"
+
+
+class _Upload:
+    """Copies batches to a CUDA device without making the reader wait for the bus."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        # Page-locked memory by size, each piece with the event after its last copy, oldest first.
+        self._staging: defaultdict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]] = defaultdict(deque)
+
+    def __call__(self, batch: _core.Batch) -> TorchBatch:
+        reader = torch.cuda.current_stream(self._device)
+        arrays: dict[str, Any] = {"key": batch.key}
+        for flat, layout in batch._buffers():
+            if any(name == "key" for name, *_ in layout):
+                continue
+            on_device = self._copy(torch.from_numpy(flat))
+            # The allocator must not hand the memory out again while the reader's stream uses it.
+            on_device.record_stream(reader)
+            for name, dtype, shape, strides, offset in layout:
+                elements = (flat.size - offset) // dtype.itemsize
+                piece = on_device[offset : offset + elements * dtype.itemsize]
+                arrays[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
+        reader.wait_stream(self._stream)
+        return TorchBatch(len(batch), {name: arrays[name] for name in batch})
+
+    def _copy(self, flat: torch.Tensor) -> torch.Tensor:
+        size = 1 << (flat.numel() - 1).bit_length()
+        used = self._staging[size]
+        if used and used[0][1].query():
+            staging, _ = used.popleft()
+        else:
+            staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        part = staging[: flat.numel()]
+        part.copy_(flat)
+        with torch.cuda.stream(self._stream):
+            on_device = part.to(self._device, non_blocking=True)
+        used.append((staging, self._stream.record_event()))
+        return on_device

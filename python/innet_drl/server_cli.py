@@ -1,0 +1,10 @@
+"""The command `innet-replay`: the Rust command line, reached through the wheel."""
+
+import sys
+
+from innet_drl import _core
+
+
+def main() -> None:
+    """Runs `innet-replay` with the arguments of this process and exits with its status."""
+    sys.exit(_core.run_server_cli(["innet-replay", *sys.argv[1:]]))

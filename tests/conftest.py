@@ -1,0 +1,29 @@
+"""What the tests share: the same replay in this process and behind a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import innet_drl as innet
+
+type MakeReplay = Callable[[Sequence[innet.Table]], innet.Replay]
+
+
+@pytest.fixture(params=["process", "unix", "tcp"])
+def make_replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeReplay]:
+    """Makes a replay with tables: in this process, or the client of a server on a socket."""
+    with ExitStack() as stack:
+
+        def make(tables: Sequence[innet.Table] = ()) -> innet.Replay:
+            memory = stack.enter_context(innet.Replay(tables if request.param == "process" else ()))
+            if request.param == "process":
+                return memory
+            address = f"unix://{tmp_path}/innet.sock" if request.param == "unix" else "innet://127.0.0.1:0"
+            server = stack.enter_context(memory.serve(address))
+            return stack.enter_context(innet.connect(server.addresses[0], tables=tables))
+
+        yield make

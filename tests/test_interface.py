@@ -1,0 +1,493 @@
+"""Every method of `Replay`, in this process and through a server: what it returns and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeReplay
+from steps import COLUMNS, VIEW, fill, step, table
+
+import innet_drl as innet
+from innet_drl import errors
+
+
+def test_tables_are_made_described_emptied_and_dropped(make_replay: MakeReplay) -> None:
+    definition = table(min_size=2, samples_per_insert=4.0, slack=100.0)
+    replay = make_replay([definition])
+    replay.create_table(definition)
+    assert replay.table("t") == definition
+    assert list(replay.table("t").columns) == list(COLUMNS)
+    fill(replay, 30)
+    assert len(replay.sample("t", 8, VIEW, timeout=5)) == 8
+    replay.empty_table("t")
+    with pytest.raises(errors.DeadlineError):
+        replay.sample("t", 8, VIEW, timeout=0)
+    replay.drop_table("t")
+    with pytest.raises(errors.UnknownTableError, match="no table") as caught:
+        replay.table("t")
+    assert isinstance(caught.value, KeyError)
+    assert '"t"' in str(caught.value)
+    assert not str(caught.value).startswith("'")
+
+
+def test_a_table_with_another_definition_shows_the_difference(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(capacity=1000)])
+    with pytest.raises(errors.TableDiffersError, match=r"capacity is 1000, asked for 2000") as caught:
+        replay.create_table(table(capacity=2000))
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_table_made_anew_with_other_columns_is_drawn_as_it_is_now(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 20)
+    replay.sample("t", 4, VIEW, timeout=5)
+    replay.drop_table("t")
+    replay.create_table(innet.Table("t", {**COLUMNS, "frame": ("uint8", (4, 3))}, 100))
+    with replay.writer("t", 1, VIEW) as writer:
+        for t in range(12):
+            writer.append(**{**step(t), "frame": np.full((1, 4, 3), t, np.uint8)})
+    assert replay.sample("t", 4, VIEW, timeout=5).observation.shape == (4, 4, 4, 3)
+
+
+def test_the_arrays_of_a_batch(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 40, streams=2)
+    batch = replay.sample("t", 16, VIEW, timeout=5)
+    assert len(batch) == 16
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+        "observation": ("uint8", (16, 4, 12, 8)),
+        "next_observation": ("uint8", (16, 4, 12, 8)),
+        "reward": ("float32", (16,)),
+        "discount": ("float32", (16,)),
+        "action": ("int64", (16,)),
+        "weight": ("float32", (16,)),
+        "probability": ("float64", (16,)),
+        "key": ("uint64", (16,)),
+        "age": ("uint32", (16,)),
+    }
+    assert set(batch) == set(batch.keys()) == set(expected)
+    assert {name: (array.dtype.name, array.shape) for name, array in batch.items()} == expected
+    assert batch["action"] is batch.action
+    assert "action" in batch
+    assert "colour" not in batch
+    with pytest.raises(AttributeError, match="no array \"colour\"; it has observation"):
+        _ = batch.colour
+    with pytest.raises(KeyError):
+        batch["colour"]
+    assert (batch.observation[:, -1, 0, 0] == batch.action).all()
+
+
+def test_arrays_outlive_their_batch_and_their_replay(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 200)
+    # Large enough for the pool of buffers, so that later draws would find a buffer given back too early.
+    kept = [replay.sample("t", 256, VIEW, timeout=5) for _ in range(4)]
+    arrays = [batch.next_observation[3:5] for batch in kept]
+    copies = [array.copy() for array in arrays]
+    del kept
+    gc.collect()
+    for _ in range(20):
+        replay.sample("t", 256, VIEW, timeout=5)
+    replay.close()
+    del replay
+    gc.collect()
+    for array, copy in zip(arrays, copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_buffers_are_used_again_when_their_last_array_is_gone() -> None:
+    with innet.Replay([table()]) as replay:
+        fill(replay, 200)
+        addresses = set()
+        for _ in range(20):
+            addresses.add(replay.sample("t", 256, VIEW).observation.__array_interface__["data"][0])
+        assert len(addresses) < 5
+
+
+def test_observations_share_the_window_buffer() -> None:
+    with innet.Replay([table()]) as replay:
+        fill(replay, 200)
+        batch = replay.sample("t", 64, VIEW)
+        assert np.shares_memory(batch.observation, batch.next_observation)
+        assert batch.observation.base is not None
+
+
+def test_priorities_decide_what_is_drawn(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    fill(replay, 40, priority=1.0)
+    first = replay.sample("t", 60, VIEW, timeout=5)
+    chosen, action = first.key[0], first.action[0]
+    seen = np.unique(first.key)
+    receipt = replay.update_priorities("t", seen, np.where(seen == chosen, 2.0, 0.0))
+    assert (receipt.applied, receipt.stale) == (len(seen), 0)
+    # Of the items seen only the chosen one still has mass: 2, beside 1 for each that was not seen.
+    batch = replay.sample("t", 200, VIEW, timeout=5)
+    again = np.isin(batch.key, seen)
+    assert again.any()
+    assert (batch.key[again] == chosen).all()
+    assert (batch.action[again] == action).all()
+    np.testing.assert_allclose(batch.probability[again], 2 / (2 + 40 - len(seen)), rtol=1e-4)
+    np.testing.assert_allclose(batch.probability[~again], 1 / (2 + 40 - len(seen)), rtol=1e-4)
+
+
+def test_the_priority_exponent_is_applied_once(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=0.5)])
+    with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+        for t in range(10):
+            writer.append(**step(t, priority=np.array([float((t + 1) ** 2)])))
+    batch = replay.sample("t", 500, innet.NStep(stack=4, n=1), timeout=5)
+    np.testing.assert_allclose(batch.probability, (batch.action + 1) / 55, rtol=1e-4)
+
+
+def test_weights_follow_the_paper(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+        for t in range(10):
+            writer.append(**step(t, priority=np.array([t + 1.0])))
+    for normalize in ("batch", "memory"):
+        batch = replay.sample(
+            "t", 4, innet.NStep(stack=4, n=1), beta=0.7, normalize=normalize, timeout=5
+        )
+        raw = (10 * batch.probability) ** -0.7
+        largest = raw.max() if normalize == "batch" else (10 * (1 / 55)) ** -0.7
+        np.testing.assert_allclose(batch.weight, raw / largest, rtol=1e-4)
+
+
+def test_late_keys_are_counted_and_ignored(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(capacity=100)])
+    fill(replay, 100)
+    batches = [replay.sample("t", 32, VIEW, timeout=5) for _ in range(3)]
+    fill(replay, 100)
+    for batch in batches:
+        receipt = replay.update_priorities("t", batch.key, np.full(32, 1e5))
+        assert (receipt.applied, receipt.stale) == (0, 32)
+    # The newcomers in the same places kept their priorities.
+    assert replay.sample("t", 64, VIEW, timeout=5).probability.max() < 0.05
+
+
+def test_the_last_priority_of_a_key_counts(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    fill(replay, 10, priority=1.0)
+    key = replay.sample("t", 1, VIEW, timeout=5).key[0]
+    receipt = replay.update_priorities("t", [key, key], [1000.0, 91.0])
+    assert receipt.stale == 0
+    batch = replay.sample("t", 50, VIEW, timeout=5)
+    np.testing.assert_allclose(batch.probability[batch.key == key], 0.91, rtol=1e-4)
+
+
+def test_a_queue_gives_each_item_once_and_in_order(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(sampler="fifo", max_times_sampled=1)])
+    fill(replay, 30)
+    first = replay.sample("t", 20, VIEW, timeout=5)
+    rest = replay.sample("t", 20, VIEW, allow_short=True, timeout=0)
+    assert np.concatenate([first.action, rest.action]).tolist() == list(range(30))
+    with pytest.raises(errors.DeadlineError):
+        replay.sample("t", 1, VIEW, timeout=0)
+
+
+def test_a_draw_waits_for_a_writer(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=20)])
+    batches: list[innet.Batch] = []
+    reader = threading.Thread(target=lambda: batches.append(replay.sample("t", 4, VIEW, timeout=30)))
+    reader.start()
+    fill(replay, 40)
+    reader.join()
+    assert len(batches[0]) == 4
+
+
+def test_a_deadline_says_who_is_waited_for(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=20)])
+    fill(replay, 10)
+    for timeout in (0, 0.05):
+        with pytest.raises(errors.DeadlineError, match="20") as caught:
+            replay.sample("t", 4, VIEW, timeout=timeout)
+        assert isinstance(caught.value, TimeoutError)
+    with pytest.raises(errors.ConfigError, match="timeout"):
+        replay.sample("t", 4, VIEW, timeout=-1)
+
+
+def test_the_rate_limiter_stops_whoever_runs_ahead(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(samples_per_insert=2.0, slack=20.0)])
+    writer = replay.writer("t", 1, VIEW, chunk_steps=1)
+    with pytest.raises(errors.DeadlineError):
+        for t in range(1000):
+            writer.append(**step(t), timeout=0.02)
+            writer.flush(timeout=0.02)
+    drawn = 0
+    with pytest.raises(errors.DeadlineError):
+        while True:
+            replay.sample("t", 1, VIEW, timeout=0)
+            drawn += 1
+    assert 10 <= drawn <= 60
+    writer.close(timeout=5)
+
+
+def test_batches_prefetch_and_close(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 100)
+    for prefetch in (0, 1, 4):
+        with replay.batches("t", 32, VIEW, prefetch=prefetch, timeout=5) as batches:
+            assert iter(batches) is batches
+            for _, batch in zip(range(10), batches, strict=False):
+                assert batch.observation.shape == (32, 4, 12, 8)
+            assert "32 items" in repr(batches)
+        with pytest.raises(errors.ClosedError):
+            next(batches)
+        batches.close()
+
+
+def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=50)])
+    for prefetch in (0, 2):
+        with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
+            with pytest.raises(errors.DeadlineError, match="50"):
+                next(batches)
+    # A deadline is not the end: the same iterator goes on when there is something to draw.
+    with replay.batches("t", 4, VIEW, timeout=0.3) as batches:
+        with pytest.raises(errors.DeadlineError):
+            next(batches)
+        fill(replay, 60)
+        while True:
+            try:
+                assert len(next(batches)) == 4
+                break
+            except errors.DeadlineError:
+                continue
+
+
+def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    fill(replay, 20, priority=0.0)
+    with replay.batches("t", 4, VIEW, timeout=5) as batches:
+        with pytest.raises(errors.EmptyError, match="priority"):
+            next(batches)
+        with pytest.raises(errors.ClosedError):
+            next(batches)
+
+
+def test_batches_ask_the_schedule_for_beta() -> None:
+    with innet.Replay([table(priority_exponent=1.0)]) as replay:
+        with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+            for t in range(10):
+                writer.append(**step(t, priority=np.array([t + 1.0])))
+        betas = iter([0.0, 0.0, 1.0])
+        with replay.batches(
+            "t", 64, innet.NStep(stack=4, n=1), prefetch=0, beta=lambda: next(betas)
+        ) as batches:
+            assert (next(batches).weight == 1).all()
+            batch = next(batches)
+            np.testing.assert_allclose(
+                batch.weight, batch.probability.min() / batch.probability, rtol=1e-4
+            )
+
+
+def test_undelivered_batches_give_their_draws_back() -> None:
+    with innet.Replay([table(samples_per_insert=1.0, slack=32.0)]) as replay:
+        with replay.writer("t", 1, VIEW) as writer:
+            for t in range(32):
+                writer.append(**step(t))
+        with replay.batches("t", 4, VIEW, prefetch=4, timeout=5) as batches:
+            next(batches)
+        # 32 inserted and 32 of slack allow 64 draws: 4 are used, and 15 more batches have to fit.
+        for _ in range(15):
+            replay.sample("t", 4, VIEW, timeout=1)
+        with pytest.raises(errors.DeadlineError):
+            replay.sample("t", 4, VIEW, timeout=0)
+
+
+def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay([table()])
+    fill(replay, 100)
+    with replay.batches("t", 32, VIEW, device="cpu", timeout=5) as batches:
+        batch = next(batches)
+    assert len(batch) == 32
+    assert batch.observation.dtype == torch.uint8
+    assert batch.observation.shape == (32, 4, 12, 8)
+    shared = batch.observation.untyped_storage().data_ptr(), batch.observation.untyped_storage().nbytes()
+    assert shared[0] <= batch.next_observation.data_ptr() < shared[0] + shared[1] + 32 * 8 * 96
+    assert replay.update_priorities("t", batch.key, batch.weight).stale == 0
+    with pytest.raises(AttributeError, match="no array"):
+        _ = batch.colour
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
+def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
+    with innet.Replay([table()], seed=3) as replay:
+        fill(replay, 100)
+        with replay.batches("t", 32, VIEW, device="cuda", prefetch=2, timeout=5) as batches:
+            kept = [next(batches) for _ in range(20)]
+        for batch in kept:
+            newest = batch.observation[:, -1, 0, 0].cpu().numpy()
+            assert (newest == batch.action.cpu().numpy()).all()
+            assert batch.reward.dtype.is_floating_point
+
+
+def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(capacity=5000)])
+    fill(replay, 50)
+    failures: list[BaseException] = []
+
+    def write() -> None:
+        fill(replay, 200, streams=3)
+
+    def draw() -> None:
+        for _ in range(50):
+            batch = replay.sample("t", 16, VIEW, timeout=10)
+            assert (batch.observation[:, -1, 0, 0] == batch.action % 256).all()
+            replay.update_priorities("t", batch.key, batch.probability)
+
+    def guarded(work: Any) -> None:
+        try:
+            work()
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in (write, write, draw, draw)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_statistics_count(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 60)
+    replay.sample("t", 8, VIEW, timeout=5)
+    assert "t" in str(replay.stats())
+    assert isinstance(replay.stats(), dict)
+
+
+def test_closing_ends_every_use(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    with replay:
+        fill(replay, 20)
+    for use in (
+        lambda: replay.stats(),
+        lambda: replay.sample("t", 1, VIEW),
+        lambda: replay.writer("t", 1, VIEW),
+        lambda: replay.get_parameters("p"),
+    ):
+        with pytest.raises(errors.ClosedError, match="replay is closed"):
+            use()
+    replay.close()
+    assert "closed" in repr(replay)
+
+
+def test_a_writer_closes_and_counts(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    writer = replay.writer("t", 2, VIEW, name="actor-7")
+    for t in range(25):
+        writer.append(**step(t, 2))
+    writer.flush(timeout=5)
+    assert "actor-7" in repr(writer)
+    assert writer.steps == 50
+    # Of the last episode's five steps the last three have no observation yet to bootstrap from.
+    assert writer.items == 2 * 22
+    assert writer.dropped_windows == 0
+    writer.close(timeout=5)
+    assert writer.dropped_windows == 6
+    writer.close()
+    with pytest.raises(errors.ClosedError, match="writer is closed"):
+        writer.append(**step(25, 2))
+
+
+def test_replays_say_where_they_are(make_replay: MakeReplay) -> None:
+    replay = make_replay()
+    assert repr(replay).startswith("<Replay ")
+
+
+def test_a_replay_is_not_pickled(make_replay: MakeReplay) -> None:
+    with pytest.raises(TypeError, match=r"innet_drl\.connect"):
+        pickle.dumps(make_replay())
+
+
+def test_definitions_are_values() -> None:
+    values = [
+        innet.Column("float32", (3, 4), "none"),
+        table(min_size=7, sampler="fifo", max_times_sampled=2),
+        innet.NStep(stack=4, n=3, gamma=0.5, observation="pixels", padding="repeat"),
+        innet.Sequence(20, burn_in=10, period=5, stack=4, gamma=0.9, state=("h",)),
+        innet.Window(2, 3),
+    ]
+    for value in values:
+        assert pickle.loads(pickle.dumps(value)) == value
+        assert eval(repr(value), vars(innet)) == value
+    assert innet.Column("uint8", (8, 8)).codec == "lz4"
+    assert innet.Column("float32").codec == "none"
+    assert innet.Sequence(20).period == 20
+    assert innet.Table("t", {"a": innet.Column(np.float16), "b": ("int8", 3), "c": bool}, 10).columns == {
+        "a": innet.Column("float16", ()),
+        "b": innet.Column("int8", (3,)),
+        "c": innet.Column("bool", ()),
+    }
+
+
+def _use_in_child(replay: innet.Replay, failures: Any) -> None:
+    try:
+        replay.stats()
+    except errors.ForkError as error:
+        failures.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fork = multiprocessing.get_context("fork")
+    failures = fork.Queue()
+    child = fork.Process(target=_use_in_child, args=(replay, failures))
+    child.start()
+    assert "spawn" in failures.get(timeout=30)
+    child.join(30)
+    assert child.exitcode == 0
+    # The parent's own use goes on.
+    fill(replay, 20)
+    assert len(replay.sample("t", 4, VIEW, timeout=5)) == 4
+
+
+def _write_in_child(address: str) -> None:
+    with innet.connect(address) as replay:
+        fill(replay, 20)
+
+
+def test_spawned_children_connect_to_their_parent(tmp_path: Any) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with innet.Replay([table()]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+        child = spawn.Process(target=_write_in_child, args=(server.addresses[0],))
+        child.start()
+        assert len(replay.sample("t", 8, VIEW, timeout=60)) == 8
+        child.join(30)
+        assert child.exitcode == 0
+
+
+def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
+    with innet.Replay([table()]) as replay:
+        with replay.serve(["innet://127.0.0.1:0", f"unix://{tmp_path}/s"], token="secret") as server:
+            assert len(server.addresses) == 2
+            for address in server.addresses:
+                with innet.connect(address, token="secret") as client:
+                    assert client.table("t") == table()
+                for wrong in (None, "guess"):
+                    with pytest.raises(errors.AuthenticationError):
+                        innet.connect(address, token=wrong)
+        assert "closed" in repr(server)
+        with pytest.raises(errors.ConnectError) as caught:
+            innet.connect(server.addresses[0], token="secret", timeout=2)
+        assert isinstance(caught.value, ConnectionError)
+
+
+def test_serving_is_for_a_memory_of_this_process(make_replay: MakeReplay, tmp_path: Any) -> None:
+    replay = make_replay()
+    if repr(replay) == "<Replay in this process>":
+        with replay.serve(f"unix://{tmp_path}/again") as server:
+            assert server.addresses == [f"unix://{tmp_path}/again"]
+    else:
+        with pytest.raises(errors.ConfigError, match="client of a server"):
+            replay.serve(f"unix://{tmp_path}/again")
