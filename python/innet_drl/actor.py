@@ -15,20 +15,17 @@ import innet_drl as innet
 from innet_drl.config import Config
 from innet_drl.environments import Environments, Spec
 from innet_drl.exploration import annealed, choose, epsilon_ladder
-from innet_drl.journal import RowWriter
+from innet_drl.journal import Journal
 from innet_drl.learner import UPDATES
 from innet_drl.metrics import ActorReport, Game, Stopwatch
 from innet_drl.networks import QNetwork
 
-OBSERVATION = "frame"
-"""The column that holds an observation: for Atari one frame, of which views make stacks."""
-
 
 def make_table(config: Config, spec: Spec, name: str) -> innet.Table:
-    """The replay memory of a run."""
+    """The replay memory of a run: one frame a step, of which the view makes stacks, or one vector."""
     return innet.Table(
         name,
-        {OBSERVATION: (spec.frame_dtype, spec.frame_shape), "action": "uint8", "reward": "float32"},
+        {"frame": (spec.frame_dtype, spec.frame_shape), "action": "uint8", "reward": "float32"},
         config.capacity,
         sampler="prioritized",
         priority_exponent=config.priority_exponent,
@@ -41,7 +38,7 @@ def make_table(config: Config, spec: Spec, name: str) -> innet.Table:
 
 def make_view(config: Config, spec: Spec) -> innet.NStep:
     """Transitions as the learner reads them and the writer must leave them."""
-    return innet.NStep(stack=spec.stack, n=config.n_step, gamma=config.gamma, observation=OBSERVATION)
+    return innet.NStep(stack=spec.stack, n=config.n_step, gamma=config.gamma, observation="frame")
 
 
 def open_writer(replay: innet.Replay, config: Config, spec: Spec, name: str, actor: int) -> innet.Writer:
@@ -74,7 +71,7 @@ class Actor:
         index: int,
         environments: Environments,
         network: QNetwork,
-        writer: RowWriter,
+        writer: innet.Writer | Journal,
         *,
         first_step: int = 0,
     ) -> None:
@@ -123,7 +120,7 @@ class Actor:
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
         terminated = step.terminated | life_ends
         self._writer.append(
-            **{OBSERVATION: self._frame()},
+            frame=self._frame(),
             action=action.astype(np.uint8),
             reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
             terminated=terminated,

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Runs one command; what a user can do something about is one line on standard error, with no traceback."""
+    """Runs one command; what a user can do something about is one line, without a traceback."""
     # libgomp reads this when torch is loaded: threads that wait for work must leave the core to the actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
@@ -148,9 +148,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl import agent, evaluator
 
     config, network, checkpoint = agent.load(flags.run)
-    changes = {"games": flags.games, "epsilon": flags.epsilon, "frames": flags.frames}
-    given = {f"evaluation_{name}": value for name, value in changes.items() if value is not None}
-    evaluation = evaluator.evaluate(dataclasses.replace(config, **given), network, seed=flags.seed)
+    config = dataclasses.replace(
+        config,
+        evaluation_games=flags.games or config.evaluation_games,
+        evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
+        evaluation_frames=flags.frames or config.evaluation_frames,
+    )
+    evaluation = evaluator.evaluate(config, network, seed=flags.seed)
     assert evaluation is not None
     print(
         json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)})

@@ -79,8 +79,8 @@ class Environments:
         mode = vector.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UnavailableEnvironmentError(
-                f"{type(vector).__name__} resets in the mode {mode!r}; supported is {AutoresetMode.NEXT_STEP!r}: "
-                "make it with autoreset_mode=NEXT_STEP, or declare the mode in its metadata"
+                f"{type(vector).__name__} resets in the mode {mode!r}, and supported is "
+                f"{AutoresetMode.NEXT_STEP!r}: make it in this mode, or declare it in the metadata"
             )
         self.vector = vector
         self.spec = spec
@@ -190,8 +190,8 @@ def rom_name(environment: str) -> str:
         roms.get_rom_path(game)
     except OSError as error:
         raise UnavailableEnvironmentError(
-            f"the ROM of {game!r} cannot be used ({error}): reinstall ale-py, which brings the ROMs, or point "
-            "ALE_ROMS_DIR to a folder that holds it"
+            f"the ROM of {game!r} cannot be used ({error}): reinstall ale-py, which brings the ROMs, or "
+            "point ALE_ROMS_DIR to a folder that holds it"
         ) from error
     return game
 
@@ -210,7 +210,7 @@ def _make_atari(config: Config, count: int, episode_frames: int, threads: int) -
         reward_clipping=False,
         autoreset_mode=AutoresetMode.NEXT_STEP,
     )
-    spec = Spec(int(vector.single_action_space.n), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
+    spec = Spec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
     return Environments(vector, spec)
 
 

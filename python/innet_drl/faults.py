@@ -19,7 +19,7 @@ class UnavailableEnvironmentError(TrainingError):
 
 
 class RunFolderError(TrainingError):
-    """The run's folder cannot be made, read or written: a full disk, a missing permission, a foreign folder."""
+    """The run's folder cannot be made, read or written: no space, no permission, or no run in it."""
 
 
 class ActorError(TrainingError):

@@ -1,14 +1,14 @@
 """A journal of what a serial run did to its memory, so that a resumed run can do it again.
 
-A memory in this process, used by one thread and seeded, is a function of what was done to it: rows written,
-batches drawn, priorities set. Doing the same again in the same order gives the same memory, with the same keys
-and the same draws to come. That makes resuming exact where environments can be restored. It is meant for small
-runs: 16 bytes for each drawn transition, and a few hundred for each step of all environments.
+A memory in this process, used by one thread and seeded, is a function of what was done to it: rows
+written, batches drawn, priorities set. Doing the same again in the same order gives the same memory, with the
+same keys and the same draws to come. That makes resuming exact where environments can be restored. It is
+meant for small runs: 16 bytes for each drawn transition, and a few hundred for a step of all environments.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +21,6 @@ _PREFIX = "journal."
 _ROW_PREFIX = "row."
 
 
-class RowWriter(Protocol):
-    """What an actor writes to: `innet_drl.Writer`, or one that does something more."""
-
-    def append(self, **row: Any) -> None:
-        """Writes one row of every environment."""
-
-    def close(self) -> None:
-        """Sends what is not sent."""
-
-
 class Journal:
     """Notes rows and draws in order; `redo` does them again.
 
@@ -41,7 +31,7 @@ class Journal:
         table: The table's name.
     """
 
-    def __init__(self, writer: RowWriter, batches: Any, replay: innet.Replay, table: str) -> None:
+    def __init__(self, writer: innet.Writer, batches: Any, replay: innet.Replay, table: str) -> None:
         self._writer = writer
         self._batches = batches
         self._replay = replay
@@ -99,8 +89,8 @@ class Journal:
                 batch = next(self._batches)
                 if not np.array_equal(batch.key.view(np.int64), arrays["keys"][draw]):
                     raise RunFolderError(
-                        "the memory draws other items than it did when the checkpoint was written, probably by "
-                        "another release: resume it with that one, or without --serial"
+                        "the memory draws other items than it did when the checkpoint was written, probably "
+                        "by another release: resume it with that one, or without --serial"
                     )
                 self.update_priorities(batch.key, arrays["priorities"][draw])
                 draw += 1

@@ -18,6 +18,7 @@ from loguru import logger
 import innet_drl as innet
 from innet_drl import serial, video
 from innet_drl.actor import make_table, make_view
+from innet_drl.batches import TorchBatches
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation
 from innet_drl.faults import TrainingError
@@ -93,7 +94,7 @@ def train_apart(session: Session) -> None:
         session.checkpoint()
 
 
-def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iterator[innet.Batch]) -> None:
+def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: TorchBatches) -> None:
     name = session.name
     unwritten = None
     looked = time.monotonic()

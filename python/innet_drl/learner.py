@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.environments import Spec
 from innet_drl.networks import make_network
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that no transition is lost for ever (Schaul et al., 2016, section 3.3)."""
-
-
-class TorchBatch(Protocol):
-    """A drawn batch as torch tensors: `innet_drl.Batch` drawn with a device, or anything like it."""
-
-    observation: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_observation: Tensor
-    weight: Tensor
-    age: Tensor
 
 
 @dataclass(frozen=True)
@@ -203,7 +192,7 @@ def choose_numerics(config: Config, spec: Spec) -> Numerics:
 def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, repeats: int = 3) -> float:
     learner = Learner(config, spec)
     learner.use(numerics)
-    batch = RandomBatch(spec, config.batch_size, learner.device)
+    batch = random_batch(spec, config.batch_size, learner.device)
     best = float("inf")
     for _ in range(1 + repeats):
         start = time.perf_counter()
@@ -212,19 +201,21 @@ def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, repeats: 
     return best
 
 
-class RandomBatch:
+def random_batch(spec: Spec, size: int, device: torch.device) -> TorchBatch:
     """A batch of noise, to measure with."""
-
-    def __init__(self, spec: Spec, size: int, device: torch.device) -> None:
-        shape = (size, *spec.observation_shape)
-        dtype = getattr(torch, spec.frame_dtype)
-        self.observation = torch.randint(0, 256, shape, device=device).to(dtype)
-        self.next_observation = torch.randint(0, 256, shape, device=device).to(dtype)
-        self.action = torch.randint(0, spec.actions, (size,), device=device)
-        self.reward = torch.zeros(size, device=device)
-        self.discount = torch.ones(size, device=device)
-        self.weight = torch.ones(size, device=device)
-        self.age = torch.zeros(size, device=device)
+    shape = (size, *spec.observation_shape)
+    dtype = getattr(torch, spec.frame_dtype)
+    return TorchBatch(
+        size,
+        {
+            "observation": torch.randint(0, 256, shape, device=device).to(dtype),
+            "next_observation": torch.randint(0, 256, shape, device=device).to(dtype),
+            "action": torch.randint(0, spec.actions, (size,), device=device),
+            "reward": torch.zeros(size, device=device),
+            "discount": torch.ones(size, device=device),
+            "weight": torch.ones(size, device=device),
+        },
+    )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

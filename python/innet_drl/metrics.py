@@ -278,7 +278,7 @@ class MetricsFiles:
     def __init__(self, folder: Path) -> None:
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-        # Written from here and not from a thread of TensorBoard's, so that a full disk is an error of `write`.
+        # Not through TensorBoard's own thread, so that a full disk is an error of `write`.
         self._events_file = events.open("wb")
         self._events = RecordWriter(self._events_file)
         self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())

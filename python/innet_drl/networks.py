@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,7 +28,7 @@ class ConvolutionTorso(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """Takes frames of 0 to 255 in a floating dtype."""
-        # Scaling to 0..1 happens in the 4,096 weights of the first layer, not in 28,224 pixels of each sample.
+        # Scaled to 0..1 in the few weights of the first layer, not in the 28,224 pixels of each sample.
         scaled = functional.conv2d(frames, self.first.weight / 255.0, self.first.bias, stride=4)
         hidden = functional.relu(self.second(functional.relu(scaled)))
         return functional.relu(self.third(hidden)).flatten(1)

@@ -13,7 +13,7 @@ import innet_drl as innet
 from innet_drl import environments
 from innet_drl.actor import Actor, make_table, make_view, open_writer
 from innet_drl.folder import Checkpoint
-from innet_drl.journal import Journal, RowWriter
+from innet_drl.journal import Journal
 from innet_drl.networks import make_network
 from innet_drl.session import Session
 
@@ -45,7 +45,7 @@ def train(session: Session) -> None:
             timeout=0.0,
         ) as batches,
     ):
-        writer: RowWriter = open_writer(replay, config, spec, name, actor=0)
+        writer = open_writer(replay, config, spec, name, actor=0)
         journal = Journal(writer, batches, replay, name) if session.restorable else None
         actor = Actor(
             config,

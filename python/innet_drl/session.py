@@ -15,10 +15,11 @@ from loguru import logger
 
 import innet_drl as innet
 from innet_drl import environments
+from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation, evaluate
 from innet_drl.folder import Checkpoint, RunFolder
-from innet_drl.learner import Learner, TorchBatch, Update, choose_numerics
+from innet_drl.learner import Learner, Update, choose_numerics
 from innet_drl.metrics import Meter, Metrics, MetricsFiles, Stopwatch
 from innet_drl.terminal import Page
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
     writer: Any = None
     score = 0.0
     try:
-        for _, (picture, reward) in zip(range(int(seconds * frames_per_second)), play(config, network, seed)):
+        for picture, reward in islice(play(config, network, seed), int(seconds * frames_per_second)):
             score += reward
             if writer is None:
                 height, width = picture.shape[:2]
