@@ -1,1 +1,247 @@
-//! Not written yet.
+//! The packed steps of one stream, checked at the door: after [`RowLayout::check`] every offset that the
+//! memory computes lies inside the payload. Blobs are not unpacked here; only their lengths are checked.
+//! The layout is documented at the head of `schema/innet.capnp`.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::schema::{Codec, TableConfig, flags};
+
+const KNOWN_FLAGS: u8 = flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL;
+
+/// Where the parts of a table's row lie.
+#[derive(Debug, Clone)]
+pub struct RowLayout {
+    table: String,
+    row_bytes: usize,
+    /// Name and unpacked bytes of each column that is packed as a blob, in the table's order.
+    blob_columns: Vec<(String, usize)>,
+    /// Offset in the row of the first blob length; the lengths end the row.
+    lengths_at: usize,
+}
+
+/// Steps in the row layout, checked: `rows` rows of fixed size, then their blobs.
+#[derive(Debug, Clone)]
+pub struct PackedRows {
+    bytes: Bytes,
+    rows: u32,
+    row_bytes: usize,
+    /// Offset of each row's first blob in `bytes`, and the end of the last; empty without blob columns.
+    blob_starts: Box<[u32]>,
+}
+
+impl RowLayout {
+    /// The layout of a valid table definition.
+    pub fn of(config: &TableConfig) -> Self {
+        let blob_columns: Vec<_> = config
+            .columns
+            .iter()
+            .filter(|c| c.codec == Codec::Lz4)
+            .map(|c| (c.name.clone(), c.bytes()))
+            .collect();
+        let row_bytes = config.row_bytes();
+        RowLayout {
+            table: config.name.clone(),
+            row_bytes,
+            lengths_at: row_bytes - 4 * blob_columns.len(),
+            blob_columns,
+        }
+    }
+
+    /// Bytes of one row without its blobs.
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Checks `bytes` as `rows` rows and their blobs. O(rows).
+    ///
+    /// # Errors
+    /// [`Error::Schema`] when there is no row, a flag is unknown, a blob is empty or longer than its column,
+    /// or the bytes are fewer or more than rows and blobs take.
+    pub fn check(&self, rows: u32, bytes: Bytes) -> Result<PackedRows> {
+        let refuse = |reason: String| {
+            Err(Error::Schema {
+                table: self.table.clone(),
+                reason,
+            })
+        };
+        if rows == 0 {
+            return refuse("a chunk has at least one step".into());
+        }
+        let blobs_at = self.row_bytes.checked_mul(rows as usize);
+        let (Some(blobs_at), Ok(total)) = (
+            blobs_at.filter(|&end| end <= bytes.len()),
+            u32::try_from(bytes.len()),
+        ) else {
+            return refuse(format!(
+                "{rows} steps of {} bytes do not fit a chunk of {} bytes",
+                self.row_bytes,
+                bytes.len()
+            ));
+        };
+        let mut blob_starts = Vec::new();
+        if !self.blob_columns.is_empty() {
+            blob_starts.reserve_exact(rows as usize + 1);
+        }
+        // In 64 bits: 2^32 lengths of 2^32 bytes cannot overflow it.
+        let mut end = blobs_at as u64;
+        for (index, row) in bytes[..blobs_at].chunks_exact(self.row_bytes).enumerate() {
+            if row[0] & !KNOWN_FLAGS != 0 {
+                return refuse(format!("step {index} has unknown flags {:#04x}", row[0]));
+            }
+            if self.blob_columns.is_empty() {
+                continue;
+            }
+            blob_starts.push(end.min(u64::from(total)) as u32);
+            let lengths = row[self.lengths_at..].as_chunks::<4>().0;
+            for (length, (name, raw)) in lengths.iter().zip(&self.blob_columns) {
+                let length = u32::from_le_bytes(*length);
+                if length == 0 || length as usize > *raw {
+                    return refuse(format!(
+                        "step {index} has {length} bytes for column {name:?}; packed it takes 1 to {raw}"
+                    ));
+                }
+                end += u64::from(length);
+            }
+        }
+        if end != u64::from(total) {
+            return refuse(format!(
+                "rows and blobs take {end} bytes, the chunk has {total}"
+            ));
+        }
+        if !self.blob_columns.is_empty() {
+            blob_starts.push(total);
+        }
+        Ok(PackedRows {
+            bytes,
+            rows,
+            row_bytes: self.row_bytes,
+            blob_starts: blob_starts.into_boxed_slice(),
+        })
+    }
+}
+
+impl PackedRows {
+    /// Number of rows.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
+    /// The fixed-size part of some rows.
+    ///
+    /// # Panics
+    /// When `rows` reaches beyond [`Self::rows`].
+    pub fn row_slice(&self, rows: Range<u32>) -> &[u8] {
+        &self.bytes[rows.start as usize * self.row_bytes..rows.end as usize * self.row_bytes]
+    }
+
+    /// Where the blobs of some rows lie in [`Self::as_bytes`]; empty without blob columns.
+    ///
+    /// # Panics
+    /// When `rows` reaches beyond [`Self::rows`].
+    pub fn blob_range(&self, rows: Range<u32>) -> Range<usize> {
+        if self.blob_starts.is_empty() {
+            return 0..0;
+        }
+        self.blob_starts[rows.start as usize] as usize..self.blob_starts[rows.end as usize] as usize
+    }
+
+    /// Rows and blobs as they arrived.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::schema::{Column, Dtype};
+
+    fn config() -> TableConfig {
+        let column = |name: &str, dtype, shape: &[u32], codec| Column {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+            codec,
+        };
+        TableConfig::new(
+            "t",
+            vec![
+                column("frame", Dtype::Uint8, &[10], Codec::Lz4),
+                column("action", Dtype::Uint16, &[], Codec::None),
+                column("extra", Dtype::Float32, &[], Codec::Lz4),
+            ],
+            100,
+        )
+    }
+
+    /// One row: flags, action, blob lengths.
+    fn row(flag: u8, lengths: [u32; 2]) -> Vec<u8> {
+        let mut row = vec![flag, 0xAA, 0xBB];
+        lengths
+            .iter()
+            .for_each(|l| row.extend_from_slice(&l.to_le_bytes()));
+        row
+    }
+
+    fn chunk(rows: &[Vec<u8>], blob_bytes: usize) -> Bytes {
+        let mut bytes = rows.concat();
+        bytes.extend((0..blob_bytes).map(|i| i as u8));
+        bytes.into()
+    }
+
+    fn reason(result: Result<PackedRows>) -> String {
+        match result {
+            Err(Error::Schema { reason, .. }) => reason,
+            other => panic!("expected a refusal, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn finds_rows_and_blobs() {
+        let layout = RowLayout::of(&config());
+        let bytes = chunk(&[row(1, [3, 1]), row(0, [10, 4]), row(2, [1, 2])], 21);
+        let packed = layout.check(3, bytes).unwrap();
+        assert_eq!(layout.row_bytes(), 11);
+        assert_eq!(packed.row_slice(1..2), row(0, [10, 4]));
+        let blobs = |r: Range<u32>| &packed.as_bytes()[packed.blob_range(r)];
+        assert_eq!(blobs(0..1), [0, 1, 2, 3]);
+        assert_eq!(blobs(1..3), (4..21).collect::<Vec<u8>>());
+        assert_eq!(blobs(3..3), []);
+    }
+
+    #[test]
+    fn refuses_what_does_not_add_up() {
+        let layout = RowLayout::of(&config());
+        let check = |rows, bytes| reason(layout.check(rows, bytes));
+        assert!(check(0, Bytes::new()).contains("at least one"));
+        assert!(check(2, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
+        assert!(check(u32::MAX, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
+        assert!(check(1, chunk(&[row(16, [1, 1])], 2)).contains("unknown flags 0x10"));
+        assert!(check(1, chunk(&[row(0, [11, 1])], 12)).contains("column \"frame\""));
+        assert!(check(1, chunk(&[row(0, [1, 5])], 6)).contains("column \"extra\""));
+        assert!(check(1, chunk(&[row(0, [0, 1])], 1)).contains("0 bytes"));
+        assert!(check(1, chunk(&[row(0, [5, 1])], 5)).contains("take 17 bytes"));
+        assert!(check(1, chunk(&[row(0, [5, 1])], 7)).contains("take 17 bytes"));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_passes_has_its_offsets_inside(
+            rows in 0u32..6,
+            bytes in proptest::collection::vec(prop_oneof![4 => 0u8..3, 1 => any::<u8>()], 0..80),
+        ) {
+            let layout = RowLayout::of(&config());
+            if let Ok(packed) = layout.check(rows, bytes.clone().into()) {
+                let ends: Vec<_> = (0..rows).map(|r| packed.blob_range(r..r + 1)).collect();
+                prop_assert_eq!(ends[0].start, rows as usize * layout.row_bytes());
+                prop_assert!(ends.windows(2).all(|w| w[0].end == w[1].start));
+                prop_assert_eq!(ends.last().unwrap().end, bytes.len());
+            }
+        }
+    }
+}

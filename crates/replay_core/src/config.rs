@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
+use crate::memory::MemoryLimits;
 use crate::net::Address;
 use crate::schema::TableConfig;
 
@@ -30,8 +31,8 @@ pub struct ServerConfig {
     /// parameters. Default: `"256MiB"`.
     #[serde(deserialize_with = "bytes")]
     pub max_frame_bytes: u64,
-    /// Most connections at a time. Default: 1024.
-    pub max_connections: usize,
+    /// Most connections at a time. Default: 512, within the usual limit of 1024 open files.
+    pub max_connections: u32,
     /// A connection that is not welcome after this many milliseconds is closed. Default: 10,000.
     pub handshake_deadline_ms: u64,
     /// A reader that has not taken a reply after this many milliseconds is dropped, and what the reply pinned
@@ -67,7 +68,7 @@ impl Default for ServerConfig {
             io_threads: 0,
             max_bytes: 0,
             max_frame_bytes: 256 << 20,
-            max_connections: 1024,
+            max_connections: 512,
             handshake_deadline_ms: 10_000,
             write_deadline_ms: 30_000,
             drain_deadline_ms: 5_000,
@@ -92,7 +93,7 @@ pub enum LogLevel {
     Warn,
     /// One line for each important event.
     Info,
-    /// Every request.
+    /// Also requests that failed.
     Debug,
     /// Everything.
     Trace,
@@ -143,8 +144,14 @@ impl ServerConfig {
                 self.max_frame_bytes
             ));
         }
+        if self.max_bytes > 0 && self.max_bytes / 2 < self.max_frame_bytes {
+            return refuse(format!(
+                "max_bytes {} is less than two frames of max_frame_bytes {}: raise the one or lower the other",
+                self.max_bytes, self.max_frame_bytes
+            ));
+        }
         for (name, value) in [
-            ("max_connections", self.max_connections as u64),
+            ("max_connections", u64::from(self.max_connections)),
             ("handshake_deadline_ms", self.handshake_deadline_ms),
             ("write_deadline_ms", self.write_deadline_ms),
         ] {
@@ -183,9 +190,7 @@ impl ServerConfig {
             (true, true) => return Ok(()),
             (true, false) => "TLS (tls_cert and tls_key)",
             (false, true) => "a token (token_file, or INNET_TOKEN)",
-            (false, false) => {
-                "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)"
-            }
+            (false, false) => "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
         };
         Err(Error::Config(format!(
             "{address} can be reached from other machines and needs {missing}; \
@@ -201,7 +206,7 @@ impl ServerConfig {
     ///
     /// # Errors
     /// [`Error::Config`] when the file cannot be read or the token is empty.
-    pub fn read_token(&self) -> Result<Option<Vec<u8>>> {
+    pub fn read_token(&self) -> Result<Option<String>> {
         let token = match (&self.token, &self.token_file) {
             (Some(token), _) => token.0.clone(),
             (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
@@ -217,7 +222,19 @@ impl ServerConfig {
                 "the token is empty: use a long random one, for example from `openssl rand -hex 32`"
                     .to_owned(),
             )),
-            token => Ok(Some(token.as_bytes().to_vec())),
+            token => Ok(Some(token.to_owned())),
+        }
+    }
+
+    /// The limits of the memory that `innet-replay serve` makes. Tables and parameters leave room for one frame.
+    pub fn memory_limits(&self) -> MemoryLimits {
+        MemoryLimits {
+            max_bytes: match self.max_bytes {
+                0 => (machine_memory() / 2).max(2 * self.max_frame_bytes),
+                bytes => bytes,
+            },
+            receive_bytes: self.max_frame_bytes,
+            seed: None,
         }
     }
 
@@ -245,6 +262,21 @@ impl ServerConfig {
     }
 }
 
+/// Bytes of memory that this process may use: the machine's, or its control group's where that is less; where
+/// neither can be read, 8 GiB.
+fn machine_memory() -> u64 {
+    let read = |path| std::fs::read_to_string(path).ok();
+    let machine = read("/proc/meminfo").and_then(|text| {
+        let total = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    });
+    let group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse().ok());
+    machine.into_iter().chain(group).min().unwrap_or(8 << 30)
+}
+
 /// A number of bytes: digits alone, or with `KB`, `MB`, `GB` (powers of 1000), `KiB`, `MiB`, `GiB` (of 1024).
 ///
 /// # Errors
@@ -261,7 +293,11 @@ pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
         "GiB" => 1 << 30,
         _ => 0,
     };
-    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
+    match digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(factor))
+    {
         Some(bytes) if factor > 0 => Ok(bytes),
         _ => Err(format!(
             "{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB"
@@ -271,7 +307,10 @@ pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
 
 fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\"")]
+    #[serde(
+        untagged,
+        expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\""
+    )]
     enum Size {
         Number(u64),
         Text(String),
@@ -309,7 +348,14 @@ mod tests {
         let config = read("max_bytes = \"8GiB\"\nmax_frame_bytes = 1000000").unwrap();
         assert_eq!(config.max_bytes, 8 << 30);
         assert_eq!(config.max_frame_bytes, 1_000_000);
-        for text in ["8G", "GiB", "1.5GiB", "-1", "99999999999999999999", "20000000000GiB"] {
+        for text in [
+            "8G",
+            "GiB",
+            "1.5GiB",
+            "-1",
+            "99999999999999999999",
+            "20000000000GiB",
+        ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
@@ -320,7 +366,10 @@ mod tests {
         assert!(refusal("listen = [\"nowhere:x\"]").contains("nowhere:x"));
         assert!(refusal("max_bytes = \"much\"").contains("much"));
         let error = refusal("\nio_threads = \"two\"");
-        assert!(error.contains("server.toml") && error.contains("line 2"), "{error}");
+        assert!(
+            error.contains("server.toml") && error.contains("line 2"),
+            "{error}"
+        );
         let table = "[[tables]]\nname = \"a\"\ncolums = []";
         assert!(refusal(table).contains("colums"));
     }
@@ -358,7 +407,10 @@ mod tests {
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "at least 1"),
-            ("[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1", "cannot be made"),
+            (
+                "[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1",
+                "cannot be made",
+            ),
         ] {
             let error = refusal(text);
             assert!(error.contains(part), "{text}: {error}");
@@ -376,10 +428,14 @@ mod tests {
             ..ServerConfig::default()
         };
         let from_file = config(None, Some(&path)).read_token().unwrap();
-        assert_eq!(from_file.as_deref(), Some(b"secret".as_slice()));
+        assert_eq!(from_file.as_deref(), Some("secret"));
         assert_eq!(config(None, None).read_token().unwrap(), None);
         assert!(config(Some(" "), None).read_token().is_err());
-        assert!(config(None, Some(&"/nowhere/token".into())).read_token().is_err());
+        assert!(
+            config(None, Some(&"/nowhere/token".into()))
+                .read_token()
+                .is_err()
+        );
         assert!(!format!("{:?}", config(Some("hidden"), None)).contains("hidden"));
     }
 }

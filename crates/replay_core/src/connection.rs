@@ -1,1 +1,565 @@
-//! Not written yet.
+//! The coroutine of one connection. After the handshake three parts run side by side in it, joined by
+//! queues: `receive` reads frames, `answer` tries requests and keeps those that have to wait, `send` writes
+//! replies from where their blobs lie. So a draw that waits holds up nothing but itself, and a client that
+//! does not read holds up nobody else.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+
+use crate::budget::Reservation;
+use crate::error::{Error, Result};
+use crate::handshake::Handshake;
+use crate::net::{Stack, until};
+use crate::replay::Wait;
+use crate::service::{Outcome, Service};
+use crate::wire::{
+    self, FrameReader, Limits, NO_REQUEST, Outgoing, Reply, ReplyBody, Request, RequestBody,
+};
+
+/// Requests of one connection between their first byte and the last byte of their reply. Beyond it the
+/// connection is not read, and the client's own sending waits.
+const MAX_UNDER_WAY: usize = 64;
+
+/// Bytes read from the connection at a time; larger payloads go straight to their own buffer.
+const READ_BUFFER: usize = 16 << 10;
+
+/// A frame that is received also where the memory's byte limit has no room for it.
+const SMALL_FRAME: u64 = 16 << 10;
+
+/// After the last reply the connection is read, and what comes is thrown away, until the client closes it or
+/// this time is over: closing with bytes unread would reset it and lose the reply on its way.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Longest error message: it may quote what a client sent.
+const MAX_MESSAGE: usize = 4096;
+
+/// What all connections of a server share.
+pub struct Context {
+    /// The behaviour.
+    pub service: Service,
+    /// The handshake.
+    pub handshake: Handshake,
+    /// Longest frame, either way.
+    pub max_frame_bytes: u64,
+    /// From the first byte to the welcome.
+    pub handshake_deadline: Duration,
+    /// For a reply to be taken, and for a frame that has begun to arrive.
+    pub write_deadline: Duration,
+}
+
+/// How far a server is from its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Not near.
+    Serving,
+    /// No new requests; those under way are answered, and those that wait are sent away.
+    Draining,
+    /// Connections that are still open are dropped.
+    Stopped,
+}
+
+/// Completes when the server has come to `phase`.
+pub async fn reached(server: &mut watch::Receiver<Phase>, phase: Phase) {
+    // The sender is gone only with the server itself.
+    let _ = server.wait_for(|now| *now >= phase).await;
+}
+
+/// One connection.
+pub struct Connection<'a, S> {
+    /// What it shares with the others.
+    pub context: &'a Context,
+    /// Its stack: clock and timers.
+    pub stack: &'a S,
+    /// The other end's name, for logs.
+    pub peer: &'a str,
+    /// How far the server is from its end.
+    pub phase: watch::Receiver<Phase>,
+}
+
+/// A request that has arrived.
+struct Received {
+    request: Request,
+    deadline: Instant,
+    permit: UnderWay,
+    _reservation: Option<Reservation>,
+}
+
+/// What a request came to.
+struct Answer {
+    id: u64,
+    reply: Result<ReplyBody>,
+    permit: UnderWay,
+}
+
+/// Held from a request's first byte until its reply is written.
+type UnderWay = OwnedSemaphorePermit;
+
+/// Replies in the order of their writing.
+type Outbox = mpsc::UnboundedSender<(Outgoing, Option<UnderWay>)>;
+
+impl<S: Stack> Connection<'_, S> {
+    /// Serves `stream` until the client ends it, breaks the protocol, or the server closes.
+    ///
+    /// # Errors
+    /// Why it ended, unless the client closed it between two frames.
+    pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(&self, stream: T) -> Result<()> {
+        let (read, mut write) = tokio::io::split(stream);
+        let mut read = BufReader::with_capacity(READ_BUFFER, read);
+        let mut frames = FrameReader::new(&mut read, Limits::HANDSHAKE, self.peer);
+        let end = self.converse(&mut frames, &mut write).await;
+        let linger = async {
+            let _ = write.shutdown().await;
+            let _ = tokio::io::copy_buf(&mut read, &mut tokio::io::sink()).await;
+        };
+        until(self.stack, self.stack.now() + LINGER, linger).await;
+        end
+    }
+
+    /// Tells a client why it is not served.
+    pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(&self, mut stream: T, reason: &Error) {
+        let reply = async {
+            let _ = self.write_error(&mut stream, NO_REQUEST, reason).await;
+            let _ = stream.shutdown().await;
+        };
+        until(self.stack, self.stack.now() + LINGER, reply).await;
+    }
+
+    async fn converse<R, W>(&self, frames: &mut FrameReader<R>, write: &mut W) -> Result<()>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let allowed = self.context.handshake_deadline;
+        let deadline = self.stack.now() + allowed;
+        match until(self.stack, deadline, self.welcome(frames, write)).await {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) => return Ok(()),
+            Some(Err(error)) => return Err(error),
+            None => {
+                return Err(Error::Deadline {
+                    waited_for: format!(
+                        "the client did not finish the handshake in {} ms",
+                        allowed.as_millis()
+                    ),
+                });
+            }
+        }
+        frames.set_limits(Limits::new(self.context.max_frame_bytes));
+        let (requests, incoming) = mpsc::channel(1);
+        let (replies, outbox) = mpsc::unbounded_channel();
+        let work = async {
+            let mut answer = pin!(self.answer(incoming, replies));
+            tokio::select! {
+                biased;
+                end = &mut answer => end,
+                () = self.receive(frames, requests) => answer.await,
+            }
+        };
+        // An error of `work` has its reply in the outbox, which `send` still writes; an error of `send`
+        // means that nobody listens, and ends all.
+        let (end, ()) = tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write))?;
+        end
+    }
+
+    /// The handshake; `false` where the client left.
+    async fn welcome<R, W>(&self, frames: &mut FrameReader<R>, write: &mut W) -> Result<bool>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let handshake = &self.context.handshake;
+        let Some(request) = self.handshake_request(frames, write).await? else {
+            return Ok(false);
+        };
+        let challenged = match &request.body {
+            RequestBody::Hello(hello) => handshake.challenge(hello),
+            _ => Err(Error::Protocol(
+                "the first request of a connection is hello".to_owned(),
+            )),
+        };
+        let (challenge, challenged) = self.or_reply(write, request.id, challenged).await?;
+        self.write_reply(write, request.id, ReplyBody::Challenge(challenge))
+            .await?;
+        let Some(request) = self.handshake_request(frames, write).await? else {
+            return Ok(false);
+        };
+        let known = match request.body {
+            RequestBody::Authenticate(proof) => handshake.authenticate(&challenged, proof),
+            _ => Err(Error::Protocol(
+                "the request after the challenge is authenticate".to_owned(),
+            )),
+        };
+        self.or_reply(write, request.id, known).await?;
+        self.write_reply(write, request.id, ReplyBody::Welcome)
+            .await?;
+        Ok(true)
+    }
+
+    async fn handshake_request<R, W>(
+        &self,
+        frames: &mut FrameReader<R>,
+        write: &mut W,
+    ) -> Result<Option<Request>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let request = match frames.frame().await {
+            Ok(None) => return Ok(None),
+            Ok(Some(frame)) => wire::decode_request(frame),
+            Err(error) => Err(error),
+        };
+        self.or_reply(write, NO_REQUEST, request).await.map(Some)
+    }
+
+    /// Replies with an error before it is passed on.
+    async fn or_reply<T, W: AsyncWrite + Unpin>(
+        &self,
+        write: &mut W,
+        id: u64,
+        result: Result<T>,
+    ) -> Result<T> {
+        if let Err(error) = &result {
+            // The connection ends with the first error, whether or not this one reaches the client.
+            let _ = self.write_error(write, id, error).await;
+        }
+        result
+    }
+
+    async fn write_reply<W: AsyncWrite + Unpin>(
+        &self,
+        write: &mut W,
+        id: u64,
+        body: ReplyBody,
+    ) -> Result<()> {
+        let mut outgoing = wire::encode_reply(Reply { id, body })?;
+        outgoing.write(write, self.peer).await
+    }
+
+    async fn write_error<W: AsyncWrite + Unpin>(
+        &self,
+        write: &mut W,
+        id: u64,
+        error: &Error,
+    ) -> Result<()> {
+        self.write_reply(write, id, error_reply(error)).await
+    }
+
+    /// Reads requests until the client ends the connection or sends what is none.
+    async fn receive<R: AsyncRead + Unpin>(
+        &self,
+        frames: &mut FrameReader<R>,
+        requests: mpsc::Sender<Result<Received>>,
+    ) {
+        let under_way = Arc::new(Semaphore::new(MAX_UNDER_WAY));
+        loop {
+            let Ok(permit) = under_way.clone().acquire_owned().await else {
+                return;
+            };
+            let received = self.receive_one(frames, permit).await.transpose();
+            let Some(received) = received else { return };
+            let last = received.is_err();
+            if requests.send(received).await.is_err() || last {
+                return;
+            }
+        }
+    }
+
+    async fn receive_one<R: AsyncRead + Unpin>(
+        &self,
+        frames: &mut FrameReader<R>,
+        permit: UnderWay,
+    ) -> Result<Option<Received>> {
+        let Some(header) = frames.header().await? else {
+            return Ok(None);
+        };
+        let bytes = header.frame_bytes();
+        let begun = self.stack.now();
+        let arrive = async {
+            let reservation = self.reserve(bytes).await;
+            let request = wire::decode_request(frames.body().await?)?;
+            Ok((request, reservation))
+        };
+        let arrived = until(self.stack, begun + self.context.write_deadline, arrive).await;
+        let (request, reservation) = arrived.unwrap_or_else(|| {
+            Err(Error::Deadline {
+                waited_for: format!(
+                    "a frame of {bytes} bytes did not arrive, or had no room in the memory, within {} ms",
+                    self.context.write_deadline.as_millis()
+                ),
+            })
+        })?;
+        self.context.service.counters.request(bytes);
+        let allowed = Duration::from_millis(request.deadline_ms.into());
+        Ok(Some(Received {
+            deadline: self.stack.now() + allowed,
+            request,
+            permit,
+            _reservation: reservation,
+        }))
+    }
+
+    /// Counts a receive buffer in the memory's byte limit before it is allocated; waits where there is no room. A
+    /// small frame never waits: it may be the draw for which the pushes that hold the room are waiting.
+    async fn reserve(&self, bytes: u64) -> Option<Reservation> {
+        let memory = self.context.service.memory();
+        loop {
+            let room = memory.receive_room();
+            let reservation = memory.reserve_receive(bytes);
+            if reservation.is_some() || bytes <= SMALL_FRAME {
+                return reservation;
+            }
+            room.await;
+        }
+    }
+
+    /// Tries each request when it arrives, and those that have to wait again when their table changes. The
+    /// first frame that is no request ends it.
+    async fn answer(
+        &self,
+        mut incoming: mpsc::Receiver<Result<Received>>,
+        replies: Outbox,
+    ) -> Result<()> {
+        let mut waiting = FuturesUnordered::new();
+        let mut lanes = Lanes::default();
+        let mut phase = self.phase.clone();
+        loop {
+            tokio::select! {
+                biased;
+                () = reached(&mut phase, Phase::Draining) => break,
+                Some(answer) = waiting.next() => self.reply(&replies, answer),
+                received = incoming.recv() => match received {
+                    None => return Ok(()),
+                    Some(Ok(received)) => match self.try_at_once(received, &mut lanes) {
+                        Tried::Answered(answer) => self.reply(&replies, answer),
+                        Tried::Waits(received, turn) => waiting.push(self.wait(received, turn)),
+                    },
+                    Some(Err(error)) => {
+                        self.reply_error(&replies, NO_REQUEST, &error, None);
+                        return Err(error);
+                    }
+                },
+            }
+        }
+        while let Some(answer) = waiting.next().await {
+            self.reply(&replies, answer);
+        }
+        Ok(())
+    }
+
+    fn try_at_once(&self, received: Received, lanes: &mut Lanes) -> Tried {
+        let body = &received.request.body;
+        let lane = lane(body);
+        if lane.is_none_or(|writer| lanes.is_free(writer)) {
+            let last = received.request.deadline_ms == 0;
+            let reply = match self.context.service.attempt(body, last) {
+                Ok(Outcome::Ready(reply)) => Some(Ok(reply)),
+                Ok(Outcome::Blocked(waited_for)) if last => {
+                    Some(Err(Error::Deadline { waited_for }))
+                }
+                Ok(Outcome::Blocked(_)) => None,
+                Err(error) => Some(Err(error)),
+            };
+            if let Some(reply) = reply {
+                log_opened(body, &reply);
+                return Tried::Answered(Answer {
+                    id: received.request.id,
+                    reply,
+                    permit: received.permit,
+                });
+            }
+        }
+        let turn = lane.map(|writer| lanes.enter(writer)).unwrap_or_default();
+        Tried::Waits(received, turn)
+    }
+
+    /// Answers a request when its turn has come and its table lets it through, or at its deadline.
+    async fn wait(&self, received: Received, turn: Turn) -> Answer {
+        let Turn { ahead, done } = turn;
+        if let Some(ahead) = ahead {
+            // It ends by being dropped.
+            let _ = ahead.await;
+        }
+        let reply = self.wait_for_table(&received).await;
+        drop(done);
+        Answer {
+            id: received.request.id,
+            reply,
+            permit: received.permit,
+        }
+    }
+
+    async fn wait_for_table(&self, received: &Received) -> Result<ReplyBody> {
+        let service = &self.context.service;
+        let body = &received.request.body;
+        let mut phase = self.phase.clone();
+        loop {
+            if *phase.borrow_and_update() >= Phase::Draining {
+                return Err(Error::Closed("the server"));
+            }
+            let changed = service.changed(body)?;
+            let last = self.stack.now() >= received.deadline;
+            match service.attempt(body, last)? {
+                Outcome::Ready(reply) => return Ok(reply),
+                Outcome::Blocked(waited_for) if last => {
+                    return Err(Error::Deadline { waited_for });
+                }
+                Outcome::Blocked(_) => {
+                    let again = self.stack.now() + Wait::CHECK_EVERY;
+                    tokio::select! {
+                        biased;
+                        () = reached(&mut phase, Phase::Draining) => {}
+                        () = changed => {}
+                        () = self.stack.sleep_until(again.min(received.deadline)) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn reply(&self, replies: &Outbox, answer: Answer) {
+        let Answer { id, reply, permit } = answer;
+        let outgoing = reply.and_then(|body| {
+            let outgoing = wire::encode_reply(Reply { id, body })?;
+            match outgoing.frame_bytes() {
+                size if size > self.context.max_frame_bytes => Err(Error::TooLarge {
+                    what: "a reply, in bytes,",
+                    size,
+                    limit: self.context.max_frame_bytes,
+                }),
+                _ => Ok(outgoing),
+            }
+        });
+        match outgoing {
+            // A connection whose sender is gone has no use for replies.
+            Ok(outgoing) => drop(replies.send((outgoing, Some(permit)))),
+            Err(error) => self.reply_error(replies, id, &error, Some(permit)),
+        }
+    }
+
+    fn reply_error(&self, replies: &Outbox, id: u64, error: &Error, permit: Option<UnderWay>) {
+        tracing::debug!(id, %error, "request failed");
+        self.context.service.counters.error();
+        let body = error_reply(error);
+        match wire::encode_reply(Reply { id, body }) {
+            Ok(outgoing) => drop(replies.send((outgoing, permit))),
+            Err(error) => tracing::error!(id, %error, "an error could not be encoded"),
+        }
+    }
+
+    /// Writes replies until nobody makes any more. A client that does not take one in time is an error.
+    async fn send<W: AsyncWrite + Unpin>(
+        &self,
+        mut outbox: mpsc::UnboundedReceiver<(Outgoing, Option<UnderWay>)>,
+        write: &mut W,
+    ) -> Result<()> {
+        let counters = &self.context.service.counters;
+        while let Some((mut outgoing, permit)) = outbox.recv().await {
+            let allowed = self.context.write_deadline;
+            let deadline = self.stack.now() + allowed;
+            match until(self.stack, deadline, outgoing.write(write, self.peer)).await {
+                Some(written) => written?,
+                None => {
+                    counters.slow_reader();
+                    return Err(Error::Deadline {
+                        waited_for: format!(
+                            "the client did not take a reply of {} bytes in {} ms",
+                            outgoing.frame_bytes(),
+                            allowed.as_millis()
+                        ),
+                    });
+                }
+            }
+            counters.sent(outgoing.frame_bytes());
+            drop(permit);
+        }
+        Ok(())
+    }
+}
+
+enum Tried {
+    Answered(Answer),
+    Waits(Received, Turn),
+}
+
+/// The writers of one connection: what a writer sends is applied in the order in which it came, also when
+/// some of it has to wait.
+#[derive(Default)]
+struct Lanes {
+    /// For each writer the end of its last request that waits.
+    last: HashMap<u64, oneshot::Receiver<()>>,
+}
+
+/// A place in a lane.
+#[derive(Default)]
+struct Turn {
+    /// Ends when the request ahead is answered.
+    ahead: Option<oneshot::Receiver<()>>,
+    /// Dropped when this one is.
+    done: Option<oneshot::Sender<()>>,
+}
+
+impl Lanes {
+    fn is_free(&mut self, writer: u64) -> bool {
+        self.last.get_mut(&writer).is_none_or(is_over)
+    }
+
+    fn enter(&mut self, writer: u64) -> Turn {
+        // Writers that have nothing waiting are forgotten, so at most MAX_UNDER_WAY are known.
+        self.last.retain(|_, last| !is_over(last));
+        let (done, last) = oneshot::channel();
+        Turn {
+            ahead: self.last.insert(writer, last),
+            done: Some(done),
+        }
+    }
+}
+
+fn is_over(last: &mut oneshot::Receiver<()>) -> bool {
+    !matches!(last.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+}
+
+/// The writer whose order a request has to keep.
+fn lane(request: &RequestBody) -> Option<u64> {
+    match request {
+        RequestBody::Push(push) => Some(push.writer),
+        RequestBody::CloseWriter { writer, .. } => Some(*writer),
+        _ => None,
+    }
+}
+
+/// Names the writer behind a connection: the lines that follow in its span are about this writer.
+fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
+    if let (RequestBody::OpenWriter(open), Ok(ReplyBody::Writer(opened))) = (request, reply) {
+        tracing::info!(
+            writer = open.name,
+            table = open.table,
+            streams = open.streams,
+            epoch = opened.epoch,
+            last_sequence = opened.last_sequence,
+            "writer opened"
+        );
+    }
+}
+
+fn error_reply(error: &Error) -> ReplyBody {
+    let mut message = error.to_string();
+    if message.len() > MAX_MESSAGE {
+        let end = (0..=MAX_MESSAGE)
+            .rev()
+            .find(|&i| message.is_char_boundary(i));
+        message.truncate(end.unwrap_or(0));
+        message.push_str("...");
+    }
+    ReplyBody::Error {
+        code: error.code(),
+        message,
+    }
+}

@@ -12,6 +12,7 @@
 //! | [`slab`] | chunks that can be pinned against eviction |
 //! | [`chunk`] | the packed steps of one stream, checked at the door |
 //! | [`table`] | streams, items, eviction, draws of one table |
+//! | [`budget`] | the byte limit that tables, parameters and receive buffers share |
 //! | [`limiter`] | samples per insert |
 //! | [`parameters`] | the versioned parameter store |
 //! | [`memory`] | all tables and parameters of a process, and their byte limit |
@@ -23,6 +24,7 @@
 //! | [`client`] | the `Replay` of a server |
 //! | [`net`] | the `Stack` trait: `kernel`, `sim` |
 //! | [`service`] | a request in, a reply out, no socket in sight |
+//! | [`handshake`] | versions and tokens, without I/O |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown |
 //! | [`config`] | the server's configuration |
@@ -30,12 +32,14 @@
 //! | [`cli`] | `innet-replay serve` and `stats` |
 
 pub mod auth;
+pub mod budget;
 pub mod chunk;
 pub mod cli;
 pub mod client;
 pub mod config;
 pub mod connection;
 pub mod error;
+pub mod handshake;
 pub mod limiter;
 pub mod local;
 pub mod memory;

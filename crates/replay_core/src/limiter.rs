@@ -1,1 +1,333 @@
-//! Not written yet.
+//! Samples per insert, in items: holds `drawn` near `samples_per_insert * inserted`.
+//!
+//! With `d = samples_per_insert * inserted - drawn` and `centre = samples_per_insert * min_size` (as in
+//! Reverb's `SampleToInsertRatio`, Cassirer et al., 2021):
+//!
+//! - a draw of n is admitted while `d - n >= centre - slack`, and only when `min_size` items are live;
+//! - a push is admitted while its first item keeps `d` within `centre + slack`, or while fewer than `min_size`
+//!   items are live. A push applies as a whole, so it may overshoot by its other items.
+//!
+//! Both sides wait at once only if `n > 2 * slack - samples_per_insert`: such a draw is an error, so that a
+//! table cannot stand still for ever.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::schema::TableConfig;
+
+/// Rounding of `samples_per_insert * inserted` must not delay a draw by a whole item.
+const TOLERANCE: f64 = 1e-6;
+
+/// A count of 48 bits under an epoch of 16 bits. `reset` starts a new epoch, which makes credits of the
+/// old one void.
+#[derive(Clone, Copy, PartialEq)]
+struct Count(u64);
+
+impl Count {
+    fn epoch(self) -> u64 {
+        self.0 >> 48
+    }
+    fn items(self) -> u64 {
+        self.0 & ((1 << 48) - 1)
+    }
+    fn next_epoch(self) -> Count {
+        Count((self.epoch() + 1) << 48)
+    }
+}
+
+/// Draws that were admitted and may be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted {
+    epoch: u64,
+    /// Items admitted: what was asked for, or fewer where a short draw was allowed.
+    pub items: u32,
+}
+
+impl Admitted {
+    /// Splits `items` off.
+    pub fn split(&mut self, items: u32) -> Admitted {
+        self.items -= items;
+        Admitted {
+            epoch: self.epoch,
+            items,
+        }
+    }
+}
+
+/// The rate limiter of one table. Draws never lock; inserts are counted under the table's insert lock.
+pub struct Limiter {
+    table: String,
+    samples_per_insert: f64,
+    slack: f64,
+    min_size: u64,
+    /// Written only under the insert lock.
+    inserted: AtomicU64,
+    drawn: AtomicU64,
+}
+
+impl Limiter {
+    /// The limiter that a valid table definition asks for.
+    pub fn new(config: &TableConfig) -> Self {
+        Limiter {
+            table: config.name.clone(),
+            samples_per_insert: config.samples_per_insert,
+            slack: config.slack,
+            min_size: config.min_size,
+            inserted: AtomicU64::new(0),
+            drawn: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether draws are held to a ratio at all.
+    pub fn limits_ratio(&self) -> bool {
+        self.samples_per_insert > 0.0
+    }
+
+    /// Whether a push with items may be applied to a table of `live` items; `Err` says who is waited for.
+    pub fn admit_insert(&self, live: u64) -> std::result::Result<(), String> {
+        if !self.limits_ratio() || live < self.min_size {
+            return Ok(());
+        }
+        let inserted = Count(self.inserted.load(Ordering::Relaxed)).items();
+        let drawn = Count(self.drawn.load(Ordering::Relaxed)).items();
+        let over =
+            self.lead(inserted, drawn) + self.samples_per_insert - (self.centre() + self.slack);
+        if over <= TOLERANCE {
+            return Ok(());
+        }
+        Err(format!(
+            "table {:?} has {drawn} items drawn for {inserted} inserted, at samples_per_insert {} and slack {}; \
+             the next insert waits for its readers to draw {} more",
+            self.table,
+            self.samples_per_insert,
+            self.slack,
+            over.ceil()
+        ))
+    }
+
+    /// Counts inserted items. Only under the table's insert lock.
+    pub fn count_insert(&self, items: u64) {
+        self.inserted.fetch_add(items, Ordering::Relaxed);
+    }
+
+    /// Checks that a draw of `wanted` items is sure to be admitted one day, whatever the order of pushes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that says which slack would do.
+    pub fn check_draw(&self, wanted: u32) -> Result<()> {
+        let most = 2.0 * self.slack - self.samples_per_insert;
+        if !self.limits_ratio() || f64::from(wanted) <= most + TOLERANCE {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "a draw of {wanted} items from table {:?} may never be admitted: with samples_per_insert {} and slack {} a \
+             draw has at most {} items; draw fewer, or make the table with a slack of {}",
+            self.table,
+            self.samples_per_insert,
+            self.slack,
+            most.floor(),
+            ((f64::from(wanted) + self.samples_per_insert) / 2.0).ceil()
+        )))
+    }
+
+    /// Admits a draw of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` says who is waited for.
+    pub fn admit_draw(
+        &self,
+        live: u64,
+        wanted: u32,
+        short: bool,
+    ) -> std::result::Result<Admitted, String> {
+        if live < self.min_size {
+            return Err(format!(
+                "table {:?} holds {live} items of the {} that min_size asks for; waiting for writers",
+                self.table, self.min_size
+            ));
+        }
+        let mut seen = self.drawn.load(Ordering::Acquire);
+        loop {
+            let drawn = Count(seen);
+            // Pairs with the Release stores of `reset`: an epoch that agrees means counts of one epoch.
+            let inserted = Count(self.inserted.load(Ordering::Acquire));
+            if inserted.epoch() != drawn.epoch() {
+                return Err(format!("table {:?} is being emptied", self.table));
+            }
+            let items = match self.allowance(inserted.items(), drawn.items()) {
+                None => wanted,
+                Some(allowed) if allowed >= f64::from(wanted) => wanted,
+                Some(allowed) if short && allowed >= 1.0 => allowed as u32,
+                Some(allowed) => {
+                    let missing = f64::from(wanted) - allowed;
+                    return Err(format!(
+                        "table {:?} has {} items drawn for {} inserted, at samples_per_insert {} and slack {}; a \
+                         draw of {wanted} waits for writers to insert {} more",
+                        self.table,
+                        drawn.items(),
+                        inserted.items(),
+                        self.samples_per_insert,
+                        self.slack,
+                        (missing / self.samples_per_insert).ceil().max(1.0)
+                    ));
+                }
+            };
+            match self.drawn.compare_exchange_weak(
+                seen,
+                seen + u64::from(items),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => {
+                    return Ok(Admitted {
+                        epoch: drawn.epoch(),
+                        items,
+                    });
+                }
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Takes back draws that nobody received; those of before a `reset` are void.
+    pub fn give_back(&self, admitted: Admitted) {
+        let undo = |now: u64| {
+            (Count(now).epoch() == admitted.epoch).then(|| now - u64::from(admitted.items))
+        };
+        // An Err is a credit from before a reset.
+        let _ = self
+            .drawn
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, undo);
+    }
+
+    /// Starts counting from nothing. Only under the table's insert lock.
+    pub fn reset(&self) {
+        let next = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
+        // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw`), and
+        // one that read both before fails its compare-and-exchange.
+        self.drawn.store(next, Ordering::Release);
+        self.inserted.store(next, Ordering::Release);
+    }
+
+    /// Items drawn and items inserted since the last reset.
+    pub fn counts(&self) -> (u64, u64) {
+        (
+            Count(self.drawn.load(Ordering::Relaxed)).items(),
+            Count(self.inserted.load(Ordering::Relaxed)).items(),
+        )
+    }
+
+    /// How far inserts are ahead of draws, in drawn items.
+    fn lead(&self, inserted: u64, drawn: u64) -> f64 {
+        self.samples_per_insert * inserted as f64 - drawn as f64
+    }
+
+    fn centre(&self) -> f64 {
+        self.samples_per_insert * self.min_size as f64
+    }
+
+    /// Items that may be drawn now; `None` is any number.
+    fn allowance(&self, inserted: u64, drawn: u64) -> Option<f64> {
+        self.limits_ratio().then(|| {
+            (self.lead(inserted, drawn) - (self.centre() - self.slack) + TOLERANCE)
+                .floor()
+                .max(0.0)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limiter(samples_per_insert: f64, slack: f64, min_size: u64) -> Limiter {
+        Limiter::new(&TableConfig {
+            samples_per_insert,
+            slack,
+            min_size,
+            ..TableConfig::new("t", Vec::new(), 1000)
+        })
+    }
+
+    fn draw(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
+        l.admit_draw(live, n, false).map(|a| a.items)
+    }
+
+    #[test]
+    fn min_size_holds_draws_and_frees_inserts() {
+        let l = limiter(1.0, 2.0, 10);
+        l.count_insert(9);
+        assert!(draw(&l, 9, 1).unwrap_err().contains("9 items of the 10"));
+        assert_eq!(l.admit_insert(9), Ok(()));
+        l.count_insert(1);
+        assert_eq!(draw(&l, 10, 2), Ok(2));
+        assert!(draw(&l, 10, 1).unwrap_err().contains("insert 1 more"));
+    }
+
+    #[test]
+    fn holds_both_sides_within_slack() {
+        let l = limiter(4.0, 8.0, 1);
+        l.count_insert(1);
+        // d = 4, centre 4: two more inserts reach 12 = centre + slack.
+        assert_eq!(l.admit_insert(1), Ok(()));
+        l.count_insert(2);
+        let text = l.admit_insert(3).unwrap_err();
+        assert!(text.contains("draw 4 more"), "{text}");
+        assert_eq!(draw(&l, 3, 4), Ok(4));
+        assert_eq!(l.admit_insert(3), Ok(()));
+        // d = 8; down to centre - slack = -4 are 12 draws.
+        assert_eq!(draw(&l, 3, 12), Ok(12));
+        assert!(draw(&l, 3, 1).unwrap_err().contains("insert 1 more"));
+    }
+
+    #[test]
+    fn short_draws_take_what_is_allowed() {
+        let l = limiter(1.0, 4.0, 1);
+        l.count_insert(1);
+        assert_eq!(l.admit_draw(1, 100, true).unwrap().items, 4);
+        assert!(l.admit_draw(1, 100, true).is_err());
+    }
+
+    #[test]
+    fn a_draw_that_could_wait_for_ever_is_an_error() {
+        let l = limiter(2.0, 8.0, 1);
+        assert!(matches!(l.check_draw(15), Err(Error::Config(_))));
+        assert!(l.check_draw(14).is_ok());
+    }
+
+    #[test]
+    fn the_largest_draw_is_always_reached() {
+        let l = limiter(2.0, 8.0, 1);
+        let mut live = 0;
+        for _ in 0..100 {
+            while l.admit_insert(live).is_ok() {
+                l.count_insert(1);
+                live += 1;
+            }
+            assert_eq!(draw(&l, live, 14), Ok(14));
+        }
+    }
+
+    #[test]
+    fn credits_come_back_but_not_over_a_reset() {
+        let l = limiter(1.0, 4.0, 1);
+        l.count_insert(1);
+        let admitted = l.admit_draw(1, 4, false).unwrap();
+        assert!(draw(&l, 1, 1).is_err());
+        l.give_back(admitted);
+        assert_eq!(l.counts(), (0, 1));
+        let old = l.admit_draw(1, 4, false).unwrap();
+        l.reset();
+        assert_eq!(l.counts(), (0, 0));
+        l.count_insert(1);
+        assert_eq!(draw(&l, 1, 4), Ok(4));
+        l.give_back(old);
+        assert_eq!(l.counts(), (4, 1));
+    }
+
+    #[test]
+    fn without_a_ratio_only_min_size_counts() {
+        let l = limiter(0.0, 0.0, 2);
+        l.count_insert(2);
+        assert_eq!(l.admit_insert(1_000_000), Ok(()));
+        assert_eq!(draw(&l, 2, 1_000_000), Ok(1_000_000));
+        assert!(draw(&l, 1, 1).is_err());
+    }
+}

@@ -1,1 +1,168 @@
-//! Not written yet.
+//! The `Replay` of this process: calls go straight to the memory, and block where it says who is waited for.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use event_listener::Listener;
+
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::replay::{
+    OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel, SampleRequest,
+    Sampled, UpdateReceipt, Wait,
+};
+use crate::schema::TableConfig;
+use crate::table::{Attempt, Table};
+
+/// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. `attempt` hears
+/// whether it is the last one before the deadline's error.
+fn block_on<T>(
+    table: &Table,
+    wait: &Wait<'_>,
+    mut attempt: impl FnMut(bool) -> Result<Attempt<T>>,
+) -> Result<T> {
+    let passed = |deadline: Instant| Instant::now() >= deadline;
+    if !wait.deadline.is_some_and(passed)
+        && let Attempt::Ready(done) = attempt(false)?
+    {
+        return Ok(done);
+    }
+    loop {
+        wait.check()?;
+        let changed = table.changed();
+        let last = wait.deadline.is_some_and(passed);
+        let waited_for = match attempt(last)? {
+            Attempt::Ready(done) => return Ok(done),
+            Attempt::Blocked(waited_for) => waited_for,
+        };
+        if last {
+            return Err(Error::Deadline { waited_for });
+        }
+        let slice = Instant::now() + Wait::CHECK_EVERY;
+        // Whether it was a change or the slice's end: try again.
+        let _ = changed.wait_deadline(wait.deadline.map_or(slice, |d| d.min(slice)));
+    }
+}
+
+impl Replay for Memory {
+    fn create_table(&self, config: &TableConfig, _wait: &Wait<'_>) -> Result<()> {
+        Memory::create_table(self, config).map(drop)
+    }
+
+    fn table_config(&self, table: &str, _wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
+        Ok(self.table(table)?.config().clone())
+    }
+
+    fn empty_table(&self, table: &str, _wait: &Wait<'_>) -> Result<()> {
+        Memory::empty_table(self, table)
+    }
+
+    fn drop_table(&self, table: &str, _wait: &Wait<'_>) -> Result<()> {
+        Memory::drop_table(self, table)
+    }
+
+    fn open_writer(&self, open: OpenWriter, _wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
+        let table = self.table(&open.table)?;
+        let opened = table.open_writer(&open)?;
+        Ok(Box::new(LocalPushes {
+            table,
+            writer: open.writer,
+            epoch: opened.epoch,
+            last_sequence: opened.last_sequence,
+        }))
+    }
+
+    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        let table = self.table(&request.table)?;
+        block_on(&table, wait, |last| table.try_sample(request, last))
+    }
+
+    /// Nothing is under way between calls here: each `next` draws.
+    fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel>> {
+        let table = self.table(&request.table)?;
+        Ok(Box::new(LocalSamples { table, request }))
+    }
+
+    fn update_priorities(
+        &self,
+        table: &str,
+        keys: &[u64],
+        priorities: &[f64],
+        _wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt> {
+        self.table(table)?.update_priorities(keys, priorities)
+    }
+
+    fn report_corrupt(
+        &self,
+        table: &str,
+        key: u64,
+        reason: &str,
+        _wait: &Wait<'_>,
+    ) -> Result<Option<String>> {
+        Ok(self.table(table)?.report_corrupt(key, reason))
+    }
+
+    fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64> {
+        self.parameters().put(name, bytes)
+    }
+
+    fn get_parameters(
+        &self,
+        name: &str,
+        newer_than: u64,
+        _wait: &Wait<'_>,
+    ) -> Result<Option<Parameters>> {
+        Ok(self.parameters().get(name, newer_than))
+    }
+
+    fn stats(&self, _wait: &Wait<'_>) -> Result<serde_json::Value> {
+        Ok(Memory::stats(self))
+    }
+}
+
+/// A writer's pushes, applied one by one. Dropped without [`PushChannel::close`], the writer stays known to its
+/// table, for a takeover under the same number.
+struct LocalPushes {
+    table: Arc<Table>,
+    writer: u64,
+    epoch: u32,
+    last_sequence: u64,
+}
+
+impl PushChannel for LocalPushes {
+    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
+        let push = Push {
+            table: self.table.config().name.clone(),
+            writer: self.writer,
+            epoch: self.epoch,
+            sequence: self.last_sequence + 1,
+            body,
+        };
+        block_on(&self.table, wait, |_| self.table.try_push(&push))?;
+        self.last_sequence = push.sequence;
+        Ok(())
+    }
+
+    fn flush(&mut self, _wait: &Wait<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn close(&mut self, _wait: &Wait<'_>) -> Result<()> {
+        self.table.close_writer(self.writer, self.epoch)
+    }
+}
+
+struct LocalSamples {
+    table: Arc<Table>,
+    request: SampleRequest,
+}
+
+impl SampleChannel for LocalSamples {
+    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
+        block_on(&self.table, wait, |last| {
+            self.table.try_sample(&self.request, last)
+        })
+    }
+}

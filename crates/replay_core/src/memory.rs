@@ -1,1 +1,211 @@
-//! Not written yet.
+//! All tables and parameters of one process, under one byte limit.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
+
+use event_listener::EventListener;
+use serde_json::{Map, Value, json};
+
+use crate::budget::{Budget, Reservation};
+use crate::error::{Error, Result};
+use crate::parameters::ParameterStore;
+use crate::schema::TableConfig;
+use crate::table::Table;
+
+/// What a memory may take, and how it draws.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Bytes of all tables at their capacity, all parameters and all receive buffers.
+    pub max_bytes: u64,
+    /// Bytes of `max_bytes` that tables and parameters leave to receive buffers.
+    pub receive_bytes: u64,
+    /// Makes draws reproducible where one thread pushes and draws; `None` draws a seed.
+    pub seed: Option<u64>,
+}
+
+impl Default for MemoryLimits {
+    /// No limit and a random seed: for a memory in the user's own process.
+    fn default() -> Self {
+        MemoryLimits {
+            max_bytes: u64::MAX,
+            receive_bytes: 0,
+            seed: None,
+        }
+    }
+}
+
+/// Tables by name, parameters, and the limit that they share.
+pub struct Memory {
+    limits: MemoryLimits,
+    budget: Arc<Budget>,
+    tables: RwLock<BTreeMap<String, Arc<Table>>>,
+    /// Held while a table is made, so that `tables` is not held over its allocation.
+    making: Mutex<()>,
+    parameters: ParameterStore,
+    incarnation: u64,
+    seed: u64,
+    started: Instant,
+}
+
+impl Memory {
+    /// Most tables.
+    pub const MAX_TABLES: usize = 1024;
+
+    /// An empty memory with a new incarnation number.
+    pub fn new(limits: MemoryLimits) -> Arc<Self> {
+        let budget = Budget::new(limits.max_bytes);
+        Arc::new(Memory {
+            limits,
+            parameters: ParameterStore::new(budget.clone(), limits.receive_bytes),
+            budget,
+            tables: RwLock::new(BTreeMap::new()),
+            making: Mutex::new(()),
+            incarnation: rand::random(),
+            seed: limits.seed.unwrap_or_else(rand::random),
+            started: Instant::now(),
+        })
+    }
+
+    /// Drawn at random when the memory was made: keys of another incarnation name nothing here.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &ParameterStore {
+        &self.parameters
+    }
+
+    /// Makes a table, or returns the one that stands under the same definition. Its capacity in bytes is set aside
+    /// at once.
+    ///
+    /// # Errors
+    /// [`Error::Table`] for a definition that cannot be made, too many tables, or a capacity in bytes beyond what is
+    /// left of the limit; [`Error::TableDiffers`] when the name stands for another definition.
+    pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
+        config.validate()?;
+        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let (found, count) = {
+            let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+            (tables.get(&config.name).cloned(), tables.len())
+        };
+        if let Some(table) = found {
+            return match table.config().difference(config) {
+                None => Ok(table),
+                Some(difference) => Err(Error::TableDiffers {
+                    table: config.name.clone(),
+                    difference,
+                }),
+            };
+        }
+        let refuse = |reason: String| Error::Table {
+            table: config.name.clone(),
+            reason,
+        };
+        if count >= Self::MAX_TABLES {
+            return Err(refuse(format!("there are {count} tables already")));
+        }
+        let bytes = config.effective_capacity_bytes();
+        let keep_free = self.limits.receive_bytes;
+        let reservation = self.budget.reserve(bytes, keep_free).ok_or_else(|| {
+            let taken = self.budget.reserved().saturating_add(keep_free);
+            refuse(format!(
+                "it may hold {bytes} bytes, and of the memory's {} there are {} left; give it a smaller \
+                 capacity_bytes, or the memory a higher limit",
+                self.limits.max_bytes,
+                self.limits.max_bytes.saturating_sub(taken)
+            ))
+        })?;
+        // Its own sequence of draws for each table, whatever the order they are made in.
+        let seed = config.name.bytes().fold(self.seed, |seed, byte| {
+            seed.rotate_left(8) ^ u64::from(byte)
+        });
+        let table = Arc::new(Table::new(config.clone(), reservation, seed));
+        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        tables.insert(config.name.clone(), table.clone());
+        Ok(table)
+    }
+
+    /// The table of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`] with the names there are.
+    pub fn table(&self, name: &str) -> Result<Arc<Table>> {
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        tables
+            .get(name)
+            .cloned()
+            .ok_or_else(|| unknown(name, &tables))
+    }
+
+    /// Removes every step and item of a table and starts its rate limiter from nothing; writers go on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn empty_table(&self, name: &str) -> Result<()> {
+        self.table(name)?.empty();
+        Ok(())
+    }
+
+    /// Removes a table. Who still refers to it gets [`Error::UnknownTable`]; batches that were drawn stay whole.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`].
+    pub fn drop_table(&self, name: &str) -> Result<()> {
+        let table = {
+            let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+            tables.remove(name).ok_or_else(|| unknown(name, &tables))?
+        };
+        table.close();
+        Ok(())
+    }
+
+    /// Counts a receive buffer against the byte limit until the reservation is dropped; `None` while there is no
+    /// room: wait on [`Self::receive_room`], made before, and try again.
+    pub fn reserve_receive(&self, bytes: u64) -> Option<Reservation> {
+        self.budget.reserve(bytes, 0)
+    }
+
+    /// Hears of the next bytes that come back to the limit.
+    pub fn receive_room(&self) -> EventListener {
+        self.budget.returned()
+    }
+
+    /// Counters and gauges of everything: `incarnation` (16 hexadecimal digits), `uptime_s`, `max_bytes`,
+    /// `reserved_bytes` (tables at their capacity, parameters, receive buffers), `bytes` (held by tables),
+    /// `tables` (name to [`Table::stats`]) and `parameters` (name to version and bytes).
+    pub fn stats(&self) -> Value {
+        let tables: Vec<_> = {
+            let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+            tables.values().cloned().collect()
+        };
+        let tables: Map<String, Value> = tables
+            .iter()
+            .map(|table| (table.config().name.clone(), table.stats()))
+            .collect();
+        let bytes: u64 = tables.values().filter_map(|t| t["bytes"].as_u64()).sum();
+        json!({
+            "incarnation": format!("{:016x}", self.incarnation),
+            "uptime_s": self.started.elapsed().as_secs_f64(),
+            "max_bytes": self.limits.max_bytes,
+            "reserved_bytes": self.budget.reserved(),
+            "bytes": bytes,
+            "tables": tables,
+            "parameters": self.parameters.stats(),
+        })
+    }
+}
+
+fn unknown(name: &str, tables: &BTreeMap<String, Arc<Table>>) -> Error {
+    let known = if tables.is_empty() {
+        "nobody has made a table yet".to_owned()
+    } else {
+        let names: Vec<_> = tables.keys().map(|name| format!("{name:?}")).collect();
+        format!("there are {}", names.join(", "))
+    };
+    Error::UnknownTable {
+        table: name.to_owned(),
+        known,
+    }
+}

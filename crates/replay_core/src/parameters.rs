@@ -1,1 +1,130 @@
-//! Not written yet.
+//! Named, versioned parameters. A put stores one whole safetensors file; a get returns one whole version or
+//! "nothing newer". The bytes are never unpacked or copied, only the header is checked.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use bytes::Bytes;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use crate::budget::{Budget, Reservation};
+use crate::error::{Error, Result};
+use crate::replay::Parameters;
+
+/// The newest version of each name.
+pub struct ParameterStore {
+    budget: Arc<Budget>,
+    /// Bytes of the budget that stay free for receive buffers.
+    keep_free: u64,
+    newest: RwLock<BTreeMap<String, Parameters>>,
+}
+
+/// A file together with its share of the memory's byte limit: a version that was replaced counts until its
+/// last reader lets go of it.
+struct CountedFile {
+    bytes: Bytes,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for CountedFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl ParameterStore {
+    /// Most bytes of one file.
+    pub const MAX_BYTES: u64 = 2 << 30;
+    /// Most names.
+    pub const MAX_NAMES: usize = 1024;
+    /// Most bytes of a name.
+    pub const MAX_NAME_BYTES: usize = 128;
+
+    /// An empty store that reserves its bytes from `budget` and leaves `keep_free` of it.
+    pub fn new(budget: Arc<Budget>, keep_free: u64) -> Self {
+        ParameterStore {
+            budget,
+            keep_free,
+            newest: RwLock::new(BTreeMap::new()),
+        }
+    }
+
+    /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first.
+    ///
+    /// # Errors
+    /// [`Error::Parameters`] when the name is empty or too long, the bytes are not one safetensors file, or there
+    /// are too many names; [`Error::TooLarge`] when the file is over [`Self::MAX_BYTES`] or over what is left of
+    /// the memory's byte limit.
+    pub fn put(&self, name: &str, bytes: Bytes) -> Result<u64> {
+        let refuse = |reason: String| Error::Parameters {
+            name: name.chars().take(Self::MAX_NAME_BYTES).collect(),
+            reason,
+        };
+        if name.is_empty() || name.len() > Self::MAX_NAME_BYTES {
+            return Err(refuse(format!(
+                "a name has 1 to {} bytes",
+                Self::MAX_NAME_BYTES
+            )));
+        }
+        let too_large = |limit: u64| Error::TooLarge {
+            what: "parameters, in bytes,",
+            size: bytes.len() as u64,
+            limit,
+        };
+        if bytes.len() as u64 > Self::MAX_BYTES {
+            return Err(too_large(Self::MAX_BYTES));
+        }
+        SafeTensors::deserialize(&bytes)
+            .map_err(|e| refuse(format!("they are not a safetensors file: {e}")))?;
+        let reservation = self
+            .budget
+            .reserve(bytes.len() as u64, self.keep_free)
+            .ok_or_else(|| {
+                let taken = self.budget.reserved().saturating_add(self.keep_free);
+                too_large(self.budget.limit().saturating_sub(taken))
+            })?;
+        let file = Bytes::from_owner(CountedFile {
+            bytes,
+            _reservation: reservation,
+        });
+        let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
+        let version = newest.get(name).map_or(1, |p| p.version + 1);
+        if version == 1 && newest.len() >= Self::MAX_NAMES {
+            return Err(refuse(format!(
+                "there are {} names already",
+                Self::MAX_NAMES
+            )));
+        }
+        let replaced = newest.insert(
+            name.to_owned(),
+            Parameters {
+                version,
+                bytes: file,
+            },
+        );
+        drop(newest);
+        // Frees the old file, if nobody reads it, without the lock.
+        drop(replaced);
+        Ok(version)
+    }
+
+    /// The newest version of `name`; `None` when it is not newer than `newer_than` or nobody has put any.
+    pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
+        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
+        newest.get(name).filter(|p| p.version > newer_than).cloned()
+    }
+
+    /// Version and bytes of each name.
+    pub fn stats(&self) -> Value {
+        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
+        newest
+            .iter()
+            .map(|(name, p)| {
+                let entry = json!({"version": p.version, "bytes": p.bytes.len()});
+                (name.clone(), entry)
+            })
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    }
+}

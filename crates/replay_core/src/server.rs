@@ -1,1 +1,401 @@
-//! Not written yet.
+//! Listeners, I/O threads and shutdown around the connections.
+//!
+//! [`Server`] is everything but sockets, and runs on any [`Stack`]; [`Server::start`] runs it on kernel sockets
+//! with threads of its own. The first I/O thread accepts, and every I/O thread serves what it is handed until
+//! the end: a connection never moves.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::task::LocalSet;
+use tokio_rustls::TlsAcceptor;
+use tracing::Instrument;
+
+use crate::config::ServerConfig;
+use crate::connection::{Connection, Context, Phase, reached};
+use crate::error::{Error, Result};
+use crate::handshake::Handshake;
+use crate::memory::Memory;
+use crate::net::kernel::Kernel;
+use crate::net::{Address, Stack, until};
+use crate::service::Service;
+use crate::tls;
+
+/// Connections over the limit that are told so at a time; any more are closed without a word.
+const MAX_REFUSALS: usize = 16;
+
+/// Pause after a failed accept: out of descriptors, it would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A server without its sockets.
+pub struct Server {
+    context: Context,
+    tls: Option<TlsAcceptor>,
+    connections: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
+    max_connections: u32,
+    drain_deadline: Duration,
+    phase: watch::Sender<Phase>,
+}
+
+/// A connection on its way to the I/O thread that will serve it.
+pub struct Accepted<I> {
+    incoming: I,
+    peer: String,
+    /// Whether TLS runs over it.
+    tls: bool,
+    place: Place,
+}
+
+/// One of `max_connections`, or, when there was none left, one of the refusals.
+struct Place {
+    refused: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Server {
+    /// Checks the configuration, reads the files it names, and makes its tables.
+    ///
+    /// # Errors
+    /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
+    pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
+        config.validate()?;
+        let token = config.read_token()?;
+        let tls = match (&config.tls_cert, &config.tls_key) {
+            (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
+            _ => None,
+        };
+        let handshake = Handshake::new(token, memory.incarnation(), config.max_frame_bytes);
+        Ok(Server {
+            context: Context {
+                service: Service::new(memory, &config.tables, config.max_frame_bytes)?,
+                handshake,
+                max_frame_bytes: config.max_frame_bytes,
+                handshake_deadline: config.handshake_deadline(),
+                write_deadline: config.write_deadline(),
+            },
+            tls,
+            connections: Arc::new(Semaphore::new(config.max_connections as usize)),
+            refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
+            max_connections: config.max_connections,
+            drain_deadline: config.drain_deadline(),
+            phase: watch::Sender::new(Phase::Serving),
+        })
+    }
+
+    /// Serves a memory on kernel sockets, from threads of its own, until the answer is shut down or dropped.
+    ///
+    /// # Errors
+    /// Those of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound.
+    pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
+        let server = Arc::new(Server::new(config, memory)?);
+        let mut running = RunningServer {
+            server: server.clone(),
+            addresses: Vec::new(),
+            threads: Vec::new(),
+        };
+        let mut others = Vec::new();
+        for number in 1..config.effective_io_threads() {
+            let (hand_over, accepted) = mpsc::unbounded_channel();
+            others.push(hand_over);
+            let server = server.clone();
+            running.threads.push(io_thread(number, move || async move {
+                server.serve_handed_over(Kernel, accepted).await;
+            })?);
+        }
+        let (bound, addresses) = oneshot::channel();
+        let listen: Vec<Address> = config.listen.iter().map(|a| server.with_tls(a)).collect();
+        running.threads.push(io_thread(0, move || async move {
+            let listeners: Result<Vec<_>> = listen.iter().map(|a| Kernel.listen(a)).collect();
+            match listeners {
+                Ok(listeners) => {
+                    let addresses = listeners.iter().map(|l| Kernel.address(l)).collect();
+                    // Whoever started the server waits for this.
+                    let _ = bound.send(Ok(addresses));
+                    server.run(Kernel, listeners, others).await;
+                }
+                Err(error) => {
+                    server.stop();
+                    let _ = bound.send(Err(error));
+                }
+            }
+        })?);
+        running.addresses = addresses
+            .blocking_recv()
+            .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        Ok(running)
+    }
+
+    /// The address to listen on: with a certificate, every TCP address speaks TLS.
+    fn with_tls(&self, address: &Address) -> Address {
+        match address {
+            Address::Tcp { host, port, .. } => Address::Tcp {
+                host: host.clone(),
+                port: *port,
+                tls: self.tls.is_some(),
+            },
+            Address::Unix { .. } => address.clone(),
+        }
+    }
+
+    /// The behaviour behind the connections.
+    pub fn service(&self) -> &Service {
+        &self.context.service
+    }
+
+    /// Begins the end: accepts no more, answers what is under way, sends away what waits.
+    pub fn shut_down(&self) {
+        self.enter(Phase::Draining);
+    }
+
+    /// Drops the connections that are still open.
+    pub fn stop(&self) {
+        self.enter(Phase::Stopped);
+    }
+
+    fn enter(&self, phase: Phase) {
+        self.phase.send_if_modified(|now| {
+            let later = *now < phase;
+            *now = phase.max(*now);
+            later
+        });
+    }
+
+    /// Accepts on `listeners` and spreads the connections over this thread and `others`, in turn, until
+    /// shutdown; then waits until every connection has ended, or the drain deadline.
+    pub async fn run<S: Stack>(
+        self: Arc<Self>,
+        stack: S,
+        listeners: Vec<S::Listener>,
+        others: Vec<mpsc::UnboundedSender<Accepted<S::Incoming>>>,
+    ) {
+        let (hand_over, accepted) = mpsc::unbounded_channel();
+        let mut threads = others;
+        threads.push(hand_over);
+        let accepting = listeners
+            .into_iter()
+            .map(|listener| self.accept(stack.clone(), listener, &threads));
+        let accept_all = async {
+            futures_util::future::join_all(accepting).await;
+        };
+        let serve = self.clone().serve_handed_over(stack.clone(), accepted);
+        let end = async {
+            accept_all.await;
+            let ended = self.connections.acquire_many(self.max_connections);
+            let deadline = stack.now() + self.drain_deadline;
+            if until(&stack, deadline, ended).await.is_none() {
+                let left = self.max_connections as usize - self.connections.available_permits();
+                tracing::warn!(
+                    connections = left,
+                    "still open at the drain deadline: dropped"
+                );
+            }
+            self.stop();
+        };
+        tokio::join!(serve, end);
+    }
+
+    /// Hands every connection of one listener to the next thread in turn, until shutdown.
+    async fn accept<S: Stack>(
+        &self,
+        stack: S,
+        mut listener: S::Listener,
+        threads: &[mpsc::UnboundedSender<Accepted<S::Incoming>>],
+    ) {
+        let mut phase = self.phase.subscribe();
+        let tls = matches!(stack.address(&listener), Address::Tcp { tls: true, .. });
+        for thread in threads.iter().cycle() {
+            let (incoming, peer) = loop {
+                let accepted = tokio::select! {
+                    biased;
+                    () = reached(&mut phase, Phase::Draining) => return,
+                    accepted = stack.accept(&mut listener) => accepted,
+                };
+                match accepted {
+                    Ok(accepted) => break accepted,
+                    Err(error) => {
+                        tracing::warn!(%error, "accepting a connection failed");
+                        stack.sleep_until(stack.now() + ACCEPT_PAUSE).await;
+                    }
+                }
+            };
+            if let Some(place) = self.place() {
+                // A thread that is gone has taken the server with it.
+                let _ = thread.send(Accepted {
+                    incoming,
+                    peer,
+                    tls,
+                    place,
+                });
+            }
+        }
+    }
+
+    fn place(&self) -> Option<Place> {
+        let place = |refused, places: &Arc<Semaphore>| {
+            let permit = places.clone().try_acquire_owned().ok()?;
+            Some(Place {
+                refused,
+                _permit: permit,
+            })
+        };
+        place(false, &self.connections).or_else(|| {
+            self.context.service.counters.refuse();
+            place(true, &self.refusals)
+        })
+    }
+
+    /// Serves what other threads accept, until the server has stopped.
+    async fn serve_handed_over<S: Stack>(
+        self: Arc<Self>,
+        stack: S,
+        mut accepted: mpsc::UnboundedReceiver<Accepted<S::Incoming>>,
+    ) {
+        let mut phase = self.phase.subscribe();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = reached(&mut phase, Phase::Stopped) => return,
+                Some(accepted) = accepted.recv() => accepted,
+            };
+            let span = tracing::info_span!("connection", peer = accepted.peer);
+            let serve = self.clone().serve(stack.clone(), accepted);
+            stack.spawn(serve.instrument(span));
+        }
+    }
+
+    /// One connection, from the accept to its end.
+    async fn serve<S: Stack>(self: Arc<Self>, stack: S, accepted: Accepted<S::Incoming>) {
+        let stream = match stack.open(accepted.incoming) {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(%error, "the connection could not be taken over"),
+        };
+        let mut phase = self.phase.subscribe();
+        let connection = Connection {
+            context: &self.context,
+            stack: &stack,
+            peer: &accepted.peer,
+            phase: phase.clone(),
+        };
+        let served = async {
+            let Some(acceptor) = self.tls.as_ref().filter(|_| accepted.tls) else {
+                return self.converse(&connection, stream, &accepted.place).await;
+            };
+            let deadline = stack.now() + self.context.handshake_deadline;
+            match until(&stack, deadline, acceptor.accept(stream)).await {
+                Some(Ok(stream)) => self.converse(&connection, stream, &accepted.place).await,
+                Some(Err(error)) => Err(Error::Authentication(format!(
+                    "TLS failed: {error}; clients connect to innets:// here"
+                ))),
+                None => Err(Error::Authentication("the client did not start TLS".into())),
+            }
+        };
+        let end = tokio::select! {
+            biased;
+            () = reached(&mut phase, Phase::Stopped) => Err(Error::Closed("the server")),
+            end = served => end,
+        };
+        match end {
+            Ok(()) => tracing::info!("connection closed"),
+            Err(Error::Disconnected { reason, .. }) => {
+                tracing::info!(reason, "connection broken");
+            }
+            Err(error) => tracing::warn!(%error, "connection dropped"),
+        }
+    }
+
+    async fn converse<S: Stack, T: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        connection: &Connection<'_, S>,
+        stream: T,
+        place: &Place,
+    ) -> Result<()> {
+        if place.refused {
+            let reason = Error::TooLarge {
+                what: "the number of connections (max_connections)",
+                size: u64::from(self.max_connections) + 1,
+                limit: self.max_connections.into(),
+            };
+            connection.refuse(stream, &reason).await;
+            return Err(reason);
+        }
+        let _open = self.context.service.counters.open();
+        tracing::info!("connection opened");
+        connection.serve(stream).await
+    }
+}
+
+/// A server on kernel sockets. Dropped, it shuts down and waits for its end.
+pub struct RunningServer {
+    server: Arc<Server>,
+    addresses: Vec<Address>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl RunningServer {
+    /// The addresses it listens on, in the order of the configuration, with the ports that were given for port 0.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The server itself: its behaviour, and the ways to end it.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// Begins the end: accepts no more, answers what is under way, sends away what waits.
+    pub fn shut_down(&self) {
+        self.server.shut_down();
+    }
+
+    /// Returns when the server has ended.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when one of its threads panicked.
+    pub fn wait(mut self) -> Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        for thread in self.threads.drain(..) {
+            thread
+                .join()
+                .map_err(|_| Error::Internal("an I/O thread of the server panicked".into()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        self.shut_down();
+        if let Err(error) = self.join() {
+            tracing::error!(%error, "the server ended badly");
+        }
+    }
+}
+
+/// A thread with a tokio runtime of its own, which ends with the future that `start` makes on it.
+fn io_thread<F: Future<Output = ()>>(
+    number: usize,
+    start: impl FnOnce() -> F + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |source| Error::Io { what, source }
+    };
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(failed("cannot make the runtime of an I/O thread"))?;
+    thread::Builder::new()
+        .name(format!("innet-io-{number}"))
+        .spawn(move || LocalSet::new().block_on(&runtime, start()))
+        .map_err(failed("cannot start an I/O thread"))
+}

@@ -1,1 +1,269 @@
-//! Not written yet.
+//! A request in, a reply out: the server's behaviour against the memory, with no socket, clock or task in
+//! sight. A request that cannot be answered yet is [`Outcome::Blocked`]; whoever asked waits for
+//! [`Service::changed`] and asks again.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use event_listener::EventListener;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::replay::{Parameters, SampleRequest};
+use crate::schema::TableConfig;
+use crate::table::Attempt;
+use crate::wire::{RELEASE, ReplyBody, RequestBody};
+
+/// What became of one attempt.
+pub enum Outcome {
+    /// The answer.
+    Ready(ReplyBody),
+    /// Not yet: who is waited for, and by how much.
+    Blocked(String),
+}
+
+/// The memory as clients of a server see it.
+pub struct Service {
+    memory: Arc<Memory>,
+    /// Tables of the server's own configuration.
+    configured: HashSet<String>,
+    max_frame_bytes: u64,
+    /// What the connections count; it stands in the statistics.
+    pub counters: Counters,
+}
+
+/// Counters of a server's connections. Each is a count alone: no other data is published with it.
+#[derive(Debug, Default)]
+pub struct Counters {
+    connections: AtomicU64,
+    opened: AtomicU64,
+    refused: AtomicU64,
+    bad_frames: AtomicU64,
+    slow_readers: AtomicU64,
+    requests: AtomicU64,
+    errors: AtomicU64,
+    bytes_received: AtomicU64,
+    bytes_sent: AtomicU64,
+}
+
+impl Service {
+    /// Makes the configured tables and serves the memory.
+    ///
+    /// # Errors
+    /// Those of [`Memory::create_table`].
+    pub fn new(memory: Arc<Memory>, tables: &[TableConfig], max_frame_bytes: u64) -> Result<Self> {
+        for table in tables {
+            memory.create_table(table)?;
+        }
+        Ok(Service {
+            memory,
+            configured: tables.iter().map(|table| table.name.clone()).collect(),
+            max_frame_bytes,
+            counters: Counters::default(),
+        })
+    }
+
+    /// The memory that is served.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// One attempt at a request. `last`: there will be no other, so a draw that may be short takes what there is.
+    ///
+    /// # Errors
+    /// Any: the request's answer is then that error.
+    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Outcome> {
+        let reply = match request {
+            RequestBody::CreateTable(config) => self.create_table(config)?,
+            RequestBody::DescribeTable(name) => {
+                ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
+            }
+            RequestBody::EmptyTable(name) => {
+                self.memory.empty_table(name)?;
+                ReplyBody::Done
+            }
+            RequestBody::DropTable(name) => self.drop_table(name)?,
+            RequestBody::OpenWriter(open) => {
+                ReplyBody::Writer(self.memory.table(&open.table)?.open_writer(open)?)
+            }
+            RequestBody::Push(push) => match self.memory.table(&push.table)?.try_push(push)? {
+                Attempt::Ready(steps) => ReplyBody::Pushed { steps },
+                Attempt::Blocked(reason) => return Ok(Outcome::Blocked(reason)),
+            },
+            RequestBody::Sample(sample) => return self.sample(sample, last),
+            RequestBody::UpdatePriorities {
+                table,
+                keys,
+                priorities,
+            } => ReplyBody::Updated(
+                self.memory
+                    .table(table)?
+                    .update_priorities(keys, priorities)?,
+            ),
+            RequestBody::ReportCorrupt { table, key, reason } => {
+                ReplyBody::Corrupt(self.memory.table(table)?.report_corrupt(*key, reason))
+            }
+            RequestBody::PutParameters { name, bytes } => {
+                let version = self.memory.parameters().put(name, bytes.clone())?;
+                ReplyBody::Parameters(Some(Parameters {
+                    version,
+                    bytes: bytes::Bytes::new(),
+                }))
+            }
+            RequestBody::GetParameters { name, newer_than } => {
+                ReplyBody::Parameters(self.memory.parameters().get(name, *newer_than))
+            }
+            RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
+            RequestBody::CloseWriter {
+                table,
+                writer,
+                epoch,
+            } => {
+                self.memory.table(table)?.close_writer(*writer, *epoch)?;
+                ReplyBody::Done
+            }
+            RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
+                return Err(Error::Protocol(
+                    "the handshake of this connection is over".to_owned(),
+                ));
+            }
+        };
+        Ok(Outcome::Ready(reply))
+    }
+
+    /// Hears of the next change that may unblock `request`. Listen first, then attempt: a change in between
+    /// is not missed.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`] when the table is gone; [`Error::Internal`] for a request that never blocks.
+    pub fn changed(&self, request: &RequestBody) -> Result<EventListener> {
+        let table = match request {
+            RequestBody::Push(push) => &push.table,
+            RequestBody::Sample(sample) => &sample.table,
+            _ => return Err(Error::Internal("a request blocked that never does".into())),
+        };
+        Ok(self.memory.table(table)?.changed())
+    }
+
+    /// Counters and gauges of the memory, with the server's own under `server`.
+    pub fn stats(&self) -> Value {
+        let mut stats = self.memory.stats();
+        stats["server"] = self.counters.to_json();
+        stats
+    }
+
+    fn create_table(&self, config: &TableConfig) -> Result<ReplyBody> {
+        match self.memory.create_table(config) {
+            Ok(_) => Ok(ReplyBody::Done),
+            Err(Error::TableDiffers { table, difference })
+                if self.configured.contains(&config.name) =>
+            {
+                Err(Error::TableDiffers {
+                    table,
+                    difference: format!("{difference} (the server's own configuration makes it)"),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn drop_table(&self, name: &str) -> Result<ReplyBody> {
+        if self.configured.contains(name) {
+            return Err(Error::Config(format!(
+                "table {name:?} is made by the server's own configuration and is not dropped; empty it instead"
+            )));
+        }
+        self.memory.drop_table(name)?;
+        Ok(ReplyBody::Done)
+    }
+
+    fn sample(&self, request: &SampleRequest, last: bool) -> Result<Outcome> {
+        let table = self.memory.table(&request.table)?;
+        let rows = 1 + u64::from(request.before) + u64::from(request.after);
+        let bytes = u64::from(request.count)
+            .saturating_mul(rows)
+            .saturating_mul(table.config().row_bytes() as u64);
+        if bytes > self.max_frame_bytes {
+            return Err(Error::TooLarge {
+                what: "a drawn batch, in bytes of rows alone,",
+                size: bytes,
+                limit: self.max_frame_bytes,
+            });
+        }
+        Ok(match table.try_sample(request, last)? {
+            Attempt::Ready(sampled) => Outcome::Ready(ReplyBody::Sampled(sampled)),
+            Attempt::Blocked(reason) => Outcome::Blocked(reason),
+        })
+    }
+}
+
+/// A connection that is counted as open for as long as this lives.
+pub struct OpenConnection<'a>(&'a Counters);
+
+impl Drop for OpenConnection<'_> {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Counters {
+    /// Counts a connection.
+    pub fn open(&self) -> OpenConnection<'_> {
+        add(&self.opened, 1);
+        add(&self.connections, 1);
+        OpenConnection(self)
+    }
+
+    /// Counts a connection that was refused: too many, or without the token.
+    pub fn refuse(&self) {
+        add(&self.refused, 1);
+    }
+
+    /// Counts a frame that is no request.
+    pub fn bad_frame(&self) {
+        add(&self.bad_frames, 1);
+    }
+
+    /// Counts a reader that was dropped at the write deadline.
+    pub fn slow_reader(&self) {
+        add(&self.slow_readers, 1);
+    }
+
+    /// Counts a request and the bytes of its frame.
+    pub fn request(&self, bytes: u64) {
+        add(&self.requests, 1);
+        add(&self.bytes_received, bytes);
+    }
+
+    /// Counts a reply that is an error.
+    pub fn error(&self) {
+        add(&self.errors, 1);
+    }
+
+    /// Counts the bytes of a reply's frame.
+    pub fn sent(&self, bytes: u64) {
+        add(&self.bytes_sent, bytes);
+    }
+
+    fn to_json(&self) -> Value {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        json!({
+            "release": RELEASE,
+            "connections": get(&self.connections),
+            "connections_opened": get(&self.opened),
+            "connections_refused": get(&self.refused),
+            "bad_frames": get(&self.bad_frames),
+            "slow_readers_dropped": get(&self.slow_readers),
+            "requests": get(&self.requests),
+            "errors": get(&self.errors),
+            "bytes_received": get(&self.bytes_received),
+            "bytes_sent": get(&self.bytes_sent),
+        })
+    }
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}

@@ -20,7 +20,11 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
         .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
         .map_err(|error| unreadable("tls_cert", certificate, &error))?;
     if chain.is_empty() {
-        return Err(unreadable("tls_cert", certificate, &pem::Error::NoItemsFound));
+        return Err(unreadable(
+            "tls_cert",
+            certificate,
+            &pem::Error::NoItemsFound,
+        ));
     }
     let private =
         PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("tls_key", key, &error))?;
@@ -86,9 +90,8 @@ mod tests {
         let missing = folder.path().join("missing.pem");
         let empty = file("empty.pem", "");
 
-        let error = |certificate: &Path, key: &Path| {
-            acceptor(certificate, key).err().unwrap().to_string()
-        };
+        let error =
+            |certificate: &Path, key: &Path| acceptor(certificate, key).err().unwrap().to_string();
         assert!(acceptor(&certificate, &key).is_ok());
         assert!(error(&missing, &key).contains("missing.pem cannot be read"));
         assert!(error(&certificate, &missing).contains("missing.pem cannot be read"));

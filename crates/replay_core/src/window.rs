@@ -138,15 +138,14 @@ impl StreamWindows {
         matches!(self.last, Last::Terminated | Last::Truncated)
     }
 
-    /// Whether the next row starts a stack when nobody says otherwise.
-    pub fn starts_by_default(&self) -> bool {
-        self.last != Last::Step
-    }
-
-    /// Whether the next row starts a stack whatever its flags say, because nothing it could go back to is
-    /// before it.
-    pub fn starts_always(&self) -> bool {
-        matches!(self.last, Last::Nothing | Last::Final)
+    /// Whether the next row starts a stack: as `asked`, or else after every end. After a final row, and at the
+    /// start of the stream, in any case: nothing before such a row belongs to it.
+    pub fn starts_stack(&self, asked: Option<bool>) -> bool {
+        match self.last {
+            Last::Nothing | Last::Final => true,
+            Last::Terminated | Last::Truncated => asked.unwrap_or(true),
+            Last::Step => asked.unwrap_or(false),
+        }
     }
 
     /// Takes a row with its flags (see [`flags`]) and adds the items that it completes to `items`.
@@ -155,12 +154,12 @@ impl StreamWindows {
         self.next += 1;
         self.remember(estimate);
         if row_flags & flags::FINAL != 0 {
-            self.complete_all(row, items);
+            self.complete_all(row, false, items);
             self.last = Last::Final;
             return;
         }
 
-        let first = row_flags & flags::FIRST != 0 || self.starts_always();
+        let first = self.starts_stack(Some(row_flags & flags::FIRST != 0));
         if self.last == Last::Truncated {
             self.dropped.without_final_row += self.open.len() as u64;
             self.open.clear();
@@ -178,14 +177,14 @@ impl StreamWindows {
         if (row - self.life_start).is_multiple_of(self.shape.period) {
             self.open.push_back(row);
         }
-        while let Some(anchor) = self
-            .open
-            .pop_front_if(|anchor| *anchor + self.shape.reach == row)
+        if let Some(&anchor) = self.open.front()
+            && anchor + self.shape.reach == row
         {
+            self.open.pop_front();
             self.complete(anchor, row, false, items);
         }
         self.last = if row_flags & flags::TERMINATED != 0 {
-            self.complete_all(row, items);
+            self.complete_all(row, true, items);
             Last::Terminated
         } else if row_flags & flags::TRUNCATED != 0 {
             Last::Truncated
@@ -195,8 +194,7 @@ impl StreamWindows {
     }
 
     /// Completes every open window at the end of its episode, with `row` its last row.
-    fn complete_all(&mut self, row: u64, items: &mut Vec<NewItem>) {
-        let terminated = self.last != Last::Truncated;
+    fn complete_all(&mut self, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
         while let Some(anchor) = self.open.pop_front() {
             self.complete(anchor, row, terminated, items);
         }
@@ -225,46 +223,43 @@ impl StreamWindows {
         self.estimates.push_back(estimate);
     }
 
-    /// The priority of a window of which the newest row is the last.
+    /// The priority of a window whose last row is the newest.
     fn priority(&self, after: usize, steps: usize, terminated: bool) -> Option<f32> {
         let anchor = self.estimates.len() - 1 - after;
-        let rows = self.estimates.range(anchor..);
-        let given = self.estimates[anchor].priority;
-        given.or_else(|| {
-            let error = match self.birth {
-                Birth::NStep { gamma } => {
-                    let rows: Vec<_> = rows.copied().collect();
-                    td_error(&rows, steps, gamma, terminated)?
+        if let Some(given) = self.estimates[anchor].priority {
+            return Some(given);
+        }
+        let error = match self.birth {
+            Birth::NStep { gamma } => self.td_error(anchor, steps, gamma, terminated)?,
+            Birth::Sequence { gamma, burn_in } => {
+                let (mut largest, mut sum) = (0.0, 0.0);
+                for step in burn_in..steps {
+                    let last = terminated && step + 1 == steps;
+                    let error = self.td_error(anchor + step, 1, gamma, last)?;
+                    largest = error.max(largest);
+                    sum += error;
                 }
-                Birth::Sequence { gamma, burn_in } => {
-                    let rows: Vec<_> = rows.copied().collect();
-                    let mut errors = Vec::with_capacity(steps);
-                    for step in burn_in..steps {
-                        let last = terminated && step + 1 == steps;
-                        errors.push(td_error(&rows[step..], 1, gamma, last)?);
-                    }
-                    let largest = errors.iter().copied().fold(0.0, f64::max);
-                    let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-                    LARGEST_ERROR_WEIGHT * largest + (1.0 - LARGEST_ERROR_WEIGHT) * mean
-                }
-                Birth::Given => return None,
-            };
-            Some(error.min(f64::from(f32::MAX)) as f32)
-        })
+                let mean = sum / (steps - burn_in) as f64;
+                LARGEST_ERROR_WEIGHT * largest + (1.0 - LARGEST_ERROR_WEIGHT) * mean
+            }
+            Birth::Given => return None,
+        };
+        Some(error.min(f64::from(f32::MAX)) as f32)
     }
-}
 
-/// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)| over
-/// `steps` (k) rows, without the bootstrap where the last of them terminates. Equal to a double-Q learner's
-/// where its online and target networks are the actor's. `None` without the Q-values that it needs.
-fn td_error(rows: &[Estimate], steps: usize, gamma: f64, terminated: bool) -> Option<f64> {
-    let (mut target, mut discount) = (0.0, 1.0);
-    for row in &rows[..steps] {
-        target += discount * row.reward;
-        discount *= gamma;
+    /// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)|
+    /// over k = `steps` rows from the estimate at index `first` on, without the bootstrap where the last step
+    /// terminates. Equal to a double-Q learner's where its online and target networks are the actor's. `None`
+    /// without the Q-values that it needs.
+    fn td_error(&self, first: usize, steps: usize, gamma: f64, terminated: bool) -> Option<f64> {
+        let (mut target, mut discount) = (0.0, 1.0);
+        for row in self.estimates.range(first..first + steps) {
+            target += discount * row.reward;
+            discount *= gamma;
+        }
+        if !terminated {
+            target += discount * f64::from(self.estimates[first + steps].greedy?);
+        }
+        Some((target - f64::from(self.estimates[first].taken?)).abs())
     }
-    if !terminated {
-        target += discount * f64::from(rows[steps].greedy?);
-    }
-    Some((target - f64::from(rows[0].taken?)).abs())
 }

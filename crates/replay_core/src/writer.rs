@@ -1,65 +1,25 @@
-//! The writer: steps of many streams in, pushes of packed chunks and complete items out.
+//! The writer: steps of many streams in, pushes of packed chunks and complete items out. `step` checks what
+//! comes in, `pack` makes chunks of it; which items are complete says [`crate::window`].
+
+mod pack;
+mod step;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
-use crate::schema::{Codec, Dtype, TableConfig, flags};
-use crate::view::{ACTION, REWARD, ViewSpec, find_scalar, read_scalar};
-use crate::window::{Estimate, StreamWindows};
+use crate::schema::{TableConfig, flags};
+use crate::view::ViewSpec;
+use crate::window::StreamWindows;
+use pack::{OpenChunk, Packer};
+use step::{CheckedStep, StepChecker};
+
+pub use step::{FinalObservations, StepBatch, Values};
 
 /// Open chunks of this many bytes together are pushed, however few steps they have.
 const FULL_BYTES: usize = 4 << 20;
-
-/// Values of every stream: an array without gaps whose first dimension is the streams.
-#[derive(Debug, Clone, Copy)]
-pub struct Values<'a> {
-    /// Element type.
-    pub dtype: Dtype,
-    /// `[streams, ...]`.
-    pub shape: &'a [usize],
-    /// The elements, little endian, in row-major order.
-    pub bytes: &'a [u8],
-}
-
-/// The last observations of the episodes that a step ends, where the environment has already started the next
-/// ones (Gymnasium's SAME_STEP autoreset).
-#[derive(Debug, Clone, Copy)]
-pub struct FinalObservations<'a> {
-    /// The view's observation column, `[streams, *shape]`; only the streams in `ended` are read.
-    pub observation: Values<'a>,
-    /// `[streams]`: whose episode ends with this step; by default where it is terminated or truncated.
-    pub ended: Option<&'a [bool]>,
-    /// float32 `[streams, actions]`: Q-values of these observations.
-    pub q: Option<Values<'a>>,
-}
-
-/// One step of every stream: observation_t, action_t, reward_{t+1} and the ends that they led to.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct StepBatch<'a> {
-    /// Every column of the table, by name, each `[streams, *shape]`.
-    pub columns: &'a [(&'a str, Values<'a>)],
-    /// `[streams]`: learning ends after this step (a terminal state, or a life lost); by default nowhere.
-    pub terminated: Option<&'a [bool]>,
-    /// `[streams]`: the episode is cut after this step; by default nowhere.
-    pub truncated: Option<&'a [bool]>,
-    /// `[streams]`: the observation starts a new stack. By default after every end. The first row of a stream
-    /// and the row after a final row start one in any case: nothing before them belongs to them.
-    pub first: Option<&'a [bool]>,
-    /// `[streams]`: the row holds only the last observation of an episode (Gymnasium's NEXT_STEP autoreset: the
-    /// row after an end). Its other columns and flags are not read. By default nowhere.
-    pub final_rows: Option<&'a [bool]>,
-    /// Gymnasium's SAME_STEP autoreset: the last observations of the episodes that end here.
-    pub final_observations: Option<FinalObservations<'a>>,
-    /// float32 `[streams, actions]`: Q-values of the observations, for priorities at birth.
-    pub q: Option<Values<'a>>,
-    /// `[streams]`: priorities of the items anchored at this step, before the exponent. They go before those
-    /// from Q-values; without either an item starts at the largest priority that the table has held.
-    pub priority: Option<&'a [f32]>,
-}
 
 /// How a writer works.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,8 +61,9 @@ pub struct WriterCounters {
 /// Dropping a writer drops what it has not pushed.
 pub struct Writer {
     channel: Box<dyn PushChannel>,
+    checker: Arc<StepChecker>,
     packer: Packer,
-    chunk_steps: usize,
+    chunk_steps: u32,
     windows: Vec<StreamWindows>,
     chunks: Vec<OpenChunk>,
     items: Vec<NewItem>,
@@ -126,34 +87,49 @@ impl Writer {
         wait: &Wait<'_>,
     ) -> Result<Self> {
         let config = replay.table_config(table, wait)?;
+        Self::over_channel(config, streams, view, options, |open| {
+            replay.open_writer(open, wait)
+        })
+    }
+
+    /// A writer over a channel that `open_channel` opens, for the table of this definition.
+    ///
+    /// # Errors
+    /// Those of `open_channel`, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range.
+    pub fn over_channel(
+        config: Arc<TableConfig>,
+        streams: u32,
+        view: &ViewSpec,
+        options: WriterOptions,
+        open_channel: impl FnOnce(OpenWriter) -> Result<Box<dyn PushChannel>>,
+    ) -> Result<Self> {
         view.validate(&config)?;
         if streams == 0 {
             return Err(Error::Config("a writer needs at least one stream".into()));
         }
-        if !(1..=65_536).contains(&options.chunk_steps) {
+        // A step may add a final row to a full chunk, and a chunk has to fit the table.
+        let most = (config.capacity - 1).clamp(1, 65_536);
+        if !(1..=most).contains(&u64::from(options.chunk_steps)) {
             return Err(Error::Config(format!(
-                "a writer's chunk_steps is 1 to 65536, got {}",
-                options.chunk_steps
+                "a writer's chunk_steps is 1 to {most} for table {:?}, got {}",
+                config.name, options.chunk_steps
             )));
         }
-        let channel = replay.open_writer(
-            OpenWriter {
-                table: table.to_owned(),
-                writer: rand::random(),
-                name: options.name,
-                streams,
-                window_before: view.before(),
-                window_after: view.after(),
-            },
-            wait,
-        )?;
-        let streams = streams as usize;
+        let channel = open_channel(OpenWriter {
+            table: config.name.clone(),
+            writer: rand::random(),
+            name: options.name,
+            streams,
+            window_before: view.before(),
+            window_after: view.after(),
+        })?;
         Ok(Writer {
             channel,
-            packer: Packer::new(config, view, streams)?,
-            chunk_steps: options.chunk_steps as usize,
+            packer: Packer::new(&config),
+            checker: Arc::new(StepChecker::new(config, view, streams as usize)),
+            chunk_steps: options.chunk_steps,
             windows: (0..streams)
-                .map(|stream| StreamWindows::new(stream as u32, view))
+                .map(|stream| StreamWindows::new(stream, view))
                 .collect(),
             chunks: (0..streams).map(|_| OpenChunk::default()).collect(),
             items: Vec::new(),
@@ -171,7 +147,8 @@ impl Writer {
     /// not taken, and nothing taken before it is lost.
     pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
         self.check_open()?;
-        let step = self.packer.check(step, &self.windows)?;
+        let checker = Arc::clone(&self.checker);
+        let step = checker.check(step, &self.windows)?;
         if self.is_full() {
             self.push(wait)?;
         }
@@ -225,17 +202,68 @@ impl Writer {
             || self
                 .chunks
                 .iter()
-                .any(|chunk| chunk.steps as usize >= self.chunk_steps)
+                .any(|chunk| chunk.steps() >= self.chunk_steps)
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
     /// Pushes the open chunks, after a push that failed before.
     fn push(&mut self, wait: &Wait<'_>) -> Result<()> {
-        if self.unsent.is_none() {
-            self.unsent = self.seal()?;
-        } else {
-            // What came after the failed push stays open until that one is through.
+        loop {
+            if self.unsent.is_none() {
+                self.unsent = self.seal();
+            }
+            let Some(body) = &self.unsent else {
+                return Ok(());
+            };
+            self.channel.push(body.clone(), wait)?;
+            self.unsent = None;
         }
-        Ok(())
+    }
+
+    /// Makes a push of the open chunks and the items that they completed.
+    fn seal(&mut self) -> Option<PushBody> {
+        let mut payload = Vec::with_capacity(self.chunks.iter().map(OpenChunk::bytes).sum());
+        let mut heads = Vec::with_capacity(self.chunks.len());
+        for (stream, chunk) in self.chunks.iter_mut().enumerate() {
+            if chunk.steps() == 0 {
+                continue;
+            }
+            heads.push(ChunkHead {
+                stream: stream as u32,
+                rows: chunk.steps(),
+                first_step: self.windows[stream].next_step() - u64::from(chunk.steps()),
+                // Sealed at FULL_BYTES, a chunk has at most two steps more: far below 2^32.
+                bytes: chunk.bytes() as u32,
+            });
+            chunk.move_into(&mut payload);
+        }
+        (!heads.is_empty()).then(|| PushBody {
+            chunks: heads,
+            items: std::mem::take(&mut self.items),
+            payload: Bytes::from(payload),
+        })
+    }
+
+    fn take(&mut self, step: &CheckedStep<'_>) {
+        let items_before = self.items.len();
+        for (stream, (windows, chunk)) in self.windows.iter_mut().zip(&mut self.chunks).enumerate()
+        {
+            let row_flags = step.flags(stream, windows);
+            self.packer
+                .pack(chunk, row_flags, |column| step.value(column, stream));
+            windows.append(row_flags, step.estimate(stream), &mut self.items);
+            if row_flags & flags::FINAL != 0 {
+                self.counters.final_rows += 1;
+            } else {
+                self.counters.steps += 1;
+            }
+            if let Some(last) = step.last_observation(stream) {
+                self.packer
+                    .pack(chunk, flags::FINAL, |column| last.value(column));
+                windows.append(flags::FINAL, last.estimate, &mut self.items);
+                self.counters.final_rows += 1;
+            }
+        }
+        self.counters.items += (self.items.len() - items_before) as u64;
     }
 }

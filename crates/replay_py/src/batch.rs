@@ -184,7 +184,7 @@ impl PyBatch {
             let key = Arc::as_ptr(&array.buffer);
             if !seen.contains_key(&key) {
                 let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?;
-                let bytes = array.buffer.as_slice().len();
+                let bytes = array.buffer.len();
                 // SAFETY: as in `new`; these are the buffer's bytes.
                 let flat = unsafe {
                     array::over(

@@ -239,7 +239,7 @@ pub fn read(name: &str, bytes: &[u8]) -> replay_core::Result<Contents> {
         });
         end += len.next_multiple_of(Buffer::ALIGNMENT);
     }
-    let mut buffer = Buffer::new(end);
+    let mut buffer = Buffer::zeros(end);
     for (entry, (_, view)) in tensors.iter().zip(&views) {
         let to = &mut buffer.as_mut_slice()[entry.offset..];
         let from = view.data();

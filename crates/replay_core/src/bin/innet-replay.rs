@@ -1,2 +1,7 @@
 //! The `innet-replay` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(replay_core::cli::run(std::env::args_os()))
+}

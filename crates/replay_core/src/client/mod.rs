@@ -1,1 +1,314 @@
-//! Not written yet.
+//! The `Replay` of a server: the same calls as in process, over TCP, TLS or a Unix socket.
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | [`link`] | requests and replies over any stream, and the handshake |
+//! | [`connection`] | sockets, TLS, the runtime inside blocking calls, tries after a broken connection, the pool |
+//! | [`push`] | a writer's pushes: pipelined, each applied once |
+//! | [`sample`] | draws with several requests under way |
+//! | [`keys`] | keys of a server that was started again |
+//! | [`tls`] | which servers are trusted |
+//!
+//! Calls block, so they must not be made inside a tokio runtime. Every call may be made again without harm,
+//! so each is, on a new connection, when a connection breaks before the answer came; only a caller's
+//! deadline and [`ConnectOptions::reconnect_for`] end that.
+
+pub mod connection;
+pub mod keys;
+pub mod link;
+pub mod push;
+pub mod sample;
+pub mod tls;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+pub use crate::net::Address;
+use crate::replay::{
+    OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
+    UpdateReceipt, Wait,
+};
+use crate::schema::TableConfig;
+use crate::wire::{ReplyBody, RequestBody};
+use connection::{Dialer, Pool, Retry};
+use keys::Stamp;
+use link::{is_broken, unexpected};
+
+/// How to connect, and how long to hold on.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// The server's token. It never travels: both ends prove that they know it.
+    pub token: Option<String>,
+    /// For `innets://`: a PEM file with the server's certificate, or with that of the authority which signed it.
+    pub tls_ca: Option<PathBuf>,
+    /// How long connecting and shaking hands may take.
+    pub connect_timeout: Duration,
+    /// How long a call tries to connect again after its connection broke, deadline or not.
+    pub reconnect_for: Duration,
+    /// Largest frame taken from the server, in bytes.
+    pub max_frame_bytes: u64,
+    /// Pushes of one writer that may be under way without an acknowledgement, at least 1.
+    pub push_window: usize,
+    /// Bytes of such pushes, kept to be sent again; one push may be larger.
+    pub push_window_bytes: usize,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        ConnectOptions {
+            token: None,
+            tls_ca: None,
+            connect_timeout: Duration::from_secs(10),
+            reconnect_for: Duration::from_secs(60),
+            max_frame_bytes: 1 << 30,
+            push_window: 32,
+            push_window_bytes: 16 << 20,
+        }
+    }
+}
+
+impl std::fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnectOptions")
+            .field("token", &self.token.as_ref().map(|_| "..."))
+            .field("tls_ca", &self.tls_ca)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("reconnect_for", &self.reconnect_for)
+            .field("max_frame_bytes", &self.max_frame_bytes)
+            .field("push_window", &self.push_window)
+            .field("push_window_bytes", &self.push_window_bytes)
+            .finish()
+    }
+}
+
+/// A replay memory on a server.
+pub struct Client {
+    dialer: Arc<Dialer>,
+    idle: Pool,
+    /// The server's start and version of the parameters last received, by name.
+    parameters: Mutex<HashMap<String, (Stamp, u64)>>,
+}
+
+/// Connects to a server, once: where nobody answers, the error comes at once or after
+/// [`ConnectOptions::connect_timeout`].
+///
+/// # Errors
+/// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`]; [`Error::Config`] when the options do
+/// not fit the address.
+pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
+    Client::connect(address, options, &Wait::forever())
+}
+
+impl Client {
+    /// [`connect`] with a deadline and an interrupt check.
+    ///
+    /// # Errors
+    /// Those of [`connect`], and [`Error::Interrupted`].
+    pub fn connect(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
+        let dialer = Arc::new(Dialer::new(address.clone(), options)?);
+        let idle = Pool::default();
+        idle.give(dialer.dial(wait)?);
+        Ok(Client {
+            dialer,
+            idle,
+            parameters: Mutex::default(),
+        })
+    }
+
+    /// The server's address.
+    pub fn address(&self) -> &Address {
+        &self.dialer.address
+    }
+
+    /// Asks until there is an answer or an error that another connection would not cure. The stamp is
+    /// that of the connection's server, which may have been started again since the last try.
+    fn ask(
+        &self,
+        wait: &Wait<'_>,
+        question: impl Fn(Stamp) -> RequestBody,
+    ) -> Result<(ReplyBody, Stamp)> {
+        let mut retry = Retry::new(&self.dialer, wait);
+        loop {
+            let answer = self
+                .idle
+                .take(&self.dialer, wait)
+                .and_then(|mut connection| {
+                    let stamp = connection.stamp;
+                    let reply = connection.call(&self.dialer.address, wait, question(stamp));
+                    // Anything but an answer leaves a request under way, or a broken connection.
+                    match &reply {
+                        Ok(_) => self.idle.give(connection),
+                        Err(error @ Error::Remote { .. }) if !is_broken(error) => {
+                            self.idle.give(connection);
+                        }
+                        Err(_) => {}
+                    }
+                    Ok((reply?, stamp))
+                });
+            match answer {
+                Err(error) => retry.after(error)?,
+                answer => return answer,
+            }
+        }
+    }
+
+    fn ask_done(&self, wait: &Wait<'_>, question: impl Fn(Stamp) -> RequestBody) -> Result<()> {
+        match self.ask(wait, question)? {
+            (ReplyBody::Done, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Replay for Client {
+    fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
+        self.ask_done(wait, |_| RequestBody::CreateTable(config.clone()))
+    }
+
+    fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
+        match self.ask(wait, |_| RequestBody::DescribeTable(table.into()))? {
+            (ReplyBody::Table(config), _) => Ok(Arc::new(config)),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
+        self.ask_done(wait, |_| RequestBody::EmptyTable(table.into()))
+    }
+
+    fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
+        self.ask_done(wait, |_| RequestBody::DropTable(table.into()))
+    }
+
+    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
+        let channel = push::Pushes::open(self.dialer.clone(), open, wait)?;
+        Ok(Box::new(channel))
+    }
+
+    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        match self.ask(wait, |_| RequestBody::Sample(request.clone()))? {
+            (ReplyBody::Sampled(sampled), stamp) => Ok(sample::marked(sampled, stamp)),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
+        self.dialer.check_process()?;
+        let channel = sample::Samples::new(self.dialer.clone(), request, in_flight);
+        Ok(Box::new(channel))
+    }
+
+    fn update_priorities(
+        &self,
+        table: &str,
+        keys: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt> {
+        if keys.len() != priorities.len() {
+            return Err(Error::Schema {
+                table: table.into(),
+                reason: format!("{} keys and {} priorities", keys.len(), priorities.len()),
+            });
+        }
+        let (reply, stamp) = self.ask(wait, |stamp| {
+            let (keys, priorities) = std::iter::zip(keys, priorities)
+                .filter_map(|(&key, &priority)| Some((stamp.open(key)?, priority)))
+                .unzip();
+            RequestBody::UpdatePriorities {
+                table: table.into(),
+                keys,
+                priorities,
+            }
+        })?;
+        let stale = keys
+            .iter()
+            .filter(|&&key| stamp.open(key).is_none())
+            .count() as u32;
+        match reply {
+            ReplyBody::Updated(receipt) => Ok(UpdateReceipt {
+                stale: receipt.stale + stale,
+                ..receipt
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn report_corrupt(
+        &self,
+        table: &str,
+        key: u64,
+        reason: &str,
+        wait: &Wait<'_>,
+    ) -> Result<Option<String>> {
+        // A key that no item can have: the server answers that it is gone.
+        const NO_KEY: u64 = u64::MAX;
+        let (reply, _) = self.ask(wait, |stamp| RequestBody::ReportCorrupt {
+            table: table.into(),
+            key: stamp.open(key).unwrap_or(NO_KEY),
+            reason: reason.into(),
+        })?;
+        match reply {
+            ReplyBody::Corrupt(writer) => Ok(writer),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        // A second try may store the same bytes under a second version, which harms nobody.
+        let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
+            name: name.into(),
+            bytes: bytes.clone(),
+        })?;
+        match reply {
+            ReplyBody::Parameters(Some(stored)) => Ok(stored.version),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn get_parameters(
+        &self,
+        name: &str,
+        newer_than: u64,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Parameters>> {
+        let last = self.lock_parameters().get(name).copied();
+        let (reply, stamp) = self.ask(wait, |stamp| RequestBody::GetParameters {
+            name: name.into(),
+            // A server that was started again counts versions anew, so none of the old ones is newer.
+            newer_than: match last {
+                Some((of, version)) if of != stamp && version == newer_than => 0,
+                _ => newer_than,
+            },
+        })?;
+        let ReplyBody::Parameters(parameters) = reply else {
+            return Err(unexpected(&reply));
+        };
+        if let Some(parameters) = &parameters {
+            let seen = (stamp, parameters.version);
+            self.lock_parameters().insert(name.into(), seen);
+        }
+        Ok(parameters)
+    }
+
+    fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
+        match self.ask(wait, |_| RequestBody::Stats)? {
+            (ReplyBody::Stats(json), _) => serde_json::from_str(&json)
+                .map_err(|e| Error::Protocol(format!("the server's stats are no JSON: {e}"))),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Client {
+    fn lock_parameters(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Stamp, u64)>> {
+        self.parameters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

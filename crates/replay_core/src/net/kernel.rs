@@ -343,6 +343,9 @@ mod tests {
     fn a_path_that_is_too_long_is_an_error() {
         let path = PathBuf::from(format!("/tmp/{}.sock", "a".repeat(200)));
         let error = bind_unix(&path).err().unwrap().to_string();
-        assert!(error.contains("cannot listen on the socket file"), "{error}");
+        assert!(
+            error.contains("cannot listen on the socket file"),
+            "{error}"
+        );
     }
 }

@@ -205,7 +205,11 @@ impl SimStack {
         // A task may be woken after its end.
         let Some(mut task) = task else { return };
         let waker = Waker::from(Arc::new(TaskWaker { task: id, ready }));
-        if task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        if task
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+        {
             self.world.borrow_mut().tasks.insert(id, task);
         }
     }
@@ -381,7 +385,11 @@ mod tests {
     }
 
     /// Sends `bytes` to a server that answers with what it read, until its end or an error.
-    fn echo(seed: u64, bytes: Vec<u8>, cut_after: Option<usize>) -> (io::Result<Vec<u8>>, Duration) {
+    fn echo(
+        seed: u64,
+        bytes: Vec<u8>,
+        cut_after: Option<usize>,
+    ) -> (io::Result<Vec<u8>>, Duration) {
         let sim = Sim::new(seed);
         let stack = sim.stack();
         let mut listener = stack.listen(&address()).unwrap();
@@ -429,10 +437,7 @@ mod tests {
     #[test]
     fn a_cut_resets_both_ends() {
         let (answer, _) = echo(1, vec![1; 1000], Some(500));
-        assert_eq!(
-            answer.unwrap_err().kind(),
-            io::ErrorKind::ConnectionReset
-        );
+        assert_eq!(answer.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[test]

@@ -1,8 +1,164 @@
-//! Not written yet.
-/// A range of a pinned chunk.
-pub struct PinnedSlice;
-impl AsRef<[u8]> for PinnedSlice {
-    fn as_ref(&self) -> &[u8] {
-        &[]
+//! One table: streams of chunks in the order they arrived, items over them, draws, updates, eviction.
+//!
+//! | file | subject |
+//! | --- | --- |
+//! | [`items`] | metadata, keys and liveness of items; lock-free |
+//! | `order` | the order of insertion, for the FIFO sampler |
+//! | [`stored`] | chunks, what readers pin of them, the bytes they hold |
+//! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
+//! | `residents` | live chunks in the order of arrival |
+//! | `insert` | pushes and eviction: one short lock |
+//! | `sample` | draws: no lock |
+//! | `update` | priorities, corrupt items |
+//! | `stats` | counters |
+
+pub mod items;
+pub mod stored;
+
+mod insert;
+mod order;
+mod residents;
+mod sample;
+mod stats;
+mod streams;
+mod update;
+mod writers;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use event_listener::EventListener;
+
+use crate::budget::Reservation;
+use crate::chunk::RowLayout;
+use crate::error::{Error, Result};
+use crate::limiter::Limiter;
+use crate::replay::{OpenWriter, WriterOpened};
+use crate::schema::{Sampler, TableConfig};
+use crate::slab::Slab;
+
+pub use stored::PinnedSlice;
+pub use writers::Writers;
+
+use items::Items;
+use order::InsertionOrder;
+use residents::Residents;
+use stats::Counters;
+use stored::{Chunks, Held};
+
+/// What a call that may have to wait comes to at once.
+#[derive(Debug)]
+pub enum Attempt<T> {
+    /// Done.
+    Ready(T),
+    /// Nothing was done. Says who is waited for, and by how much. Wait on [`Table::changed`], made before the
+    /// attempt, and try again.
+    Blocked(String),
+}
+
+/// A named replay memory. Draws, updates and pins are lock-free; pushes share one short lock.
+pub struct Table {
+    config: Arc<TableConfig>,
+    layout: RowLayout,
+    /// Bytes it holds at most: [`TableConfig::effective_capacity_bytes`].
+    capacity_bytes: u64,
+    items: Items,
+    chunks: Arc<Chunks>,
+    /// The insert lock.
+    residents: Mutex<Residents>,
+    /// `Residents::first`, for who does not hold the lock: may lag.
+    first_arrival: AtomicU64,
+    writers: Writers,
+    /// For the FIFO sampler.
+    order: Option<InsertionOrder>,
+    limiter: Arc<Limiter>,
+    held: Arc<Held>,
+    /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero. The bits of
+    /// positive floats are in the order of the floats.
+    max_priority: AtomicU64,
+    counters: Counters,
+    /// Seed of the draws; each takes the next number.
+    seed: u64,
+    draws: AtomicU64,
+    dropped: AtomicBool,
+}
+
+impl Table {
+    /// Slots for evicted chunks that readers still pin, beside a slot for each step.
+    const PINNED_CHUNKS: u32 = 4096;
+
+    /// An empty table of a valid definition.
+    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Self {
+        let capacity = config.capacity as u32;
+        Table {
+            layout: RowLayout::of(&config),
+            capacity_bytes: config.effective_capacity_bytes(),
+            items: Items::new(
+                capacity,
+                config.priority_unit_log2,
+                config.max_times_sampled,
+            ),
+            chunks: Arc::new(Slab::new(capacity + Self::PINNED_CHUNKS)),
+            residents: Mutex::new(Residents::new(capacity as usize)),
+            first_arrival: AtomicU64::new(0),
+            writers: Writers::new(&config.name),
+            order: (config.sampler == Sampler::Fifo).then(|| InsertionOrder::new(capacity)),
+            limiter: Arc::new(Limiter::new(&config)),
+            held: Held::new(reservation),
+            max_priority: AtomicU64::new(0),
+            counters: Counters::default(),
+            seed,
+            draws: AtomicU64::new(0),
+            dropped: AtomicBool::new(false),
+            config: Arc::new(config),
+        }
+    }
+
+    /// Its definition.
+    pub fn config(&self) -> &Arc<TableConfig> {
+        &self.config
+    }
+
+    /// Opens a writer, or takes over one that is open under the same number, whose older connection is fenced off.
+    /// When all writers together would have more than [`Writers::MAX_STREAMS`] streams, those idle the longest
+    /// expire.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for more streams than that; [`Error::Protocol`] without a stream, or when the writer is
+    /// open with other streams or another window.
+    pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        self.check_open()?;
+        self.writers.open(open)
+    }
+
+    /// Forgets a writer; what it wrote stays. A writer that is gone already is fine.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when a newer connection has taken over.
+    pub fn close_writer(&self, writer: u64, epoch: u32) -> Result<()> {
+        self.writers.close(writer, epoch)
+    }
+
+    /// Hears of the next change that an [`Attempt::Blocked`] may be waiting for: an insert, a draw, a credit that
+    /// came back, chunks let go, the table emptied or dropped. Make it, try, and wait only then. Wait in slices of
+    /// [`crate::replay::Wait::CHECK_EVERY`]: a slot that a reader frees may come a moment after its notice.
+    pub fn changed(&self) -> EventListener {
+        self.held.changed.listen()
+    }
+
+    /// Ends a table that was dropped: calls on it fail from now on, its steps go.
+    pub(crate) fn close(&self) {
+        self.dropped.store(true, Ordering::Release);
+        self.empty();
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.dropped.load(Ordering::Acquire) {
+            return Err(Error::UnknownTable {
+                table: self.config.name.clone(),
+                known: "it was dropped".into(),
+            });
+        }
+        Ok(())
     }
 }

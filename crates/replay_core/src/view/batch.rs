@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::error::{Error, Result};
 use crate::schema::Dtype;
 
-/// Arrays start at a multiple of this many bytes: a cache line, and the widest vector register.
-const ALIGNMENT: usize = 64;
+use super::storage::Storage;
+
 /// Smaller buffers are cheaper to allocate than to keep.
 const SMALLEST_KEPT: usize = 64 << 10;
 /// Buffers that a pool keeps for reuse.
@@ -20,15 +20,24 @@ const LARGEST: usize = 16 << 30;
 
 /// Bytes that arrays lie on. They start at a multiple of 64 and go back to their pool on drop.
 pub struct Buffer {
-    storage: Box<[u8]>,
+    storage: Storage,
     start: usize,
     len: usize,
     pool: Weak<Pool>,
 }
 
 impl Buffer {
-    fn over(storage: Box<[u8]>, len: usize, pool: Weak<Pool>) -> Self {
-        let start = storage.as_ptr().align_offset(ALIGNMENT);
+    /// Buffers, and so arrays, start at a multiple of this many bytes: a cache line, and the widest vector
+    /// register.
+    pub const ALIGNMENT: usize = 64;
+
+    /// `len` zeros that belong to no pool.
+    pub fn zeros(len: usize) -> Self {
+        Buffer::over(Storage::zeros(len + Self::ALIGNMENT), len, Weak::new())
+    }
+
+    fn over(storage: Storage, len: usize, pool: Weak<Pool>) -> Self {
+        let start = storage.as_mut_ptr().align_offset(Self::ALIGNMENT);
         Buffer {
             storage,
             start,
@@ -39,11 +48,28 @@ impl Buffer {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        &self.storage[self.start..self.start + self.len]
+        &self.storage.as_slice()[self.start..self.start + self.len]
     }
 
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.storage[self.start..self.start + self.len]
+    /// The bytes, to be filled.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.storage.as_mut_slice()[self.start..self.start + self.len]
+    }
+
+    /// Where the bytes are, for readers in another language, which may also write there while nobody else uses
+    /// the buffer. They do not move.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.storage.as_mut_ptr().wrapping_add(self.start)
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 }
 
@@ -58,7 +84,7 @@ impl Drop for Buffer {
 /// Buffers of finished batches, for the next ones.
 #[derive(Default)]
 pub(super) struct Pool {
-    free: Mutex<Vec<Box<[u8]>>>,
+    free: Mutex<Vec<Storage>>,
 }
 
 impl Pool {
@@ -75,25 +101,25 @@ impl Pool {
                 limit: LARGEST as u64,
             });
         }
-        let needed = len + ALIGNMENT;
         if len < SMALLEST_KEPT {
-            return Ok(Buffer::over(
-                vec![0; needed].into_boxed_slice(),
-                len,
-                Weak::new(),
-            ));
+            return Ok(Buffer::zeros(len));
         }
+        let needed = len + Buffer::ALIGNMENT;
         let kept = {
             let mut free = self.lock();
             // Not one much larger: a short batch would hold on to the memory of a long one.
-            let fits = |storage: &Box<[u8]>| (needed..=2 * needed).contains(&storage.len());
+            let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.len());
             free.iter().position(fits).map(|at| free.swap_remove(at))
         };
-        let storage = kept.unwrap_or_else(|| vec![0; needed].into_boxed_slice());
+        let storage = kept.unwrap_or_else(|| Storage::zeros(needed));
         Ok(Buffer::over(storage, len, Arc::downgrade(self)))
     }
 
-    fn give_back(&self, storage: Box<[u8]>) {
+    fn give_back(&self, mut storage: Storage) {
+        if cfg!(debug_assertions) {
+            // Whoever still reads here, or does not fill all of its buffer, shows in a test.
+            storage.as_mut_slice().fill(0xa5);
+        }
         let mut free = self.lock();
         if free.len() == MOST_KEPT {
             free.remove(0);
@@ -102,7 +128,7 @@ impl Pool {
     }
 
     /// A panic cannot leave the list half changed, so a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, Vec<Box<[u8]>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Storage>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -256,7 +282,7 @@ mod tests {
         let pool = Arc::new(Pool::default());
         let buffer = Arc::new(pool.take(2, SMALLEST_KEPT).unwrap());
         let address = buffer.as_slice().as_ptr();
-        assert_eq!(address as usize % ALIGNMENT, 0);
+        assert_eq!(address as usize % Buffer::ALIGNMENT, 0);
         let shape = vec![2, SMALLEST_KEPT];
         let first = Array::contiguous("a", Dtype::Uint8, shape, buffer);
         let second = first.clone();

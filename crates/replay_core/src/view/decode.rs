@@ -154,11 +154,7 @@ impl RowLayout {
     }
 
     /// Unpacks a column that holds one number.
-    pub(super) fn number(
-        &self,
-        row: Row<'_>,
-        column: usize,
-    ) -> std::result::Result<f64, String> {
+    pub(super) fn number(&self, row: Row<'_>, column: usize) -> std::result::Result<f64, String> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
@@ -228,7 +224,6 @@ impl<'a> DrawnWindow<'a> {
         let index = self.before.checked_add_signed(offset)?;
         self.rows.get(index).copied()
     }
-
 }
 
 /// Finds the rows of a draw and their blobs.
@@ -365,7 +360,10 @@ pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize
             continue;
         }
         if kept < item {
-            bytes.copy_within(item * item_bytes..(item + 1) * item_bytes, kept * item_bytes);
+            bytes.copy_within(
+                item * item_bytes..(item + 1) * item_bytes,
+                kept * item_bytes,
+            );
         }
         kept += 1;
     }

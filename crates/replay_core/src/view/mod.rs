@@ -8,6 +8,7 @@ mod decode;
 mod nstep;
 mod raw;
 mod sequence;
+mod storage;
 mod weights;
 
 use std::sync::Arc;
@@ -327,9 +328,7 @@ impl Decoder {
         Ok(Decoder {
             layout: RowLayout::new(config),
             view: match view {
-                ViewSpec::NStep(spec) => {
-                    View::NStep(nstep::NStepView::new(spec.clone(), config)?)
-                }
+                ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
                 ViewSpec::Sequence(spec) => {
                     View::Sequence(sequence::SequenceView::new(spec.clone(), config)?)
                 }

@@ -70,9 +70,7 @@ impl NStepView {
 
     /// The layout that fits every window of a batch.
     pub(super) fn layout(&self, windows: &[DrawnWindow<'_>]) -> Layout {
-        let short = |window: &DrawnWindow<'_>| {
-            matches!(self.span(window), Ok((steps, false)) if steps < self.n())
-        };
+        let short = |window: &DrawnWindow<'_>| matches!(self.span(window), Ok((steps, false)) if steps < self.n());
         let shift = if self.n() < self.stack() && !windows.iter().any(short) {
             self.n()
         } else {

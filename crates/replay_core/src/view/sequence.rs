@@ -105,7 +105,16 @@ impl SequenceView {
         out: &mut [&mut [u8]],
     ) -> std::result::Result<(), String> {
         let (steps, bootstraps) = self.span(window)?;
-        let [slots, reward, discount, mask, terminated, truncated, first, columns @ ..] = out
+        let [
+            slots,
+            reward,
+            discount,
+            mask,
+            terminated,
+            truncated,
+            first,
+            columns @ ..,
+        ] = out
         else {
             return Err("the batch has too few planes".into());
         };

@@ -55,7 +55,10 @@ struct Pipe {
 
 impl Pipe {
     fn wake(&mut self) {
-        for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
+        for waker in [self.reader.take(), self.writer.take()]
+            .into_iter()
+            .flatten()
+        {
             waker.wake();
         }
     }

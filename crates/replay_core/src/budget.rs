@@ -1,0 +1,90 @@
+//! The byte limit of a memory: tables, parameters and receive buffers reserve from one budget before they
+//! allocate, so the process stays within it whatever clients ask for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use event_listener::{Event, EventListener};
+
+/// Bytes that may be reserved, and those that are.
+pub struct Budget {
+    limit: u64,
+    reserved: AtomicU64,
+    returned: Event,
+}
+
+/// Reserved bytes; they go back to the budget when this is dropped.
+pub struct Reservation {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Budget {
+            limit,
+            reserved: AtomicU64::new(0),
+            returned: Event::new(),
+        })
+    }
+
+    /// Reserves `bytes` if at least `keep_free` remain after it; `None` otherwise.
+    pub fn reserve(self: &Arc<Self>, bytes: u64, keep_free: u64) -> Option<Reservation> {
+        let fits = |reserved: u64| {
+            let after = reserved.checked_add(bytes)?;
+            (after.checked_add(keep_free)? <= self.limit).then_some(after)
+        };
+        // A count, no data is published with it.
+        self.reserved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .ok()
+            .map(|_| Reservation {
+                budget: Arc::clone(self),
+                bytes,
+            })
+    }
+
+    /// Hears of the next reservation that is returned.
+    pub fn returned(&self) -> EventListener {
+        self.returned.listen()
+    }
+
+    /// Bytes that may be reserved in all.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes reserved now.
+    pub fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.budget
+            .reserved
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.returned.notify(usize::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserves_up_to_the_limit_and_takes_back() {
+        let budget = Budget::new(100);
+        let first = budget.reserve(60, 0).unwrap();
+        assert!(budget.reserve(41, 0).is_none());
+        assert!(budget.reserve(40, 1).is_none());
+        assert!(budget.reserve(u64::MAX, 0).is_none());
+        let listener = budget.returned();
+        drop(first);
+        assert!(listener.is_notified());
+        assert_eq!(budget.reserved(), 0);
+        assert!(budget.reserve(40, 60).is_some());
+    }
+}

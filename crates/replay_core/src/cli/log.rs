@@ -1,0 +1,31 @@
+//! Where log lines go: to standard error, one line for each event, with the time in UTC.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::prelude::*;
+
+use crate::config::LogLevel;
+
+/// Starts logging for the process, unless something in it already has.
+pub fn start(level: LogLevel) {
+    let level = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false);
+    // Libraries below speak up only when something is wrong.
+    let targets = Targets::new()
+        .with_target(env!("CARGO_CRATE_NAME"), level)
+        .with_default(level.min(LevelFilter::WARN));
+    let _ = tracing_subscriber::registry()
+        .with(lines)
+        .with(targets)
+        .try_init();
+}

@@ -1,0 +1,401 @@
+//! The items of a table: their metadata beside the leaves of the sum tree, their keys, how often each was drawn.
+//!
+//! The metadata of slot `s` are atomic words that whoever owns the dead slot writes before the leaf goes live. A
+//! reader draws a leaf (slot and generation), loads the words, pins what they name, and then asks the tree whether
+//! that generation is still live ([`Items::confirm`]): if so, every word was the drawn item's. Nobody locks.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::slab::Handle;
+use crate::sum_tree::SumTree;
+
+const GENERATION_BITS: u32 = 25;
+const SLOT_BITS: u32 = 24;
+
+/// Names an item: its slot in the sum tree, and which of the slot's lifetimes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ItemKey {
+    /// The leaf.
+    pub slot: u32,
+    /// The lifetime of the leaf.
+    pub generation: u32,
+}
+
+impl ItemKey {
+    /// The key on the wire, with shard 0: generation in bits 0 to 24, slot in bits 25 to 48.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.slot) << GENERATION_BITS | u64::from(self.generation)
+    }
+
+    /// The key in these bits; `None` when they name another shard, so an item that is not here.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        (bits >> (GENERATION_BITS + SLOT_BITS) == 0).then_some(ItemKey {
+            slot: (bits >> GENERATION_BITS) as u32,
+            generation: bits as u32 & ((1 << GENERATION_BITS) - 1),
+        })
+    }
+}
+
+/// The rows of an item, and where they start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// The chunk of its first row: the item dies with it.
+    pub oldest: Handle,
+    /// Its first row, counted in that chunk.
+    pub first_row: u32,
+    /// Rows before the anchor.
+    pub before: u16,
+    /// Rows after the anchor.
+    pub after: u16,
+}
+
+/// What a reader loads about an item.
+#[derive(Debug, Clone, Copy)]
+pub struct Metadata {
+    /// Its rows.
+    pub window: Window,
+    /// Steps the table had taken when the item was inserted.
+    pub born: u64,
+    lifetime: u32,
+}
+
+/// The metadata of one slot; see the module for who writes when.
+struct Words {
+    oldest: AtomicU64,
+    window: AtomicU64,
+    born: AtomicU64,
+    /// 32 bits that differ between lifetimes of the slot, so that a late count fails, then 32 bits of draws.
+    draws: AtomicU64,
+}
+
+/// The low half of `Words::draws` once the item has died: no claim succeeds any more.
+const CLOSED: u64 = u32::MAX as u64;
+
+/// One draw of an item that was counted.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim {
+    key: ItemKey,
+    lifetime: u32,
+    /// Its mass when it was drawn, to put back if this claim took the last draw and is undone.
+    units: u64,
+    /// Draws of the item, this one included.
+    pub times_sampled: u32,
+}
+
+/// The items of one table. Every method is lock-free and takes `&self`.
+pub struct Items {
+    /// Priorities, generations and liveness.
+    pub tree: SumTree,
+    words: Box<[Words]>,
+    free: ArrayQueue<u32>,
+    live: AtomicU64,
+    /// 0 is no limit.
+    max_times_sampled: u32,
+    /// With a limit: draws that live items have left and that no batch has reserved. Negative for a moment when
+    /// items die whose draws were reserved.
+    draws_left: AtomicI64,
+    /// With a limit: batches under way, which may hold the mass of items that they drew for the last time.
+    batches: AtomicU64,
+}
+
+impl Items {
+    /// Room for `capacity` items (at most 2^24).
+    pub fn new(capacity: u32, priority_unit_log2: i32, max_times_sampled: u32) -> Self {
+        let free = ArrayQueue::new(capacity as usize);
+        (0..capacity).for_each(|slot| free.push(slot).expect("the queue has room for every slot"));
+        let dead = |_| Words {
+            oldest: AtomicU64::new(0),
+            window: AtomicU64::new(0),
+            born: AtomicU64::new(0),
+            draws: AtomicU64::new(CLOSED),
+        };
+        Items {
+            tree: SumTree::new(capacity, priority_unit_log2),
+            words: (0..capacity).map(dead).collect(),
+            free,
+            live: AtomicU64::new(0),
+            max_times_sampled,
+            draws_left: AtomicI64::new(0),
+            batches: AtomicU64::new(0),
+        }
+    }
+
+    /// Items it has room for.
+    pub fn capacity(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Slots that are free.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Live items.
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    /// Makes an item with `units` of mass; `None` when no slot is free.
+    pub fn insert(&self, window: Window, born: u64, units: u64) -> Option<ItemKey> {
+        let slot = self.free.pop()?;
+        let words = &self.words[slot as usize];
+        let rows = u64::from(window.first_row) << 32
+            | u64::from(window.before) << 16
+            | u64::from(window.after);
+        let lifetime = (words.draws.load(Ordering::Relaxed) >> 32) as u32;
+        // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
+        // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
+        fence(Ordering::Release);
+        words
+            .oldest
+            .store(window.oldest.to_bits(), Ordering::Relaxed);
+        words.window.store(rows, Ordering::Relaxed);
+        words.born.store(born, Ordering::Relaxed);
+        words
+            .draws
+            .store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
+        // Before the item can be drawn or die: neither count goes below zero.
+        self.live.fetch_add(1, Ordering::Relaxed);
+        // `activate` publishes the words (Release).
+        let generation = self.tree.activate(slot, units);
+        // After it: a draw that is left has its mass in the tree.
+        self.draws_left
+            .fetch_add(i64::from(self.max_times_sampled), Ordering::Release);
+        Some(ItemKey { slot, generation })
+    }
+
+    /// Loads the metadata of a drawn slot. They may be a later item's until [`Self::confirm`] has said no.
+    pub fn metadata(&self, slot: u32) -> Metadata {
+        let words = &self.words[slot as usize];
+        let rows = words.window.load(Ordering::Relaxed);
+        Metadata {
+            window: Window {
+                oldest: Handle::from_bits(words.oldest.load(Ordering::Relaxed)),
+                first_row: (rows >> 32) as u32,
+                before: (rows >> 16) as u16,
+                after: rows as u16,
+            },
+            born: words.born.load(Ordering::Relaxed),
+            lifetime: (words.draws.load(Ordering::Relaxed) >> 32) as u32,
+        }
+    }
+
+    /// Whether the item was live after everything that this thread has loaded so far.
+    pub fn confirm(&self, key: ItemKey) -> bool {
+        self.tree.is_live(key.slot, key.generation)
+    }
+
+    /// Whether these key bits name a slot of this table.
+    pub fn contains_slot(&self, key: ItemKey) -> bool {
+        (key.slot as usize) < self.words.len()
+    }
+
+    /// Whether no live item has mass, and none is about to get back what a batch under way holds of it. `own` is the
+    /// number of batches of the caller that hold nothing.
+    pub fn without_mass(&self, own: u64) -> bool {
+        // Acquire: pairs with the Release in `end_batch`, so that the mass it put back is seen.
+        let alone = self.max_times_sampled == 0 || self.batches.load(Ordering::Acquire) == own;
+        alone && self.tree.live_with_mass() == 0
+    }
+
+    /// Announces a batch of claims.
+    pub fn begin_batch(&self) {
+        if self.max_times_sampled > 0 {
+            self.batches.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The batch has settled or undone its claims.
+    pub fn end_batch(&self) {
+        if self.max_times_sampled > 0 {
+            self.batches.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Sets `count` draws aside, or up to `count` where `short`; `Err` with the draws that are left when they are
+    /// too few. Without a limit on draws every reservation succeeds.
+    pub fn reserve_draws(&self, count: u32, short: bool) -> std::result::Result<u32, u64> {
+        if self.max_times_sampled == 0 {
+            return Ok(count);
+        }
+        let grant = |left: i64| match left.max(0) {
+            left if left >= i64::from(count) => Some(count),
+            left if short && left > 0 => Some(left as u32),
+            _ => None,
+        };
+        // Acquire: pairs with the Release in `insert` and `undo`, so the mass of a reserved draw is seen in the tree.
+        self.draws_left
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, |left| {
+                grant(left).map(|n| left - i64::from(n))
+            })
+            .map(|before| grant(before).unwrap_or(0))
+            .map_err(|left| left.max(0) as u64)
+    }
+
+    /// Returns reserved draws that no claim has used.
+    pub fn return_draws(&self, count: u32) {
+        if self.max_times_sampled > 0 {
+            self.draws_left
+                .fetch_add(i64::from(count), Ordering::Release);
+        }
+    }
+
+    /// Counts one draw of the item that `metadata` was confirmed for; `None` when it has died or was drawn as
+    /// often as it may be. The claim that takes the last draw also takes the item's mass.
+    pub fn claim(&self, key: ItemKey, metadata: &Metadata, units: u64) -> Option<Claim> {
+        let most = match self.max_times_sampled {
+            0 => CLOSED,
+            n => u64::from(n),
+        };
+        let count = |word: u64| {
+            (word >> 32 == u64::from(metadata.lifetime) && word & CLOSED < most)
+                .then(|| word + 1)
+                // Without a limit the count stays one below `CLOSED` rather than reach it.
+                .map(|next| if next & CLOSED == CLOSED { word } else { next })
+        };
+        let before = self.words[key.slot as usize]
+            .draws
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
+            .ok()?;
+        let times_sampled = (before & CLOSED) as u32 + 1;
+        if times_sampled == self.max_times_sampled {
+            self.tree.set(key.slot, key.generation, 0);
+        }
+        Some(Claim {
+            key,
+            lifetime: metadata.lifetime,
+            units,
+            times_sampled,
+        })
+    }
+
+    /// Makes a claim final: the item dies with its last draw.
+    pub fn settle(&self, claim: &Claim) {
+        if claim.times_sampled == self.max_times_sampled {
+            self.kill(claim.key);
+        }
+    }
+
+    /// Takes a claim back, and returns its draw if the item is still alive.
+    pub fn undo(&self, claim: &Claim) {
+        let uncount = |word: u64| {
+            (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED).then(|| word - 1)
+        };
+        let undone = self.words[claim.key.slot as usize]
+            .draws
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, uncount)
+            .is_ok();
+        if undone && self.max_times_sampled > 0 {
+            if claim.times_sampled == self.max_times_sampled {
+                self.tree
+                    .set(claim.key.slot, claim.key.generation, claim.units);
+            }
+            self.return_draws(1);
+        }
+    }
+
+    /// Ends an item; true for exactly one caller.
+    pub fn kill(&self, key: ItemKey) -> bool {
+        if !self.tree.kill(key.slot, key.generation) {
+            return false;
+        }
+        self.live.fetch_sub(1, Ordering::Relaxed);
+        let draws = &self.words[key.slot as usize].draws;
+        let drawn = draws.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED;
+        if self.max_times_sampled > 0 {
+            let left = i64::from(self.max_times_sampled) - drawn as i64;
+            self.draws_left.fetch_sub(left, Ordering::Relaxed);
+        }
+        // The queue publishes the slot, and what this thread did to it, to its next owner.
+        self.free
+            .push(key.slot)
+            .expect("a slot is in the queue once: one caller wins the kill");
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(first_row: u32) -> Window {
+        Window {
+            oldest: Handle {
+                slot: 7,
+                generation: 3,
+            },
+            first_row,
+            before: 2,
+            after: 5,
+        }
+    }
+
+    #[test]
+    fn keys_round_trip_and_other_shards_name_nothing() {
+        let key = ItemKey {
+            slot: (1 << 24) - 1,
+            generation: (1 << 25) - 1,
+        };
+        assert_eq!(key.to_bits(), (1 << 49) - 1);
+        assert_eq!(ItemKey::from_bits(key.to_bits()), Some(key));
+        assert_eq!(ItemKey::from_bits(1 << 49), None);
+    }
+
+    #[test]
+    fn a_slot_is_used_again_under_another_key() {
+        let items = Items::new(1, -19, 0);
+        let first = items.insert(window(0), 0, 5).unwrap();
+        assert!(items.insert(window(1), 0, 5).is_none());
+        let metadata = items.metadata(first.slot);
+        assert_eq!(metadata.window, window(0));
+        assert!(items.kill(first) && !items.kill(first));
+        let second = items.insert(window(1), 9, 5).unwrap();
+        assert_ne!(first, second);
+        assert!(!items.confirm(first) && items.confirm(second));
+        assert!(
+            items.claim(first, &metadata, 5).is_none(),
+            "a late claim must not count for the newcomer"
+        );
+        assert_eq!(items.metadata(second.slot).born, 9);
+        assert_eq!(items.live(), 1);
+    }
+
+    #[test]
+    fn draws_are_reserved_claimed_undone_and_end_the_item() {
+        let items = Items::new(4, -19, 2);
+        let key = items.insert(window(0), 0, 5).unwrap();
+        let metadata = items.metadata(key.slot);
+        assert_eq!(items.reserve_draws(3, false), Err(2));
+        assert_eq!(items.reserve_draws(3, true), Ok(2));
+        let first = items.claim(key, &metadata, 5).unwrap();
+        let last = items.claim(key, &metadata, 5).unwrap();
+        assert_eq!((first.times_sampled, last.times_sampled), (1, 2));
+        assert!(items.claim(key, &metadata, 5).is_none());
+        assert_eq!(items.tree.total(), 0, "no draw may find it");
+        items.undo(&last);
+        assert_eq!(items.tree.total(), 5);
+        assert_eq!(items.reserve_draws(1, false), Ok(1));
+        let last = items.claim(key, &metadata, 5).unwrap();
+        items.settle(&first);
+        assert!(items.confirm(key));
+        items.settle(&last);
+        assert!(!items.confirm(key));
+        assert_eq!(items.reserve_draws(1, true), Err(0));
+    }
+
+    #[test]
+    fn a_dead_items_draws_are_gone() {
+        let items = Items::new(4, -19, 3);
+        let key = items.insert(window(0), 0, 5).unwrap();
+        let metadata = items.metadata(key.slot);
+        assert_eq!(items.reserve_draws(1, false), Ok(1));
+        let claim = items.claim(key, &metadata, 5).unwrap();
+        items.kill(key);
+        items.undo(&claim);
+        assert_eq!(items.reserve_draws(1, true), Err(0));
+        items.insert(window(0), 0, 5).unwrap();
+        assert_eq!(items.reserve_draws(4, true), Ok(3));
+    }
+}

@@ -1,0 +1,105 @@
+//! The order of insertion, for the FIFO sampler: a ring of keys that readers walk without a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::items::ItemKey;
+
+/// Keys by insertion. One writer at a time appends (under the table's insert lock); any thread reads.
+pub struct InsertionOrder {
+    ring: Box<[AtomicU64]>,
+    /// Position of the oldest key that may be live; never goes back.
+    head: AtomicU64,
+    /// Position of the next key.
+    tail: AtomicU64,
+}
+
+impl InsertionOrder {
+    /// A ring for `capacity` live items and as many that died out of order.
+    pub fn new(capacity: u32) -> Self {
+        InsertionOrder {
+            ring: (0..u64::from(capacity) * 2)
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            head: AtomicU64::new(0),
+            tail: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether `count` keys can be appended, after dropping what `is_live` denies from the front. Only under the
+    /// insert lock.
+    pub fn has_room(&self, count: usize, is_live: impl Fn(ItemKey) -> bool) -> bool {
+        self.first_live(0, is_live);
+        let used = self.tail.load(Ordering::Relaxed) - self.head.load(Ordering::Relaxed);
+        used + count as u64 <= self.ring.len() as u64
+    }
+
+    /// Appends a key; there has to be room. Only under the insert lock.
+    pub fn append(&self, key: ItemKey) {
+        let tail = self.tail.load(Ordering::Relaxed);
+        // Release, both: pairs with the Acquire loads in `first_live`.
+        self.at(tail).store(key.to_bits(), Ordering::Release);
+        self.tail.store(tail + 1, Ordering::Release);
+    }
+
+    /// The first live item at or after `from`, and its position.
+    pub fn first_live(
+        &self,
+        from: u64,
+        is_live: impl Fn(ItemKey) -> bool,
+    ) -> Option<(u64, ItemKey)> {
+        let mut position = from;
+        loop {
+            let head = self.head.load(Ordering::Acquire);
+            position = position.max(head);
+            if position >= self.tail.load(Ordering::Acquire) {
+                return None;
+            }
+            let key = ItemKey::from_bits(self.at(position).load(Ordering::Acquire));
+            if let Some(key) = key.filter(|&key| is_live(key)) {
+                // Once the head has passed, another key may have been written over this one.
+                if self.head.load(Ordering::Acquire) <= position {
+                    return Some((position, key));
+                }
+            } else if position == head {
+                // Whoever succeeds, the head moves over the dead key.
+                let _ =
+                    self.head
+                        .compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Relaxed);
+            } else {
+                position += 1;
+            }
+        }
+    }
+
+    fn at(&self, position: u64) -> &AtomicU64 {
+        &self.ring[(position % self.ring.len() as u64) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(slot: u32) -> ItemKey {
+        ItemKey {
+            slot,
+            generation: 1,
+        }
+    }
+
+    #[test]
+    fn walks_live_keys_and_drops_dead_ones_from_the_front() {
+        let order = InsertionOrder::new(2);
+        (0..4).for_each(|slot| order.append(key(slot)));
+        let live = |k: ItemKey| k.slot != 0 && k.slot != 2;
+        assert!(!order.has_room(2, live), "only the front can be dropped");
+        assert!(order.has_room(1, live));
+        order.append(key(4));
+        let (at, first) = order.first_live(0, live).unwrap();
+        assert_eq!((at, first), (1, key(1)));
+        assert_eq!(order.first_live(at + 1, live), Some((3, key(3))));
+        assert_eq!(order.first_live(4, live), Some((4, key(4))));
+        assert_eq!(order.first_live(5, live), None);
+        assert!(order.has_room(4, |_| false));
+    }
+}

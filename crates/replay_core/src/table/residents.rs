@@ -1,0 +1,85 @@
+//! The live chunks in the order they arrived: what evicts, in that order. Only under the table's insert lock.
+
+use std::collections::VecDeque;
+
+use crate::slab::Handle;
+
+use super::items::ItemKey;
+
+/// A live chunk and the items that die with it.
+pub struct Resident {
+    /// The chunk in the slab.
+    pub handle: Handle,
+    /// Its steps.
+    pub rows: u32,
+    /// Bytes of its push, counted at the push's last chunk: evicting that one can free the shared buffer.
+    pub freed_bytes: u64,
+    /// Items whose first row is in it. Some may have died already.
+    pub items: Vec<ItemKey>,
+}
+
+/// Live chunks, oldest first, numbered by arrival.
+pub struct Residents {
+    chunks: VecDeque<Box<Resident>>,
+    /// Number of the first.
+    first: u64,
+    steps: u64,
+    bytes: u64,
+}
+
+impl Residents {
+    /// Room for `chunks` chunks, so that none is allocated under the lock.
+    pub fn new(chunks: usize) -> Self {
+        Residents {
+            chunks: VecDeque::with_capacity(chunks),
+            first: 0,
+            steps: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Number of the oldest live chunk.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Number that the next chunk will have.
+    pub fn end(&self) -> u64 {
+        self.first + self.chunks.len() as u64
+    }
+
+    /// Steps of the live chunks.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Bytes of the pushes with live chunks.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The live chunk of that number.
+    pub fn get_mut(&mut self, arrival: u64) -> Option<&mut Resident> {
+        let index = arrival.checked_sub(self.first)?;
+        self.chunks
+            .get_mut(index as usize)
+            .map(|chunk| &mut **chunk)
+    }
+
+    /// Adds a chunk as the newest and returns its number.
+    pub fn push(&mut self, chunk: Box<Resident>) -> u64 {
+        self.steps += u64::from(chunk.rows);
+        self.bytes += chunk.freed_bytes;
+        self.chunks.push_back(chunk);
+        self.end() - 1
+    }
+
+    /// Takes the oldest out.
+    pub fn pop(&mut self) -> Option<Box<Resident>> {
+        let chunk = self.chunks.pop_front()?;
+        self.first += 1;
+        self.steps -= u64::from(chunk.rows);
+        self.bytes -= chunk.freed_bytes;
+        Some(chunk)
+    }
+}

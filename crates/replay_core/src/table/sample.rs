@@ -1,0 +1,389 @@
+//! Draws. A draw takes no lock: leaf, metadata, pins, and then the question whether the item was still there.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::error::{Error, Result};
+use crate::limiter::{Admitted, Limiter};
+use crate::replay::{BlobSegment, SampleCredit, SampleRequest, Sampled, SampledItem};
+use crate::slab::Pinned;
+
+use super::items::{Claim, ItemKey, Window};
+use super::order::InsertionOrder;
+use super::stored::{Held, PinnedSlice, StoredChunk};
+use super::{Attempt, Table};
+
+/// How often a batch draws again for items that were evicted under it before it gives up.
+const ROUNDS: usize = 32;
+
+type PinnedChunk = Pinned<Box<StoredChunk>>;
+
+/// Rows of one chunk.
+struct Piece {
+    chunk: PinnedChunk,
+    rows: Range<u32>,
+}
+
+/// A batch that is being drawn. Dropped before it is [`Batch::finish`]ed, it gives everything back.
+struct Batch<'a> {
+    table: &'a Table,
+    request: &'a SampleRequest,
+    admitted: Admitted,
+    /// Draws set aside that no claim has used.
+    reserved: u32,
+    claims: Vec<Claim>,
+    items: Vec<SampledItem>,
+    pieces: Vec<Piece>,
+    /// Steps the table had taken when the draw began.
+    now: u64,
+    finished: bool,
+}
+
+impl Table {
+    /// Most items of one draw.
+    pub const MAX_DRAW: u32 = 1 << 16;
+    /// Most bytes of one drawn batch, rows and blobs.
+    pub const MAX_BATCH_BYTES: u64 = 1 << 30;
+
+    /// Draws `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer
+    /// draws than asked for are allowed by the rate limiter or by `max_times_sampled`. With `last_try` (the
+    /// caller's deadline has come) and `request.allow_short` it draws as many as are allowed, at least one.
+    ///
+    /// Prioritized and uniform batches are stratified: the total mass is cut into `count` equal ranges and one item
+    /// is drawn from each (Schaul et al., 2016, appendix B.2.1). A FIFO batch takes the oldest items, each as often
+    /// as `max_times_sampled` allows, with probability 1.
+    ///
+    /// # Errors
+    /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
+    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`Self::MAX_DRAW`] items or
+    /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter can ever admit;
+    /// [`Error::UnknownTable`] when the table was dropped.
+    pub fn try_sample(&self, request: &SampleRequest, last_try: bool) -> Result<Attempt<Sampled>> {
+        self.check_open()?;
+        self.check_request(request)?;
+        let short = request.allow_short && last_try;
+        let attempt = self.draw(request, short)?;
+        if let Attempt::Blocked(_) = attempt {
+            self.counters.blocked_draws.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(attempt)
+    }
+
+    fn check_request(&self, request: &SampleRequest) -> Result<()> {
+        if request.count == 0 {
+            return Err(Error::Config("a draw has at least one item".into()));
+        }
+        if request.count > Self::MAX_DRAW {
+            return Err(Error::TooLarge {
+                what: "a draw, in items,",
+                size: u64::from(request.count),
+                limit: u64::from(Self::MAX_DRAW),
+            });
+        }
+        if request.allow_short {
+            return Ok(());
+        }
+        self.limiter.check_draw(request.count)
+    }
+
+    fn draw(&self, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
+        let live = self.items.live();
+        let admitted = match self.limiter.admit_draw(live, request.count, short) {
+            Ok(admitted) => admitted,
+            Err(waits) => return Ok(Attempt::Blocked(waits)),
+        };
+        let mut batch = Batch::new(self, request, admitted);
+        match self.items.reserve_draws(batch.admitted.items, short) {
+            Ok(draws) => batch.reserved = draws,
+            Err(left) => {
+                return Ok(Attempt::Blocked(format!(
+                    "table {:?} has {left} draws left of the {} asked for, at max_times_sampled {}; waiting for writers",
+                    self.config.name, batch.admitted.items, self.config.max_times_sampled
+                )));
+            }
+        }
+        let live_items;
+        let mut min_probability = None;
+        match &self.order {
+            Some(order) => {
+                live_items = live;
+                batch.take_oldest(order)?;
+                if request.min_probability {
+                    min_probability = Some(1.0);
+                }
+            }
+            None => {
+                live_items = self.items.tree.live_with_mass();
+                let total = batch.take_by_mass()?;
+                if request.min_probability && total > 0 {
+                    let least = self.items.tree.min_positive().unwrap_or(total);
+                    let drawn = batch.items.iter().map(|i| i.probability);
+                    // An item may have been updated since it was drawn.
+                    min_probability = Some(drawn.fold(least as f64 / total as f64, f64::min));
+                }
+            }
+        }
+        if batch.reserved > 0 && !(short && !batch.items.is_empty()) {
+            if batch.items.is_empty() && self.items.live() > 0 && self.items.without_mass(1) {
+                return Err(Error::NoMass {
+                    table: self.config.name.clone(),
+                    items: self.items.live(),
+                });
+            }
+            return Ok(Attempt::Blocked(format!(
+                "table {:?} has {} items to draw at the moment of the {} asked for; waiting for writers",
+                self.config.name,
+                batch.items.len(),
+                request.count
+            )));
+        }
+        batch
+            .finish(live_items, min_probability)
+            .map(Attempt::Ready)
+    }
+}
+
+impl<'a> Batch<'a> {
+    fn new(table: &'a Table, request: &'a SampleRequest, admitted: Admitted) -> Self {
+        let count = admitted.items as usize;
+        table.items.begin_batch();
+        Batch {
+            table,
+            request,
+            admitted,
+            reserved: 0,
+            claims: Vec::with_capacity(count),
+            items: Vec::with_capacity(count),
+            pieces: Vec::with_capacity(count * 2),
+            now: table.counters.inserted_steps.load(Ordering::Relaxed),
+            finished: false,
+        }
+    }
+
+    /// Draws in proportion to mass until the batch is full, and returns the total mass at the first draw. The batch
+    /// stays short when the table loses its mass, or its items go faster than it draws.
+    fn take_by_mass(&mut self) -> Result<u64> {
+        let table = self.table;
+        let number = table.draws.fetch_add(1, Ordering::Relaxed);
+        let mut rng = StdRng::seed_from_u64(
+            table
+                .seed
+                .wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
+        );
+        let mut drawn = Vec::with_capacity(self.reserved as usize);
+        let mut targets = Vec::with_capacity(self.reserved as usize);
+        let mut first_total = 0;
+        for _ in 0..ROUNDS {
+            let strata = f64::from(self.reserved);
+            targets.clear();
+            targets.extend((0..self.reserved).map(|i| {
+                let target = (f64::from(i) + rng.random::<f64>()) / strata;
+                // Rounding may reach 1, which is outside.
+                target.min(1.0 - f64::EPSILON)
+            }));
+            let total = table.items.tree.draw_batch(&targets, &mut drawn);
+            if first_total == 0 {
+                first_total = total;
+            }
+            for leaf in &drawn {
+                let key = ItemKey {
+                    slot: leaf.slot,
+                    generation: leaf.generation,
+                };
+                // A leaf that rose while it was drawn may have more than the total.
+                let probability = (leaf.units as f64 / total as f64).min(1.0);
+                self.take(key, leaf.units, probability)?;
+            }
+            if self.reserved == 0 || (drawn.is_empty() && table.items.without_mass(1)) {
+                break;
+            }
+        }
+        Ok(first_total)
+    }
+
+    /// Draws the oldest items, each until it has no draw left.
+    fn take_oldest(&mut self, order: &InsertionOrder) -> Result<()> {
+        let items = &self.table.items;
+        let mut from = 0;
+        while self.reserved > 0
+            && let Some((position, key)) = order.first_live(from, |key| items.confirm(key))
+        {
+            if !self.take(key, 1, 1.0)? {
+                from = position + 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a drawn item: pins its rows and counts the draw. False when it is gone, or has no draw left.
+    fn take(&mut self, key: ItemKey, units: u64, probability: f64) -> Result<bool> {
+        let items = &self.table.items;
+        let metadata = items.metadata(key.slot);
+        let window = metadata.window;
+        let before = window.before.min(self.request.before);
+        let after = window.after.min(self.request.after);
+        let pinned = self.pieces.len();
+        // The metadata and pins may be a later item's until `confirm` has said no.
+        let claim = self
+            .pin(&window, before, after)
+            .filter(|()| items.confirm(key))
+            .map(|()| self.check_view(&self.pieces[pinned].chunk))
+            .transpose()?
+            .and_then(|()| items.claim(key, &metadata, units));
+        let Some(claim) = claim else {
+            self.pieces.truncate(pinned);
+            return Ok(false);
+        };
+        self.items.push(SampledItem {
+            key: key.to_bits(),
+            probability,
+            age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
+            times_sampled: claim.times_sampled,
+            before,
+            after,
+        });
+        self.claims.push(claim);
+        self.reserved -= 1;
+        Ok(true)
+    }
+
+    /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it; `None` when a chunk is
+    /// gone.
+    fn pin(&mut self, window: &Window, before: u16, after: u16) -> Option<()> {
+        let chunks = &self.table.chunks;
+        let mut skip = window.first_row + u32::from(window.before - before);
+        let mut wanted = u32::from(before) + 1 + u32::from(after);
+        let mut chunk = chunks.pin(window.oldest)?;
+        loop {
+            let rows = chunk.packed.rows();
+            let next = chunk.next();
+            if skip < rows {
+                let end = rows.min(skip + wanted);
+                wanted -= end - skip;
+                self.pieces.push(Piece {
+                    chunk,
+                    rows: skip..end,
+                });
+            }
+            skip = skip.saturating_sub(rows);
+            if wanted == 0 {
+                return Some(());
+            }
+            chunk = chunks.pin(next?)?;
+        }
+    }
+
+    fn check_view(&self, chunk: &PinnedChunk) -> Result<()> {
+        let (request, writer) = (self.request, &chunk.writer);
+        if request.before <= writer.window_before && request.after <= writer.window_after {
+            return Ok(());
+        }
+        Err(Error::View {
+            table: self.table.config.name.clone(),
+            before: request.before,
+            after: request.after,
+            window_before: writer.window_before,
+            window_after: writer.window_after,
+        })
+    }
+
+    /// Copies the rows, hands out the blobs and makes the draws count.
+    fn finish(mut self, live_items: u64, min_probability: Option<f64>) -> Result<Sampled> {
+        let table = self.table;
+        let row_bytes: usize = self
+            .pieces
+            .iter()
+            .map(|p| p.chunk.packed.row_slice(p.rows.clone()).len())
+            .sum();
+        let blob_bytes: usize = self
+            .pieces
+            .iter()
+            .map(|p| p.chunk.packed.blob_range(p.rows.clone()).len())
+            .sum();
+        let size = row_bytes as u64 + blob_bytes as u64;
+        if size > Table::MAX_BATCH_BYTES {
+            return Err(Error::TooLarge {
+                what: "a drawn batch, in bytes,",
+                size,
+                limit: Table::MAX_BATCH_BYTES,
+            });
+        }
+        let mut rows = Vec::with_capacity(row_bytes);
+        let mut blobs = Vec::with_capacity(self.pieces.len());
+        for piece in self.pieces.drain(..) {
+            rows.extend_from_slice(piece.chunk.packed.row_slice(piece.rows.clone()));
+            blobs.extend(PinnedSlice::blobs(piece.chunk, piece.rows).map(BlobSegment::Pinned));
+        }
+        for claim in &self.claims {
+            table.items.settle(claim);
+        }
+        self.finished = true;
+        let drawn = self.claims.len() as u32;
+        table
+            .counters
+            .sampled_items
+            .fetch_add(u64::from(drawn), Ordering::Relaxed);
+        let admitted = self.admitted.split(drawn);
+        let credit = table.limiter.limits_ratio().then(|| {
+            Box::new(Credit {
+                limiter: table.limiter.clone(),
+                held: table.held.clone(),
+                admitted: Some(admitted),
+            }) as Box<dyn SampleCredit>
+        });
+        Ok(Sampled {
+            items: std::mem::take(&mut self.items),
+            live_items,
+            min_probability,
+            rows: Bytes::from(rows),
+            blobs,
+            credit,
+        })
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let table = self.table;
+        if !self.finished {
+            for claim in &self.claims {
+                table.items.undo(claim);
+            }
+        }
+        table.items.return_draws(self.reserved);
+        table.limiter.give_back(self.admitted);
+        table.items.end_batch();
+        // An attempt that comes to nothing tells nobody: it would wake its own caller, again and again.
+        if self.finished {
+            table.held.changed.notify(usize::MAX);
+        }
+    }
+}
+
+/// What a batch took from the rate limiter.
+struct Credit {
+    limiter: Arc<Limiter>,
+    held: Arc<Held>,
+    /// `None` once delivered.
+    admitted: Option<Admitted>,
+}
+
+impl SampleCredit for Credit {
+    fn delivered(mut self: Box<Self>) {
+        self.admitted = None;
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        if let Some(admitted) = self.admitted.take() {
+            self.limiter.give_back(admitted);
+            self.held.changed.notify(usize::MAX);
+        }
+    }
+}

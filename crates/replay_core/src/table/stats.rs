@@ -1,0 +1,103 @@
+//! What a table counts, and the JSON object that shows it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Value, json};
+
+use super::Table;
+use super::writers::lock;
+
+/// Events since the table was made. Statistics only: nothing is published with them.
+#[derive(Default)]
+pub(super) struct Counters {
+    pub inserted_steps: AtomicU64,
+    pub inserted_items: AtomicU64,
+    /// Items that came after their first row had been evicted.
+    pub late_items: AtomicU64,
+    pub evicted_steps: AtomicU64,
+    pub evicted_items: AtomicU64,
+    pub sampled_items: AtomicU64,
+    pub updated: AtomicU64,
+    pub stale_updates: AtomicU64,
+    pub corrupt_items: AtomicU64,
+    pub blocked_pushes: AtomicU64,
+    pub blocked_draws: AtomicU64,
+}
+
+impl Table {
+    /// Counters and gauges.
+    ///
+    /// Gauges: `items`, `items_with_mass`, `steps`, `bytes` (held: live and pinned), `live_bytes`, `pinned_bytes`
+    /// (evicted, still read), `capacity`, `capacity_bytes`, `writers`, `streams`, `total_priority` (after the
+    /// exponent), `max_priority` (ever, before the exponent; null when none was above 0), `limiter_drawn` and
+    /// `limiter_inserted` (items since the table was last emptied; undelivered draws are taken back).
+    /// Counters since the table was made: `inserted_steps`, `inserted_items`, `late_items` (first row evicted
+    /// before the item came), `evicted_steps`, `evicted_items`, `sampled_items`, `updated_priorities`,
+    /// `stale_updates`, `saturated_priorities`, `corrupt_items`, `blocked_pushes` and `blocked_draws` (attempts).
+    pub fn stats(&self) -> Value {
+        let (steps, live_bytes) = {
+            let residents = lock(&self.residents);
+            (residents.steps(), residents.bytes())
+        };
+        let bytes = self.held.bytes();
+        let (limiter_drawn, limiter_inserted) = self.limiter.counts();
+        let (writers, streams) = self.writers.counts();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let c = &self.counters;
+        let unit = f64::from(self.config.priority_unit_log2).exp2();
+        json!({
+            "items": self.items.live(),
+            "items_with_mass": self.items.tree.live_with_mass(),
+            "steps": steps,
+            "bytes": bytes,
+            "live_bytes": live_bytes,
+            "pinned_bytes": bytes.saturating_sub(live_bytes),
+            "capacity": self.config.capacity,
+            "capacity_bytes": self.capacity_bytes,
+            "writers": writers,
+            "streams": streams,
+            "total_priority": (self.items.tree.total() as i64).max(0) as f64 * unit,
+            "max_priority": self.max_priority(),
+            "limiter_drawn": limiter_drawn,
+            "limiter_inserted": limiter_inserted,
+            "inserted_steps": count(&c.inserted_steps),
+            "inserted_items": count(&c.inserted_items),
+            "late_items": count(&c.late_items),
+            "evicted_steps": count(&c.evicted_steps),
+            "evicted_items": count(&c.evicted_items),
+            "sampled_items": count(&c.sampled_items),
+            "updated_priorities": count(&c.updated),
+            "stale_updates": count(&c.stale_updates),
+            "saturated_priorities": self.items.tree.saturated(),
+            "corrupt_items": count(&c.corrupt_items),
+            "blocked_pushes": count(&c.blocked_pushes),
+            "blocked_draws": count(&c.blocked_draws),
+        })
+    }
+
+    /// Checks the table at rest: the sum tree adds up, and as many items are live as live chunks have.
+    ///
+    /// # Errors
+    /// [`crate::Error::Internal`] that names what does not add up.
+    pub fn check_at_rest(&self) -> crate::Result<()> {
+        self.items.tree.check_at_rest()?;
+        let mut residents = lock(&self.residents);
+        let mut live = 0;
+        for arrival in residents.first()..residents.end() {
+            let chunk = residents.get_mut(arrival);
+            live += chunk.map_or(0, |c| {
+                c.items
+                    .iter()
+                    .filter(|&&key| self.items.confirm(key))
+                    .count() as u64
+            });
+        }
+        let (counted, free) = (self.items.live(), self.items.free() as u64);
+        if live != counted || free + live != self.items.capacity() as u64 {
+            return Err(crate::Error::Internal(format!(
+                "{live} items belong to live chunks, {counted} are counted, {free} slots are free"
+            )));
+        }
+        Ok(())
+    }
+}

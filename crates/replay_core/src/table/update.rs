@@ -1,0 +1,135 @@
+//! Priorities from learners, priorities at birth, and items that turned out corrupt.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::{Error, Result};
+use crate::replay::UpdateReceipt;
+use crate::schema::Sampler;
+use crate::sum_tree::Update;
+
+use super::Table;
+use super::items::ItemKey;
+
+/// The mass of every item where all are drawn with the same probability, in units.
+const EQUAL_MASS: u64 = 1;
+
+impl Table {
+    /// Sets priorities, before the exponent. The last value of a key that stands twice counts. Keys of items that
+    /// are gone are counted and ignored.
+    ///
+    /// # Errors
+    /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or
+    /// [`Error::Protocol`] (not as many priorities as keys).
+    pub fn update_priorities(&self, keys: &[u64], priorities: &[f64]) -> Result<UpdateReceipt> {
+        self.check_open()?;
+        if keys.len() != priorities.len() {
+            return Err(Error::Protocol(format!(
+                "{} keys came with {} priorities",
+                keys.len(),
+                priorities.len()
+            )));
+        }
+        let refused = |p: &&f64| !(p.is_finite() && **p >= 0.0);
+        if let Some(&value) = priorities.iter().find(refused) {
+            return Err(Error::Priority { value });
+        }
+        let mut updates = Vec::with_capacity(keys.len());
+        let mut largest = 0.0f64;
+        for (&bits, &priority) in keys.iter().zip(priorities) {
+            let key = ItemKey::from_bits(bits)
+                .filter(|&key| self.items.contains_slot(key) && self.items.confirm(key));
+            let Some(key) = key else { continue };
+            largest = largest.max(priority);
+            updates.push(Update {
+                slot: key.slot,
+                generation: key.generation,
+                units: self.units(priority)?,
+            });
+        }
+        self.raise_max_priority(largest);
+        let applied = if self.draws_equally() {
+            updates.len()
+        } else {
+            self.items.tree.set_batch(&updates)
+        };
+        let stale = keys.len() - applied;
+        self.counters
+            .updated
+            .fetch_add(applied as u64, Ordering::Relaxed);
+        self.counters
+            .stale_updates
+            .fetch_add(stale as u64, Ordering::Relaxed);
+        // A draw may be waiting for more items with mass.
+        self.held.changed.notify(usize::MAX);
+        Ok(UpdateReceipt {
+            applied: applied as u32,
+            stale: stale as u32,
+        })
+    }
+
+    /// Removes an item whose data a reader could not decode, and returns the name of the writer that pushed it;
+    /// `None` when it is gone.
+    pub fn report_corrupt(&self, key: u64, reason: &str) -> Option<String> {
+        let key = ItemKey::from_bits(key).filter(|&key| self.items.contains_slot(key))?;
+        let window = self.items.metadata(key.slot).window;
+        let chunk = self.chunks.pin(window.oldest)?;
+        // Of the item, if it is still there; and only one report of it counts.
+        if !(self.items.confirm(key) && self.items.kill(key)) {
+            return None;
+        }
+        self.counters.corrupt_items.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            table = self.config.name,
+            writer = chunk.writer.name,
+            stream = chunk.stream,
+            step = chunk.first_step + u64::from(window.first_row),
+            reason,
+            "removed an item that does not decode"
+        );
+        Some(chunk.writer.name.clone())
+    }
+
+    /// The mass of a new item, in units, from a checked priority; `None` is "as the current maximum": the largest
+    /// priority the table has ever held, 1 while it has held none above zero (Schaul et al., 2016, algorithm 1).
+    pub(super) fn units_at_birth(&self, priority: Option<f64>) -> u64 {
+        let priority = priority.unwrap_or_else(|| self.max_priority().unwrap_or(1.0));
+        self.raise_max_priority(priority);
+        self.units(priority)
+            .expect("priorities at birth are checked before anything is stored")
+    }
+
+    /// The largest priority ever held, before the exponent.
+    pub(super) fn max_priority(&self) -> Option<f64> {
+        match self.max_priority.load(Ordering::Relaxed) {
+            0 => None,
+            bits => Some(f64::from_bits(bits)),
+        }
+    }
+
+    fn raise_max_priority(&self, priority: f64) {
+        // The bits of -0.0 would be the largest of all.
+        let bits = priority.abs().to_bits();
+        if self.max_priority.load(Ordering::Relaxed) < bits {
+            self.max_priority.fetch_max(bits, Ordering::Relaxed);
+        }
+    }
+
+    /// Priority in units, with the exponent applied: the only place that applies it. A power that overflows is cut
+    /// to the largest priority, one that underflows stays above zero.
+    fn units(&self, priority: f64) -> Result<u64> {
+        if self.draws_equally() {
+            return Ok(EQUAL_MASS);
+        }
+        let power = priority.powf(self.config.priority_exponent);
+        let least = if priority > 0.0 {
+            f64::MIN_POSITIVE
+        } else {
+            0.0
+        };
+        self.items.tree.to_units(power.min(f64::MAX).max(least))
+    }
+
+    fn draws_equally(&self) -> bool {
+        self.config.sampler != Sampler::Prioritized || self.config.priority_exponent == 0.0
+    }
+}

@@ -1,0 +1,322 @@
+//! Who writes into a table: sequence numbers that make a push apply once, epochs that fence an older connection
+//! off, and what each stream holds.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::replay::{OpenWriter, WriterOpened};
+
+use super::streams::Stream;
+
+/// What stays true of a writer, for chunks to refer to when it is gone.
+#[derive(Debug)]
+pub struct Identity {
+    /// For people.
+    pub name: String,
+    /// Rows before the anchor of its items, at most.
+    pub window_before: u16,
+    /// Rows after the anchor of its items, at most.
+    pub window_after: u16,
+}
+
+/// One writer's side of the table. Its lock is taken by its own pushes, so it is held over their checks and
+/// allocations; the table's insert lock is not.
+pub struct Writer {
+    /// Name and window.
+    pub identity: Arc<Identity>,
+    /// What its streams hold.
+    pub streams: Vec<Stream>,
+    /// Steps the table has taken from it.
+    pub steps: u64,
+    epoch: u32,
+    last_sequence: u64,
+}
+
+/// What a sequence number says about a push.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is the next one.
+    Next,
+    /// It was applied before.
+    Duplicate,
+}
+
+impl Writer {
+    /// Whether a push of this epoch and sequence number may be applied.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] for an older epoch, [`Error::Protocol`] for an epoch that was never given out or a gap in
+    /// the sequence numbers.
+    pub fn turn(&self, epoch: u32, sequence: u64) -> Result<Turn> {
+        self.check_epoch(epoch)?;
+        if sequence <= self.last_sequence {
+            return Ok(Turn::Duplicate);
+        }
+        if sequence != self.last_sequence + 1 {
+            return Err(Error::Protocol(format!(
+                "writer {:?} sent push {sequence} after push {}",
+                self.identity.name, self.last_sequence
+            )));
+        }
+        Ok(Turn::Next)
+    }
+
+    /// Notes that the next push was applied.
+    pub fn applied(&mut self, steps: u64) {
+        self.last_sequence += 1;
+        self.steps += steps;
+    }
+
+    fn check_epoch(&self, epoch: u32) -> Result<()> {
+        if epoch < self.epoch {
+            return Err(Error::Fenced {
+                writer: self.identity.name.clone(),
+            });
+        }
+        if epoch > self.epoch {
+            return Err(Error::Protocol(format!(
+                "writer {:?} is at epoch {}, not {epoch}",
+                self.identity.name, self.epoch
+            )));
+        }
+        Ok(())
+    }
+}
+
+struct Entry {
+    writer: Arc<Mutex<Writer>>,
+    streams: u32,
+    /// `Writers::clock` at its last push.
+    used: AtomicU64,
+}
+
+/// The writers of a table, by number.
+pub struct Writers {
+    table: String,
+    entries: Mutex<HashMap<u64, Entry>>,
+    /// Counts pushes, to tell which writer was idle the longest.
+    clock: AtomicU64,
+}
+
+impl Writers {
+    /// Most streams of all writers of a table. A new writer that needs more room expires the ones that have
+    /// been idle the longest.
+    pub const MAX_STREAMS: u32 = 65_536;
+    /// Most bytes of a writer's name.
+    pub const MAX_NAME_BYTES: usize = 256;
+
+    /// No writers yet.
+    pub fn new(table: &str) -> Self {
+        Writers {
+            table: table.to_owned(),
+            entries: Mutex::new(HashMap::new()),
+            clock: AtomicU64::new(0),
+        }
+    }
+
+    /// Opens a writer, or takes over one that is open under the same number: its epoch rises.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for too many streams, [`Error::Protocol`] without a stream, or when the writer is open
+    /// with other streams or another window.
+    pub fn open(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        if open.streams == 0 {
+            return Err(Error::Protocol("a writer has at least one stream".into()));
+        }
+        for (what, size, limit) in [
+            (
+                "a writer, in streams,",
+                u64::from(open.streams),
+                u64::from(Self::MAX_STREAMS),
+            ),
+            (
+                "a writer's name, in bytes,",
+                open.name.len() as u64,
+                Self::MAX_NAME_BYTES as u64,
+            ),
+        ] {
+            if size > limit {
+                return Err(Error::TooLarge { what, size, limit });
+            }
+        }
+        let mut entries = self.lock();
+        if let Some(entry) = entries.get(&open.writer) {
+            let writer = Arc::clone(&entry.writer);
+            drop(entries);
+            return take_over(&mut lock(&writer), open);
+        }
+        self.expire_for(&mut entries, open.streams);
+        let writer = Writer {
+            identity: Arc::new(Identity {
+                name: open.name.clone(),
+                window_before: open.window_before,
+                window_after: open.window_after,
+            }),
+            streams: (0..open.streams).map(|_| Stream::default()).collect(),
+            steps: 0,
+            epoch: 1,
+            last_sequence: 0,
+        };
+        let entry = Entry {
+            writer: Arc::new(Mutex::new(writer)),
+            streams: open.streams,
+            used: AtomicU64::new(self.tick()),
+        };
+        entries.insert(open.writer, entry);
+        Ok(WriterOpened {
+            epoch: 1,
+            last_sequence: 0,
+        })
+    }
+
+    /// The writer of that number.
+    ///
+    /// # Errors
+    /// [`Error::Expired`] when it was closed, was idle while others needed its room, or was never opened.
+    pub fn get(&self, writer: u64) -> Result<Arc<Mutex<Writer>>> {
+        let entries = self.lock();
+        let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
+            writer: format!("{writer:#018x}"),
+        })?;
+        entry.used.store(self.tick(), Ordering::Relaxed);
+        Ok(Arc::clone(&entry.writer))
+    }
+
+    /// Forgets a writer; one that is already gone is fine.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] when a newer connection has taken over.
+    pub fn close(&self, writer: u64, epoch: u32) -> Result<()> {
+        let Ok(found) = self.get(writer) else {
+            return Ok(());
+        };
+        // Held until it is gone: nobody takes over in between.
+        let guard = lock(&found);
+        guard.check_epoch(epoch)?;
+        self.lock().remove(&writer);
+        Ok(())
+    }
+
+    /// Open writers, and streams of all of them.
+    pub fn counts(&self) -> (usize, u64) {
+        let entries = self.lock();
+        let streams = entries.values().map(|e| u64::from(e.streams)).sum();
+        (entries.len(), streams)
+    }
+
+    fn expire_for(&self, entries: &mut HashMap<u64, Entry>, streams: u32) {
+        let mut total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
+        while total + u64::from(streams) > u64::from(Self::MAX_STREAMS) {
+            let idle = entries
+                .iter()
+                .min_by_key(|(_, e)| e.used.load(Ordering::Relaxed))
+                .map(|(&id, _)| id);
+            let Some(entry) = idle.and_then(|id| entries.remove(&id)) else {
+                break;
+            };
+            total -= u64::from(entry.streams);
+            tracing::warn!(
+                table = self.table,
+                streams = entry.streams,
+                "a writer that was idle has expired to make room for a new one"
+            );
+        }
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        lock(&self.entries)
+    }
+}
+
+fn take_over(writer: &mut Writer, open: &OpenWriter) -> Result<WriterOpened> {
+    let identity = &writer.identity;
+    let have = (
+        writer.streams.len(),
+        identity.window_before,
+        identity.window_after,
+    );
+    let asked = (open.streams as usize, open.window_before, open.window_after);
+    if have != asked {
+        return Err(Error::Protocol(format!(
+            "writer {:?} is open with (streams, rows before, rows after) {have:?}, asked for {asked:?}",
+            identity.name
+        )));
+    }
+    writer.epoch += 1;
+    Ok(WriterOpened {
+        epoch: writer.epoch,
+        last_sequence: writer.last_sequence,
+    })
+}
+
+/// Takes a lock whose data stay whole if a holder panics.
+pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(writer: u64, streams: u32) -> OpenWriter {
+        OpenWriter {
+            table: "t".into(),
+            writer,
+            name: format!("actor {writer}"),
+            streams,
+            window_before: 3,
+            window_after: 3,
+        }
+    }
+
+    #[test]
+    fn sequence_numbers_apply_once_and_in_order() {
+        let writers = Writers::new("t");
+        writers.open(&open(1, 2)).unwrap();
+        let writer = writers.get(1).unwrap();
+        let mut writer = lock(&writer);
+        assert_eq!(writer.turn(1, 1).unwrap(), Turn::Next);
+        writer.applied(10);
+        assert_eq!(writer.turn(1, 1).unwrap(), Turn::Duplicate);
+        assert_eq!(writer.turn(1, 0).unwrap(), Turn::Duplicate);
+        assert!(matches!(writer.turn(1, 3), Err(Error::Protocol(_))));
+        assert!(matches!(writer.turn(2, 2), Err(Error::Protocol(_))));
+    }
+
+    #[test]
+    fn a_newer_connection_fences_the_older_off() {
+        let writers = Writers::new("t");
+        writers.open(&open(1, 2)).unwrap();
+        lock(&writers.get(1).unwrap()).applied(10);
+        let again = writers.open(&open(1, 2)).unwrap();
+        assert_eq!((again.epoch, again.last_sequence), (2, 1));
+        let writer = writers.get(1).unwrap();
+        let old = lock(&writer).turn(1, 2);
+        assert!(matches!(old, Err(Error::Fenced { writer }) if writer == "actor 1"));
+        assert!(matches!(writers.close(1, 1), Err(Error::Fenced { .. })));
+        assert!(writers.open(&open(1, 3)).is_err());
+        writers.close(1, 2).unwrap();
+        writers.close(1, 2).unwrap();
+        assert!(matches!(writers.get(1), Err(Error::Expired { .. })));
+    }
+
+    #[test]
+    fn the_idlest_writer_makes_room() {
+        let writers = Writers::new("t");
+        let third = Writers::MAX_STREAMS / 3;
+        (1..=3).for_each(|w| drop(writers.open(&open(w, third)).unwrap()));
+        writers.get(1).unwrap();
+        writers.open(&open(4, third)).unwrap();
+        assert!(writers.get(2).is_err());
+        assert!([1, 3, 4].iter().all(|&w| writers.get(w).is_ok()));
+        assert_eq!(writers.counts(), (3, u64::from(third) * 3));
+        assert!(writers.open(&open(5, 0)).is_err());
+        assert!(writers.open(&open(5, Writers::MAX_STREAMS + 1)).is_err());
+    }
+}

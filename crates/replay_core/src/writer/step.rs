@@ -1,0 +1,440 @@
+//! One step of every stream, as a caller hands it in, checked against the table before any of it is taken.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::schema::{Dtype, TableConfig, flags};
+use crate::view::{ACTION, REWARD, ViewSpec, find_scalar, read_scalar};
+use crate::window::{Estimate, StreamWindows};
+
+/// Values of every stream: an array without gaps whose first dimension is the streams.
+#[derive(Debug, Clone, Copy)]
+pub struct Values<'a> {
+    /// Element type.
+    pub dtype: Dtype,
+    /// `[streams, ...]`.
+    pub shape: &'a [usize],
+    /// The elements, little endian, in row-major order.
+    pub bytes: &'a [u8],
+}
+
+/// The last observations of the episodes that a step ends, where the environment has already started the next
+/// ones (Gymnasium's SAME_STEP autoreset).
+#[derive(Debug, Clone, Copy)]
+pub struct FinalObservations<'a> {
+    /// The view's observation column, `[streams, *shape]`; only the streams in `ended` are read.
+    pub observation: Values<'a>,
+    /// `[streams]`: whose episode ends with this step; by default where it is terminated or truncated.
+    pub ended: Option<&'a [bool]>,
+    /// float32 `[streams, actions]`: Q-values of these observations.
+    pub q: Option<Values<'a>>,
+}
+
+/// One step of every stream: observation_t, action_t, reward_{t+1} and the ends that they led to.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StepBatch<'a> {
+    /// Every column of the table, by name, each `[streams, *shape]`.
+    pub columns: &'a [(&'a str, Values<'a>)],
+    /// `[streams]`: learning ends after this step (a terminal state, or a life lost); by default nowhere.
+    pub terminated: Option<&'a [bool]>,
+    /// `[streams]`: the episode is cut after this step; by default nowhere.
+    pub truncated: Option<&'a [bool]>,
+    /// `[streams]`: the observation starts a new stack. By default after every end. The first row of a stream
+    /// and the row after a final row start one in any case: nothing before them belongs to them.
+    pub first: Option<&'a [bool]>,
+    /// `[streams]`: the row holds only the last observation of an episode (Gymnasium's NEXT_STEP autoreset: the
+    /// row after an end). Its other columns and flags are not read. By default nowhere.
+    pub final_rows: Option<&'a [bool]>,
+    /// Gymnasium's SAME_STEP autoreset: the last observations of the episodes that end here.
+    pub final_observations: Option<FinalObservations<'a>>,
+    /// float32 `[streams, actions]`: Q-values of the observations, for priorities at birth.
+    pub q: Option<Values<'a>>,
+    /// `[streams]`: priorities of the items anchored at this step, before the exponent. They go before those
+    /// from Q-values; without either an item starts at the largest priority that the table has held.
+    pub priority: Option<&'a [f32]>,
+}
+
+/// Checks steps against a table.
+pub(super) struct StepChecker {
+    config: Arc<TableConfig>,
+    streams: usize,
+    /// The view's observation column: all that a final row keeps.
+    observation: Option<usize>,
+    action: Option<usize>,
+    reward: Option<usize>,
+}
+
+impl StepChecker {
+    pub(super) fn new(config: Arc<TableConfig>, view: &ViewSpec, streams: usize) -> Self {
+        let integer = |&column: &usize| {
+            !matches!(
+                config.columns[column].dtype,
+                Dtype::Float16 | Dtype::Float32 | Dtype::Float64
+            )
+        };
+        let observation = view
+            .observation()
+            .and_then(|name| config.columns.iter().position(|column| column.name == name));
+        StepChecker {
+            streams,
+            observation,
+            action: find_scalar(&config, ACTION).ok().filter(integer),
+            reward: find_scalar(&config, REWARD).ok(),
+            config,
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Schema`] or [`Error::Priority`]; nothing of the step is taken then.
+    pub(super) fn check<'a>(
+        &'a self,
+        step: &StepBatch<'a>,
+        windows: &[StreamWindows],
+    ) -> Result<CheckedStep<'a>> {
+        for (name, _) in step.columns {
+            if !self
+                .config
+                .columns
+                .iter()
+                .any(|column| column.name == *name)
+            {
+                return Err(self.refuse(format!("the table has no column {name:?}")));
+            }
+        }
+        let columns = (0..self.config.columns.len())
+            .map(|column| self.check_column(column, step.columns))
+            .collect::<Result<Vec<_>>>()?;
+        for (name, bits) in [
+            ("terminated", step.terminated),
+            ("truncated", step.truncated),
+            ("first", step.first),
+            ("final_rows", step.final_rows),
+        ] {
+            self.check_length(name, bits.map(<[bool]>::len))?;
+        }
+        self.check_length("priority", step.priority.map(<[f32]>::len))?;
+        if let Some(&bad) = step
+            .priority
+            .unwrap_or_default()
+            .iter()
+            .find(|p| !(p.is_finite() && **p >= 0.0))
+        {
+            return Err(Error::Priority { value: bad.into() });
+        }
+        let last = step
+            .final_observations
+            .map(|last| self.check_last_observations(&last))
+            .transpose()?;
+        let checked = CheckedStep {
+            checker: self,
+            columns,
+            step: *step,
+            q: step.q.map(|q| self.check_q("q", &q)).transpose()?,
+            last,
+        };
+        for (stream, windows) in windows.iter().enumerate() {
+            self.check_stream(&checked, stream, windows)?;
+        }
+        Ok(checked)
+    }
+
+    fn check_column<'a>(&self, column: usize, given: &[(&str, Values<'a>)]) -> Result<Strided<'a>> {
+        let name = &self.config.columns[column].name;
+        match given.iter().find(|(given, _)| given == name) {
+            Some((_, values)) => self.check_values(name, column, values),
+            None => Err(self.refuse(format!("column {name:?} is missing"))),
+        }
+    }
+
+    fn check_values<'a>(
+        &self,
+        name: &str,
+        column: usize,
+        values: &Values<'a>,
+    ) -> Result<Strided<'a>> {
+        let column = &self.config.columns[column];
+        let shape = std::iter::once(self.streams).chain(column.shape.iter().map(|&n| n as usize));
+        self.check_array(name, column.dtype, shape.collect(), values)?;
+        Ok(Strided {
+            bytes: values.bytes,
+            each: column.bytes(),
+        })
+    }
+
+    fn check_q<'a>(&self, name: &str, values: &Values<'a>) -> Result<QValues<'a>> {
+        let actions = values.shape.get(1).copied().unwrap_or_default().max(1);
+        self.check_array(name, Dtype::Float32, vec![self.streams, actions], values)?;
+        let q = QValues(Strided {
+            bytes: values.bytes,
+            each: 4 * actions,
+        });
+        match q
+            .0
+            .bytes
+            .chunks_exact(4)
+            .map(read_f32)
+            .find(|q| !q.is_finite())
+        {
+            Some(value) => Err(self.refuse(format!("{name} has to be finite, got {value}"))),
+            None => Ok(q),
+        }
+    }
+
+    fn check_array(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        values: &Values<'_>,
+    ) -> Result<()> {
+        if (dtype, &shape[..]) != (values.dtype, values.shape) {
+            return Err(self.refuse(format!(
+                "{name:?} has to be {}{shape:?} (streams first), got {}{:?}",
+                dtype.name(),
+                values.dtype.name(),
+                values.shape
+            )));
+        }
+        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        if values.bytes.len() != bytes {
+            return Err(self.refuse(format!(
+                "{name:?} has to have {bytes} bytes, got {}",
+                values.bytes.len()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, name: &str, length: Option<usize>) -> Result<()> {
+        match length {
+            Some(length) if length != self.streams => Err(self.refuse(format!(
+                "{name:?} has to have shape [{}] (streams), got [{length}]",
+                self.streams
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_last_observations<'a>(
+        &self,
+        last: &FinalObservations<'a>,
+    ) -> Result<LastObservations<'a>> {
+        let column = self.observation.ok_or_else(|| {
+            self.refuse("final observations need a view that names the observation column".into())
+        })?;
+        self.check_length("ended", last.ended.map(<[bool]>::len))?;
+        Ok(LastObservations {
+            column,
+            values: self.check_values("final observation", column, &last.observation)?,
+            ended: last.ended,
+            q: last.q.map(|q| self.check_q("final q", &q)).transpose()?,
+        })
+    }
+
+    fn check_stream(
+        &self,
+        step: &CheckedStep<'_>,
+        stream: usize,
+        windows: &StreamWindows,
+    ) -> Result<()> {
+        if step.is_final(stream) {
+            if !windows.awaits_final() {
+                return Err(self.refuse(format!(
+                    "stream {stream} has a final row, but the row before it neither terminated nor truncated its episode"
+                )));
+            }
+            return Ok(());
+        }
+        if step.last_observation(stream).is_some() && !step.ends(stream) {
+            return Err(self.refuse(format!(
+                "stream {stream} has a final observation, but its step neither terminates nor truncates the episode"
+            )));
+        }
+        let Some(q) = step.q else { return Ok(()) };
+        let action = self.action.ok_or_else(|| {
+            self.refuse(format!(
+                "priorities from Q-values need a column {ACTION:?} of one integer a step; give priorities instead"
+            ))
+        })?;
+        let action = step.number(action, stream);
+        if !(action >= 0.0 && action < q.actions() as f64) {
+            return Err(self.refuse(format!(
+                "action {action} of stream {stream} has no Q-value: q has {} actions",
+                q.actions()
+            )));
+        }
+        let reward = step.reward(stream);
+        if !reward.is_finite() {
+            return Err(self.refuse(format!(
+                "the reward of stream {stream} has to be finite, got {reward}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, reason: String) -> Error {
+        Error::Schema {
+            table: self.config.name.clone(),
+            reason,
+        }
+    }
+}
+
+/// Values of every stream, `each` bytes apart.
+#[derive(Clone, Copy)]
+struct Strided<'a> {
+    bytes: &'a [u8],
+    each: usize,
+}
+
+impl<'a> Strided<'a> {
+    fn of(&self, stream: usize) -> &'a [u8] {
+        &self.bytes[stream * self.each..(stream + 1) * self.each]
+    }
+}
+
+/// Q-values, float32 `[streams, actions]`.
+#[derive(Clone, Copy)]
+struct QValues<'a>(Strided<'a>);
+
+impl QValues<'_> {
+    fn actions(&self) -> usize {
+        self.0.each / 4
+    }
+
+    fn of(&self, stream: usize, action: usize) -> f32 {
+        read_f32(&self.0.of(stream)[4 * action..4 * (action + 1)])
+    }
+
+    fn greedy(&self, stream: usize) -> f32 {
+        let values = self.0.of(stream).chunks_exact(4).map(read_f32);
+        values.fold(f32::NEG_INFINITY, f32::max)
+    }
+}
+
+fn read_f32(bytes: &[u8]) -> f32 {
+    f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+fn is_set(bits: Option<&[bool]>, stream: usize) -> bool {
+    bits.is_some_and(|bits| bits[stream])
+}
+
+/// The last observations of episodes that end with a step.
+struct LastObservations<'a> {
+    column: usize,
+    values: Strided<'a>,
+    ended: Option<&'a [bool]>,
+    q: Option<QValues<'a>>,
+}
+
+/// The final row that follows a step of one stream.
+pub(super) struct LastObservation<'a> {
+    column: usize,
+    value: &'a [u8],
+    pub(super) estimate: Estimate,
+}
+
+impl<'a> LastObservation<'a> {
+    /// The row's value of a column; `None` is zeros.
+    pub(super) fn value(&self, column: usize) -> Option<&'a [u8]> {
+        (column == self.column).then_some(self.value)
+    }
+}
+
+/// A step that fits the table.
+pub(super) struct CheckedStep<'a> {
+    checker: &'a StepChecker,
+    columns: Vec<Strided<'a>>,
+    step: StepBatch<'a>,
+    q: Option<QValues<'a>>,
+    last: Option<LastObservations<'a>>,
+}
+
+impl<'a> CheckedStep<'a> {
+    fn is_final(&self, stream: usize) -> bool {
+        is_set(self.step.final_rows, stream)
+    }
+
+    fn ends(&self, stream: usize) -> bool {
+        is_set(self.step.terminated, stream) || is_set(self.step.truncated, stream)
+    }
+
+    /// The flags of a stream's row.
+    pub(super) fn flags(&self, stream: usize, windows: &StreamWindows) -> u8 {
+        if self.is_final(stream) {
+            return flags::FINAL;
+        }
+        let mut row = 0;
+        if windows.starts_stack(self.step.first.map(|first| first[stream])) {
+            row |= flags::FIRST;
+        }
+        if is_set(self.step.terminated, stream) {
+            row |= flags::TERMINATED;
+        }
+        if is_set(self.step.truncated, stream) {
+            row |= flags::TRUNCATED;
+        }
+        row
+    }
+
+    /// The value of a column in a stream's row; `None` is zeros.
+    pub(super) fn value(&self, column: usize, stream: usize) -> Option<&'a [u8]> {
+        let kept = match self.checker.observation {
+            Some(observation) => column == observation || !self.is_final(stream),
+            None => true,
+        };
+        kept.then(|| self.columns[column].of(stream))
+    }
+
+    fn number(&self, column: usize, stream: usize) -> f64 {
+        let dtype = self.checker.config.columns[column].dtype;
+        read_scalar(dtype, self.columns[column].of(stream))
+    }
+
+    fn reward(&self, stream: usize) -> f64 {
+        let column = self.checker.reward;
+        column.map_or(0.0, |column| self.number(column, stream))
+    }
+
+    /// What the actor knew at a stream's row.
+    pub(super) fn estimate(&self, stream: usize) -> Estimate {
+        let greedy = self.q.map(|q| q.greedy(stream));
+        if self.is_final(stream) {
+            return Estimate {
+                greedy,
+                ..Estimate::default()
+            };
+        }
+        let action = self
+            .checker
+            .action
+            .map(|column| self.number(column, stream));
+        Estimate {
+            reward: self.reward(stream),
+            taken: self
+                .q
+                .zip(action)
+                .map(|(q, action)| q.of(stream, action as usize)),
+            greedy,
+            priority: self.step.priority.map(|priority| priority[stream]),
+        }
+    }
+
+    /// The final row to put after a stream's row.
+    pub(super) fn last_observation(&self, stream: usize) -> Option<LastObservation<'a>> {
+        let last = self.last.as_ref()?;
+        let ended = match last.ended {
+            Some(ended) => ended[stream],
+            None => self.ends(stream),
+        };
+        (ended && !self.is_final(stream)).then(|| LastObservation {
+            column: last.column,
+            value: last.values.of(stream),
+            estimate: Estimate {
+                greedy: last.q.map(|q| q.greedy(stream)),
+                ..Estimate::default()
+            },
+        })
+    }
+}

@@ -1,0 +1,148 @@
+//! A push channel that keeps what it gets, and draws from it in the plainest way.
+
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use rand::RngExt;
+use rand::rngs::StdRng;
+use replay_core::error::{Error, Result};
+use replay_core::replay::{
+    BlobSegment, NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait,
+};
+use replay_core::schema::{Codec, TableConfig};
+
+#[derive(Default)]
+pub struct Recorded {
+    pub pushes: Vec<PushBody>,
+    /// Pushes to refuse with a deadline before the next one is taken.
+    pub refuse: usize,
+    pub closed: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct Recorder(pub Arc<Mutex<Recorded>>);
+
+impl PushChannel for Recorder {
+    fn push(&mut self, body: PushBody, _: &Wait<'_>) -> Result<()> {
+        let mut recorded = self.0.lock().unwrap();
+        if recorded.refuse > 0 {
+            recorded.refuse -= 1;
+            return Err(Error::Deadline {
+                waited_for: "the test".into(),
+            });
+        }
+        recorded.pushes.push(body);
+        Ok(())
+    }
+
+    fn flush(&mut self, _: &Wait<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn close(&mut self, _: &Wait<'_>) -> Result<()> {
+        self.0.lock().unwrap().closed = true;
+        Ok(())
+    }
+}
+
+/// One packed row.
+#[derive(Clone)]
+struct PackedRow {
+    fields: Vec<u8>,
+    blobs: Vec<u8>,
+}
+
+/// Every row and item of some pushes.
+pub struct Stored {
+    rows: Vec<Vec<PackedRow>>,
+    pub items: Vec<NewItem>,
+}
+
+impl Stored {
+    /// Takes pushes apart, and checks that they are what `PushBody` promises.
+    pub fn new(config: &TableConfig, streams: usize, pushes: &[PushBody]) -> Self {
+        let row_bytes = config.row_bytes();
+        let blobs = config
+            .columns
+            .iter()
+            .filter(|c| c.codec == Codec::Lz4)
+            .count();
+        let mut stored = Stored {
+            rows: vec![Vec::new(); streams],
+            items: Vec::new(),
+        };
+        for push in pushes {
+            let mut payload = &push.payload[..];
+            for (index, head) in push.chunks.iter().enumerate() {
+                assert!(push.chunks[..index].iter().all(|c| c.stream != head.stream));
+                let rows = &mut stored.rows[head.stream as usize];
+                assert_eq!(head.first_step, rows.len() as u64);
+                let (chunk, rest) = payload.split_at(head.bytes as usize);
+                payload = rest;
+                let (fields, mut chunk_blobs) = chunk.split_at(head.rows as usize * row_bytes);
+                for fields in fields.chunks_exact(row_bytes) {
+                    let length: u32 = fields[row_bytes - 4 * blobs..]
+                        .chunks_exact(4)
+                        .map(|length| u32::from_le_bytes(length.try_into().unwrap()))
+                        .sum();
+                    let (own, rest) = chunk_blobs.split_at(length as usize);
+                    chunk_blobs = rest;
+                    rows.push(PackedRow {
+                        fields: fields.to_vec(),
+                        blobs: own.to_vec(),
+                    });
+                }
+                assert!(chunk_blobs.is_empty());
+            }
+            assert!(payload.is_empty());
+            for item in &push.items {
+                let rows = stored.rows[item.stream as usize].len() as u64;
+                assert!(item.anchor >= u64::from(item.before));
+                assert!(
+                    item.anchor + u64::from(item.after) < rows,
+                    "an item comes with the push that completes its window"
+                );
+            }
+            stored.items.extend(&push.items);
+        }
+        stored
+    }
+
+    /// Draws these items, at most `before` and `after` rows around each, with the blobs in random segments. The
+    /// key of the i-th is i, its probability random.
+    pub fn draw(&self, items: &[NewItem], before: u16, after: u16, rng: &mut StdRng) -> Sampled {
+        let (mut rows, mut segments, mut segment) = (Vec::new(), Vec::new(), Vec::new());
+        let mut drawn = Vec::new();
+        for (key, item) in items.iter().enumerate() {
+            let (before, after) = (before.min(item.before), after.min(item.after));
+            let first = item.anchor as usize - before as usize;
+            let last = item.anchor as usize + after as usize;
+            for row in &self.rows[item.stream as usize][first..=last] {
+                rows.extend_from_slice(&row.fields);
+                segment.extend_from_slice(&row.blobs);
+                if rng.random_bool(0.3) {
+                    segments.push(BlobSegment::Received(Bytes::from(std::mem::take(
+                        &mut segment,
+                    ))));
+                }
+            }
+            drawn.push(SampledItem {
+                key: key as u64,
+                probability: rng.random_range(0.001..1.0),
+                age: key as u32 + 7,
+                times_sampled: 1,
+                before,
+                after,
+            });
+        }
+        segments.push(BlobSegment::Received(Bytes::from(segment)));
+        Sampled {
+            items: drawn,
+            live_items: self.items.len() as u64,
+            min_probability: None,
+            rows: Bytes::from(rows),
+            blobs: segments,
+            credit: None,
+        }
+    }
+}
