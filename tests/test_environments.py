@@ -84,7 +84,7 @@ def test_cartpole_is_truncated_at_500_and_scores_by_the_step() -> None:
     score = 0.0
     for _ in range(500):
         # Pushing towards the side the pole falls to holds it up.
-        step = arena.step((observation[:, 2] + observation[:, 3] > 0).astype(np.int64))
+        step = arena.step((observation[:, 2] + 0.5 * observation[:, 3] > 0).astype(np.int64))
         observation = step.observation
         score += float(step.reward[0])
     assert score == 500

@@ -25,7 +25,7 @@ class Balance(torch.nn.Module):
         self.gain = torch.nn.Parameter(torch.tensor(gain))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        falls = self.gain * (observation[:, 2] + observation[:, 3])
+        falls = self.gain * (observation[:, 2] + 0.5 * observation[:, 3])
         return torch.stack((-falls, falls), dim=1)
 
 
@@ -72,5 +72,5 @@ def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
-    with pytest.raises(OSError, match="ffmpeg|Broken pipe"):
+    with pytest.raises(FileNotFoundError):
         video.record(BREAKOUT, network, tmp_path / "missing" / "game.mp4", seconds=2)

@@ -40,6 +40,8 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
     """
     frames_per_second = FRAMES_PER_SECOND[config.is_atari]
     play = _play_atari if config.is_atari else _play_gymnasium
+    # A folder that is missing or closed to us is told better by this than by ffmpeg.
+    path.touch()
     writer: Any = None
     score = 0.0
     try:
@@ -49,7 +51,7 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
                 height, width = picture.shape[:2]
                 # An even height and width is all that H.264 wants.
                 writer = imageio_ffmpeg.write_frames(
-                    str(path), (width, height), fps=frames_per_second, macro_block_size=2, quality=7
+                    str(path), (width, height), fps=frames_per_second, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
                 )
                 writer.send(None)
             writer.send(np.ascontiguousarray(picture))
