@@ -165,13 +165,19 @@ impl Dialer {
         }
     }
 
-    /// What a handshake that fails in an odd way probably means.
+    /// Adds what a handshake that ends in an odd way often means: a server with TLS answers plain bytes with
+    /// a few of its own and hangs up.
     fn explain(&self, error: Error) -> Error {
+        if self.tls.is_some() || matches!(self.address, Address::Unix { .. }) {
+            return error;
+        }
+        let hint = "; is it an innet-replay server, and one without TLS (that would be innets://)?";
         match error {
-            Error::Protocol(reason) if self.tls.is_none() => Error::Protocol(format!(
-                "{} is no innet-replay server, or one with TLS (innets://): {reason}",
-                self.address
-            )),
+            Error::Protocol(reason) => Error::Protocol(reason + hint),
+            Error::Disconnected { address, reason } => Error::Disconnected {
+                address,
+                reason: reason + hint,
+            },
             other => other,
         }
     }
