@@ -128,6 +128,16 @@ impl Server {
         running.addresses = addresses
             .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
+        tracing::info!(
+            addresses = addresses.join(" "),
+            io_threads = running.threads.len(),
+            tables = config.tables.len(),
+            "listening"
+        );
+        if config.trusted_network {
+            tracing::warn!("trusted_network is set: everyone who can connect may read and write");
+        }
         Ok(running)
     }
 
