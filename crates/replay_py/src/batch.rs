@@ -215,7 +215,11 @@ impl PyBatch {
 
 impl PyBatch {
     fn names(&self) -> String {
-        let names: Vec<_> = self.layout.iter().map(|array| array.name.as_str()).collect();
+        let names: Vec<_> = self
+            .layout
+            .iter()
+            .map(|array| array.name.as_str())
+            .collect();
         names.join(", ")
     }
 }

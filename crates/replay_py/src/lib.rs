@@ -13,6 +13,8 @@
 //!
 //! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
 
+use std::ffi::OsString;
+
 use pyo3::prelude::*;
 
 mod array;
@@ -32,7 +34,7 @@ mod writer;
 
 /// Runs the command line of `innet-replay` and returns its exit status.
 #[pyfunction]
-fn run_server_cli(py: Python<'_>, arguments: Vec<String>) -> i32 {
+fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.
     py.detach(|| replay_core::cli::run(arguments))
 }
