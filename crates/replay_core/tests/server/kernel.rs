@@ -184,7 +184,11 @@ fn a_client_without_tls_gets_nowhere_and_harms_nobody() {
 #[test]
 fn a_waiting_client_hears_of_the_end() {
     let running = start(&local(&["127.0.0.1:0"])).unwrap();
-    let client = Arc::new(plain(&running.addresses()[0]).unwrap());
+    let options = ConnectOptions {
+        reconnect_for: std::time::Duration::ZERO,
+        ..ConnectOptions::default()
+    };
+    let client = Arc::new(connect(&running.addresses()[0], options).unwrap());
     let drawing = std::thread::spawn({
         let client = client.clone();
         move || {
