@@ -148,7 +148,7 @@ fn a_draw_that_waits_does_not_hold_up_other_requests() {
             .send(RequestBody::Push(push(1, 1, 1, 0, &[1])), 0)
             .await
             .unwrap();
-        let mut replies = vec![
+        let mut replies = [
             client.receive().await.unwrap().unwrap(),
             client.receive().await.unwrap().unwrap(),
         ];
