@@ -110,12 +110,11 @@ impl<T> Slab<T> {
             // it is live.
             unsafe { (*cell).write(value) };
         });
-        let generation = slot.word.load(Ordering::Relaxed) & !(LIVE | PINS);
         // Release: pairs with the Acquire in `pin`.
-        slot.word.store(generation | LIVE, Ordering::Release);
+        let free = slot.word.fetch_or(LIVE, Ordering::Release);
         Ok(Handle {
             slot: index,
-            generation: (generation >> 32) as u32,
+            generation: (free >> 32) as u32,
         })
     }
 
