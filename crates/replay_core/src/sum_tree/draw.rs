@@ -18,7 +18,7 @@ pub struct Drawn {
 
 /// Descents that go side by side: enough to hide the misses, few enough that what they fetch stays in the
 /// first-level cache.
-const SIDE_BY_SIDE: usize = 64;
+const SIDE_BY_SIDE: usize = 32;
 
 /// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
 /// mass since its parent was read. Under loom every read multiplies what there is to explore.
