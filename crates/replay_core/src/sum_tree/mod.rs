@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use leaf::Leaf;
-use node::{Level, Node, units};
+use node::{Level, Node};
 
 pub use batch::Update;
 pub use draw::Drawn;
@@ -190,14 +190,11 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Sum of all priorities in units: what the root shows at this instant. O(1).
     pub fn total(&self) -> u64 {
-        let (level, root) = match &*self.levels {
-            [leaves] => (Level::Leaves, &leaves[0]),
-            [.., root] => (Level::Sums, &root[0]),
+        match &*self.levels {
+            [leaves] => leaves[0].read(Level::Leaves).sum(),
+            [.., root] => root[0].read(Level::Sums).sum(),
             [] => unreachable!("a tree has at least its leaves"),
-        };
-        root.load()
-            .iter()
-            .fold(0, |sum, &word| sum.wrapping_add(units(level, word)))
+        }
     }
 
     /// The smallest positive priority in units, `None` without one. Scans the leaves: O(capacity).
@@ -239,7 +236,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 Level::Sums
             };
             for (index, node) in pair[0].iter().enumerate() {
-                let children: u64 = node.load().iter().map(|&word| units(level, word)).sum();
+                let children = node.read(level).sum();
                 let sum = pair[1][index / FANOUT].words[index % FANOUT].load(Ordering::Relaxed);
                 if sum != children {
                     return Err(Error::Internal(format!(
@@ -325,8 +322,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     fn leaves(&self) -> impl Iterator<Item = (u32, Leaf)> + '_ {
-        let nodes = self.levels[0].iter().map(Node::load);
-        (0..).zip(nodes.flatten().map(Leaf::from_word))
+        let words = self.levels[0].iter().flat_map(|node| &node.words);
+        (0..).zip(words.map(|word| Leaf::from_word(word.load(Ordering::Relaxed))))
     }
 }
 

@@ -128,7 +128,7 @@ impl Table {
                 }
             }
         }
-        if batch.reserved > 0 && !(short && !batch.items.is_empty()) {
+        if batch.reserved > 0 && (batch.items.is_empty() || !short) {
             if batch.items.is_empty() && self.items.live() > 0 && self.items.without_mass(1) {
                 return Err(Error::NoMass {
                     table: self.config.name.clone(),

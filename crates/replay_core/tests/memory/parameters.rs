@@ -20,7 +20,7 @@ fn file(fill: u8, length: usize) -> Bytes {
 
 fn store(bytes: u64) -> (ParameterStore, Arc<Budget>) {
     let budget = Budget::new(bytes);
-    (ParameterStore::new(budget.clone(), 10), budget)
+    (ParameterStore::new(budget.clone()), budget)
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn what_is_not_a_safetensors_file_is_refused() {
 #[test]
 fn versions_count_against_the_limit_until_their_last_reader() {
     let size = file(1, 100).len() as u64;
-    let (store, budget) = store(2 * size + 10);
+    let (store, budget) = store(2 * size);
     store.put("policy", file(1, 100)).unwrap();
     let first = store.get("policy", 0).unwrap();
     store.put("policy", file(2, 100)).unwrap();
