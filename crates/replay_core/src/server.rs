@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
+use tracing::field::Empty;
 
 use crate::config::ServerConfig;
 use crate::connection::{Connection, Context, Phase, reached};
@@ -65,6 +66,14 @@ impl Server {
     /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
+        let receive_bytes = memory.limits().receive_bytes;
+        if config.max_frame_bytes > receive_bytes {
+            return Err(Error::Config(format!(
+                "max_frame_bytes is {}, but the memory receives at most {receive_bytes} bytes at a time: lower the \
+                 one, or make the memory with a higher receive_bytes",
+                config.max_frame_bytes
+            )));
+        }
         let token = config.read_token()?;
         let tls = match (&config.tls_cert, &config.tls_key) {
             (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
@@ -273,7 +282,7 @@ impl Server {
                 () = reached(&mut phase, Phase::Stopped) => return,
                 Some(accepted) = accepted.recv() => accepted,
             };
-            let span = tracing::info_span!("connection", peer = accepted.peer);
+            let span = tracing::info_span!("connection", peer = accepted.peer, writer = Empty);
             let serve = self.clone().serve(stack.clone(), accepted);
             stack.spawn(serve.instrument(span));
         }
