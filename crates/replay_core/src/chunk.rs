@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::schema::{Codec, TableConfig, flags};
+use crate::sync::prefetch;
 
 const KNOWN_FLAGS: u8 = flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL;
 
@@ -146,6 +147,16 @@ impl PackedRows {
             return 0..0;
         }
         self.blob_starts[rows.start as usize] as usize..self.blob_starts[rows.end as usize] as usize
+    }
+
+    /// Asks for the cache lines that a read of the rows from `row` on begins with; any number is fine.
+    pub fn prefetch(&self, row: u32) {
+        if let Some(first) = self.bytes.get(row as usize * self.row_bytes) {
+            prefetch(first);
+        }
+        if let Some(start) = self.blob_starts.get(row as usize) {
+            prefetch(start);
+        }
     }
 
     /// Rows and blobs as they arrived.

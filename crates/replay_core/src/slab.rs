@@ -19,7 +19,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::sync::fault::{self, Fault};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, prefetch};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
@@ -147,6 +147,14 @@ impl<T> Slab<T> {
                 Ok(_) => return Some(pinned()),
                 Err(now) => word = now,
             }
+        }
+    }
+
+    /// Asks for a slot's cache line ahead of a pin.
+    #[inline(always)]
+    pub fn prefetch(&self, handle: Handle) {
+        if let Some(slot) = self.slots.get(handle.slot as usize) {
+            prefetch(slot);
         }
     }
 

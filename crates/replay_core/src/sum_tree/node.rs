@@ -1,6 +1,6 @@
 //! One node: its children's words side by side, read at once and searched without a branch.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, prefetch};
 
 use super::leaf::Leaf;
 
@@ -42,12 +42,7 @@ impl<const FANOUT: usize> Node<FANOUT> {
     /// Asks for the node's cache lines ahead of their use.
     #[inline(always)]
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in self.words.chunks(8) {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch is a hint and reads nothing; SSE is part of every x86_64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-        }
+        prefetch(&self.words);
     }
 }
 
