@@ -297,6 +297,35 @@ fn a_deadline_ends_a_draw_and_says_what_is_missing() {
 }
 
 #[test]
+fn a_server_that_stops_answering_is_given_up_after_the_grace() {
+    let (server, _) = connected();
+    let proxy = Proxy::start(port(&server), vec![]);
+    let options = ConnectOptions {
+        grace: Duration::from_millis(20),
+        ..Default::default()
+    };
+    let client = connect(&proxy.address, options).unwrap();
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    pushes.push(steps(0, 5), &soon()).unwrap();
+    let mut batches = client.sampler(draw("steps", 5), 1).unwrap();
+    batches.next(&soon()).unwrap();
+    proxy.hang();
+    pushes.push(steps(5, 5), &soon()).unwrap();
+    for error in [
+        client.stats(&one_try()).err().unwrap(),
+        batches.next(&one_try()).err().unwrap(),
+        pushes.flush(&one_try()).err().unwrap(),
+    ] {
+        // The client's own error: the server's would be `Remote`.
+        assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+        assert!(
+            error.to_string().contains(&proxy.address.to_string()),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let (_server, client) = connected();
     let asked = AtomicUsize::new(0);
@@ -308,6 +337,13 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let error = client.sample(&draw("steps", 1), &wait).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
+    let now = Wait {
+        deadline: None,
+        interrupted: &|| true,
+    };
+    let mut batches = client.sampler(draw("steps", 1), 2).unwrap();
+    let error = batches.next(&now).err().unwrap();
+    assert!(matches!(error, Error::Interrupted), "{error}");
     client.stats(&soon()).unwrap();
 }
 

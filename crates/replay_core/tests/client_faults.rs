@@ -68,6 +68,23 @@ fn calls_go_on_over_new_connections() {
 }
 
 #[test]
+fn a_table_is_dropped_once_even_if_the_answer_is_lost() {
+    let (server, direct) = server_with_a_queue();
+    // After each number of bytes from the handshake's end to the answer's, whichever that is.
+    for cut in (300..700).step_by(8) {
+        direct.create_table(&queue("once"), &soon()).unwrap();
+        let proxy = Proxy::start(port(&server), vec![cut]);
+        let Ok(through) = connect(&proxy.address, ConnectOptions::default()) else {
+            direct.drop_table("once", &soon()).unwrap();
+            continue;
+        };
+        through.drop_table("once", &soon()).unwrap();
+        let error = direct.drop_table("once", &soon()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");
+    }
+}
+
+#[test]
 fn a_sampler_asks_again_over_a_new_connection() {
     let (server, direct) = server_with_a_queue();
     let mut pushes = direct.open_writer(writer("steps", 1), &soon()).unwrap();
@@ -176,6 +193,12 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     );
     let error = pushes.flush(&one_try()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
+    let interrupted = Wait {
+        deadline: None,
+        interrupted: &|| true,
+    };
+    let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
+    assert!(matches!(error, Error::Interrupted), "{error}");
 
     // What was taken arrives, in order and once, as draws make room for it.
     std::thread::scope(|scope| {

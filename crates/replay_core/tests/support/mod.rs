@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ pub fn queue(name: &str) -> TableConfig {
                 column("number", Dtype::Uint64, &[], Codec::None),
                 column("frame", Dtype::Uint8, &[FRAME as u32], Codec::Lz4),
             ],
-            100_000,
+            4096,
         )
     }
 }
@@ -190,6 +190,7 @@ pub struct Proxy {
     /// Where it listens.
     pub address: Address,
     connections: Arc<AtomicUsize>,
+    hangs: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -198,7 +199,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("innet://{}", listener.local_addr().unwrap());
         let connections = Arc::new(AtomicUsize::new(0));
-        let count = connections.clone();
+        let hangs = Arc::new(AtomicBool::new(false));
+        let (count, hung) = (connections.clone(), hangs.clone());
         thread::spawn(move || {
             for client in listener.incoming() {
                 let n = count.fetch_add(1, Ordering::Relaxed);
@@ -206,15 +208,21 @@ impl Proxy {
                 let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", port)));
                 let Ok(server) = server else { continue };
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let both = left.clone();
-                thread::spawn(move || forward(from, to, &both));
-                thread::spawn(move || forward(server, client, &left));
+                let (both, up, down) = (left.clone(), hung.clone(), hung.clone());
+                thread::spawn(move || forward(from, to, &both, &up));
+                thread::spawn(move || forward(server, client, &left, &down));
             }
         });
         Proxy {
             address: address.parse().unwrap(),
             connections,
+            hangs,
         }
+    }
+
+    /// From now on takes every byte and forwards none.
+    pub fn hang(&self) {
+        self.hangs.store(true, Ordering::Relaxed);
     }
 
     /// Connections so far.
@@ -223,9 +231,13 @@ impl Proxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, left: &Mutex<usize>) {
+fn forward(mut from: TcpStream, mut to: TcpStream, left: &Mutex<usize>, hangs: &AtomicBool) {
+    to.set_nodelay(true).unwrap();
     let mut buffer = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
+        if hangs.load(Ordering::Relaxed) {
+            continue;
+        }
         let mut left = left.lock().unwrap();
         let n = n.min(*left);
         *left -= n;
