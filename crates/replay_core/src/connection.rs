@@ -127,6 +127,7 @@ impl<S: Stack> Connection<'_, S> {
         let reply = async {
             let _ = self.write_error(&mut stream, NO_REQUEST, reason).await;
             let _ = stream.shutdown().await;
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
         };
         until(self.stack, self.stack.now() + LINGER, reply).await;
     }

@@ -128,10 +128,7 @@ impl Server {
                     let _ = bound.send(Ok(addresses));
                     server.run(Kernel, listeners, others).await;
                 }
-                Err(error) => {
-                    server.stop();
-                    let _ = bound.send(Err(error));
-                }
+                Err(error) => drop(bound.send(Err(error))),
             }
         })?);
         running.addresses = addresses
@@ -392,6 +389,10 @@ impl RunningServer {
 
 impl Drop for RunningServer {
     fn drop(&mut self) {
+        if self.addresses.is_empty() {
+            // The start failed: nothing was accepted, and nobody else would end the threads there are.
+            self.server.stop();
+        }
         self.shut_down();
         if let Err(error) = self.join() {
             tracing::error!(%error, "the server ended badly");
