@@ -29,8 +29,8 @@ def make_table(config: Config, spec: Spec, name: str) -> innet.Table:
         config.capacity,
         sampler="prioritized",
         priority_exponent=config.priority_exponent,
-        min_size=config.min_size,
-        # A serial run keeps the ratio by itself: one thread cannot wait for itself.
+        # A serial run keeps these by itself: one thread cannot wait for itself.
+        min_size=1 if config.serial else config.min_size,
         samples_per_insert=0.0 if config.serial else config.samples_per_insert,
         slack=0.0 if config.serial else config.slack,
     )

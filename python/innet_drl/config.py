@@ -189,6 +189,13 @@ class Config:
         _require(
             self.min_size < self.capacity, "min_size", self.min_size, f"below the capacity ({self.capacity})"
         )
+        under_way = self.environments * (self.chunk_steps + self.n_step)
+        _require(
+            self.min_size > under_way,
+            "min_size",
+            self.min_size,
+            f"above {under_way}, the steps of an actor before its first chunks arrive",
+        )
         _require(
             self.min_size >= self.batch_size,
             "min_size",

@@ -93,7 +93,7 @@ class Environments:
         observation, info = self.vector.reset(seed=seed)
         self._ended[:] = False
         self._lives = np.array(info.get("lives", self._lives))
-        return np.asarray(observation)
+        return np.ascontiguousarray(observation)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Takes one action in each environment, int64 [N]; where a game ended at the last step, resets it."""
@@ -103,6 +103,8 @@ class Environments:
         life_lost = (lives < self._lives) & ~terminated & ~self._ended
         self._lives = np.array(lives)
         self._ended = terminated | truncated
+        # One memory layout, whatever the environment's: sums over another one round in another way.
+        observation = np.ascontiguousarray(observation)
         return Step(observation, np.asarray(reward, np.float32), terminated, truncated, life_lost)
 
     @property

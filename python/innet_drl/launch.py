@@ -102,7 +102,7 @@ def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Torc
         try:
             batch = next(batches)
         except innet.errors.DeadlineError as error:
-            session.note = str(error)
+            session.note = str(error).removeprefix("the deadline passed: ")
             batch = None
         session.stopwatch.lap("wait for a batch")
         if batch is not None:

@@ -43,7 +43,9 @@ class Session:
     ) -> None:
         self.config = config
         self.folder = folder
-        self.name = folder.name
+        # On a server, runs are told apart by their folders. A memory of our own has one name for all, since
+        # its draws depend on it.
+        self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
         self.page = page
         self.resumed = resumed
         self.interrupted = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +16,8 @@ from rich.text import Text
 
 from innet_drl.metrics import Metrics
 
+PLAIN_SECONDS = 10.0
+"""Seconds from one plain line to the next: a log is not a page."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
@@ -31,6 +34,7 @@ class Page:
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._handler: int | None = None
+        self._last_line = -PLAIN_SECONDS
 
     def __enter__(self) -> Self:
         logger.remove()
@@ -53,10 +57,11 @@ class Page:
 
     def show(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> None:
         """Shows a line of metrics, the recent mean score of each actor, and what the run is doing."""
-        if self._live is None:
-            self._print(plain_line(metrics, note))
-        else:
+        if self._live is not None:
             self._live.update(self._render(metrics, scores_by_actor, note), refresh=True)
+        elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            self._print(plain_line(metrics, note))
 
     def _print(self, message: Any) -> None:
         self._console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
