@@ -127,6 +127,7 @@ impl<S: Stack> Connection<'_, S> {
         let reply = async {
             let _ = self.write_error(&mut stream, NO_REQUEST, reason).await;
             let _ = stream.shutdown().await;
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
         };
         until(self.stack, self.stack.now() + LINGER, reply).await;
     }
@@ -551,8 +552,8 @@ fn lane(request: &RequestBody) -> Option<u64> {
 /// Names the writer behind a connection: the lines that follow in its span are about this writer.
 fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
     if let (RequestBody::OpenWriter(open), Ok(ReplyBody::Writer(opened))) = (request, reply) {
+        tracing::Span::current().record("writer", &open.name);
         tracing::info!(
-            writer = open.name,
             table = open.table,
             streams = open.streams,
             epoch = opened.epoch,

@@ -76,6 +76,11 @@ impl Memory {
         self.incarnation
     }
 
+    /// What it may take.
+    pub fn limits(&self) -> MemoryLimits {
+        self.limits
+    }
+
     /// The parameters.
     pub fn parameters(&self) -> &ParameterStore {
         &self.parameters

@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
+use tracing::field::Empty;
 
 use crate::config::ServerConfig;
 use crate::connection::{Connection, Context, Phase, reached};
@@ -65,6 +66,14 @@ impl Server {
     /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
+        let receive_bytes = memory.limits().receive_bytes;
+        if config.max_frame_bytes > receive_bytes {
+            return Err(Error::Config(format!(
+                "max_frame_bytes is {}, but the memory receives at most {receive_bytes} bytes at a time: lower the \
+                 one, or make the memory with a higher receive_bytes",
+                config.max_frame_bytes
+            )));
+        }
         let token = config.read_token()?;
         let tls = match (&config.tls_cert, &config.tls_key) {
             (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
@@ -119,10 +128,7 @@ impl Server {
                     let _ = bound.send(Ok(addresses));
                     server.run(Kernel, listeners, others).await;
                 }
-                Err(error) => {
-                    server.stop();
-                    let _ = bound.send(Err(error));
-                }
+                Err(error) => drop(bound.send(Err(error))),
             }
         })?);
         running.addresses = addresses
@@ -273,7 +279,7 @@ impl Server {
                 () = reached(&mut phase, Phase::Stopped) => return,
                 Some(accepted) = accepted.recv() => accepted,
             };
-            let span = tracing::info_span!("connection", peer = accepted.peer);
+            let span = tracing::info_span!("connection", peer = accepted.peer, writer = Empty);
             let serve = self.clone().serve(stack.clone(), accepted);
             stack.spawn(serve.instrument(span));
         }
@@ -383,6 +389,10 @@ impl RunningServer {
 
 impl Drop for RunningServer {
     fn drop(&mut self) {
+        if self.addresses.is_empty() {
+            // The start failed: nothing was accepted, and nobody else would end the threads there are.
+            self.server.stop();
+        }
         self.shut_down();
         if let Err(error) = self.join() {
             tracing::error!(%error, "the server ended badly");

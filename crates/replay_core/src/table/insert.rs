@@ -23,10 +23,10 @@ impl Table {
     /// that readers pin leave no room in bytes.
     ///
     /// # Errors
-    /// Nothing is stored, and the sequence number is not used up, with [`Error::Expired`], [`Error::Fenced`],
-    /// [`Error::Protocol`] (epoch or sequence number out of order), [`Error::Schema`] (chunks or items that do not
-    /// fit the columns, the streams or the windows), [`Error::Priority`], [`Error::TooLarge`] (more steps, items or
-    /// bytes than the table holds) or [`Error::UnknownTable`] (the table was dropped).
+    /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
+    /// [`crate::Error::Protocol`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
+    /// fit the columns, the streams or the windows), [`crate::Error::Priority`], [`crate::Error::TooLarge`] (more steps, items or
+    /// bytes than the table holds) or [`crate::Error::UnknownTable`] (the table was dropped).
     pub fn try_push(&self, push: &Push) -> Result<Attempt<u64>> {
         self.check_open()?;
         let writer = self.writers.get(push.writer)?;

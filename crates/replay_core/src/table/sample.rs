@@ -18,6 +18,7 @@ use crate::sync::prefetch;
 use super::items::{Claim, ItemKey, Metadata, Window};
 use super::order::InsertionOrder;
 use super::stored::{Held, PinnedSlice, StoredChunk};
+use super::writers::lock;
 use super::{Attempt, Table};
 
 /// How often a batch draws again for items that were evicted under it before it gives up.
@@ -144,7 +145,7 @@ impl Table {
             }
         }
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
-            if batch.items.is_empty() && self.items.live() > 0 && self.items.without_mass(1) {
+            if batch.items.is_empty() && self.is_massless() {
                 return Err(Error::NoMass {
                     table: self.config.name.clone(),
                     items: self.items.live(),
@@ -160,6 +161,13 @@ impl Table {
         batch
             .finish(live_items, min_probability)
             .map(Attempt::Ready)
+    }
+
+    /// Whether there are items and none has mass, for a draw that found nothing. The only lock on the way of a draw:
+    /// a push counts an item before it has its mass, and an eviction after it has lost it.
+    fn is_massless(&self) -> bool {
+        let _no_births_or_evictions = lock(&self.residents);
+        self.items.live() > 0 && self.items.without_mass(1)
     }
 }
 

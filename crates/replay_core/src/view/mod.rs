@@ -129,8 +129,8 @@ impl ViewSpec {
     /// Rows the view needs before the anchor.
     pub fn before(&self) -> u16 {
         match self {
-            ViewSpec::NStep(view) => view.stack - 1,
-            ViewSpec::Sequence(view) => view.stack - 1,
+            ViewSpec::NStep(view) => view.stack.saturating_sub(1),
+            ViewSpec::Sequence(view) => view.stack.saturating_sub(1),
             ViewSpec::Window(view) => view.before,
         }
     }
@@ -139,7 +139,7 @@ impl ViewSpec {
     pub fn after(&self) -> u16 {
         match self {
             ViewSpec::NStep(view) => view.n,
-            ViewSpec::Sequence(view) => view.burn_in + view.length,
+            ViewSpec::Sequence(view) => view.burn_in.saturating_add(view.length),
             ViewSpec::Window(view) => view.after,
         }
     }

@@ -92,6 +92,42 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
 }
 
 #[test]
+fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
+    // Eight slots that go to a new item with every push.
+    let table = table(&config(8));
+    let named = Mutex::new(HashMap::new());
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    let Attempt::Ready(batch) = table.try_sample(&request(64), false).unwrap()
+                    else {
+                        continue;
+                    };
+                    let mut named = named.lock().unwrap();
+                    for (item, step) in batch.items.iter().zip(anchors(&batch)) {
+                        let known = *named.entry(item.key).or_insert(step);
+                        assert_eq!(known, step, "what key {:#x} names", item.key);
+                    }
+                }
+            });
+        }
+        let mut actor = Actor::open(&table, 1);
+        for _ in 0..20_000 {
+            // Blocked while the readers hold more than the table may.
+            while let Attempt::Blocked(_) = actor.try_push(actor.next(1)).unwrap() {
+                thread::yield_now();
+            }
+            actor.next_step += 1;
+        }
+        done.store(true, Ordering::Release);
+    });
+    assert!(!named.into_inner().unwrap().is_empty());
+    table.check_at_rest().unwrap();
+}
+
+#[test]
 fn no_item_is_drawn_more_often_than_it_may_be() {
     const MOST: u32 = 3;
     const ITEMS: u32 = 600;

@@ -2,6 +2,15 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use replay_core::ErrorCode;
+use replay_core::client::{ConnectOptions, connect};
+use replay_core::net::Address;
+use replay_core::replay::{Replay, Wait};
+
+use crate::support::{push, table, writer};
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_innet-replay");
 
@@ -35,6 +44,10 @@ impl Serving {
         Serving { child, ready }
     }
 
+    fn address(&self) -> &str {
+        self.ready.trim().rsplit(' ').next().unwrap()
+    }
+
     /// Sends a signal and returns the exit code and the log.
     fn stop(mut self, signal: &str) -> (Option<i32>, String) {
         let kill = ["-s", signal, &self.child.id().to_string()].map(str::to_owned);
@@ -61,7 +74,7 @@ impl Drop for Serving {
 fn a_signal_ends_the_server_cleanly() {
     for signal in ["TERM", "INT"] {
         let serving = Serving::start(&["--listen", "127.0.0.1:0"]);
-        let address = serving.ready.trim().rsplit(' ').next().unwrap().to_owned();
+        let address = serving.address().to_owned();
         assert!(address.starts_with("innet://127.0.0.1:"), "{address}");
         let stats = output(&["stats", &address, "--json"]);
         assert!(stats.status.success());
@@ -79,6 +92,43 @@ fn a_signal_ends_the_server_cleanly() {
             assert!(log.contains(part), "{log}");
         }
     }
+}
+
+#[test]
+fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
+    let serving = Serving::start(&["--listen", "127.0.0.1:0"]);
+    let address: Address = serving.address().parse().unwrap();
+    let (applied, one_applied) = mpsc::channel();
+    let pushing = std::thread::spawn(move || {
+        let options = ConnectOptions {
+            reconnect_for: Duration::ZERO,
+            ..ConnectOptions::default()
+        };
+        let client = connect(&address, options).unwrap();
+        let wait = Wait::forever();
+        client.create_table(&table(), &wait).unwrap();
+        let mut channel = client.open_writer(writer(1), &wait).unwrap();
+        for step in 0.. {
+            let pushed = channel.push(push(1, 0, 0, step, &[1]).body, &wait);
+            if let Err(error) = pushed.and_then(|()| channel.flush(&wait)) {
+                return error;
+            }
+            // Nobody listens after the first.
+            let _ = applied.send(());
+        }
+        unreachable!("pushes end with an error");
+    });
+    one_applied.recv().unwrap();
+    let (code, log) = serving.stop("TERM");
+    assert_eq!(code, Some(0));
+    assert!(log.contains("stopped") && log.contains("writer 1"), "{log}");
+    let error = pushing.join().unwrap();
+    let expected = [
+        ErrorCode::Closed,
+        ErrorCode::Connect,
+        ErrorCode::Disconnected,
+    ];
+    assert!(expected.contains(&error.code()), "{error}");
 }
 
 #[test]

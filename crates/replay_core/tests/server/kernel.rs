@@ -127,6 +127,13 @@ fn what_is_unsafe_or_impossible_does_not_start() {
         ..local(&["127.0.0.1:0"])
     };
     assert!(refused(start(&no_file)).1.contains("/nowhere/cert.pem"));
+    let small = Memory::new(MemoryLimits {
+        receive_bytes: 1 << 16,
+        ..MemoryLimits::default()
+    });
+    let (code, message) = refused(Server::start(&local(&["127.0.0.1:0"]), small));
+    assert_eq!(code, ErrorCode::Config);
+    assert!(message.contains("receive_bytes"), "{message}");
     let mut large = table();
     large.capacity_bytes = 1 << 40;
     let too_large = ServerConfig {

@@ -67,7 +67,7 @@ pub fn queue(name: &str) -> TableConfig {
                 column("number", Dtype::Uint64, &[], Codec::None),
                 column("frame", Dtype::Uint8, &[FRAME as u32], Codec::Lz4),
             ],
-            100_000,
+            4096,
         )
     }
 }
@@ -232,6 +232,7 @@ impl Proxy {
 }
 
 fn forward(mut from: TcpStream, mut to: TcpStream, left: &Mutex<usize>, hangs: &AtomicBool) {
+    to.set_nodelay(true).unwrap();
     let mut buffer = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
         if hangs.load(Ordering::Relaxed) {

@@ -1,0 +1,237 @@
+"""Training rate of actors and learner apart, against a plain loop in one process.
+
+    python benchmarks/training_loop.py --rounds 3 --seconds 60
+
+Both sides have the same network, optimizer, batch, replay ratio and number of environments. The plain loop
+steps the environments, stores the steps in NumPy arrays, draws uniformly from them and updates, one after the
+other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process. The
+sides take turns, each round in a process of its own; one JSON line for each turn says how many updates a second
+were made once learning ran, and where the time went; the last line has the medians and their ratio.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+from innet_drl.config import PRESETS, Config
+from numpy.typing import NDArray
+
+WARM_UP_SHARE = 0.25
+"""Part of the learning time that is left out: caches and the limiter's slack fill up in it."""
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Training rate of actors and learner apart, against a plain loop in one process."""
+
+    rounds: int = 3
+    """Turns of each side."""
+    seconds: float = 60.0
+    """Length of a turn's training."""
+    min_size: int = 2_000
+    """Steps before learning starts."""
+    threads: int = os.cpu_count() or 1
+    """Threads of the plain loop's environments and network."""
+    flags: str = ""
+    """More flags for our side, as for `innet-drl train`."""
+    side: Literal["both", "plain"] = "both"
+    """`plain` is one turn of the plain loop: how this program calls itself."""
+
+
+class PlainReplay:
+    """Uniform replay of single frames in NumPy arrays: [capacity, environments, ...]."""
+
+    def __init__(self, capacity: int, environments: int, random: np.random.Generator) -> None:
+        self.frames = np.zeros((capacity, environments, 84, 84), np.uint8)
+        self.actions = np.zeros((capacity, environments), np.int64)
+        self.rewards = np.zeros((capacity, environments), np.float32)
+        self.terminated = np.zeros((capacity, environments), np.bool_)
+        self.ended = np.zeros((capacity, environments), np.bool_)
+        self.first = np.ones((capacity, environments), np.bool_)
+        self.rows = 0
+        self._random = random
+
+    def add(self, **row: NDArray[Any]) -> None:
+        """Appends one step of every environment."""
+        place = self.rows % len(self.frames)
+        for name, values in row.items():
+            getattr(self, name)[place] = values
+        self.rows += 1
+
+    def draw(self, count: int, stack: int, n: int, gamma: float) -> dict[str, NDArray[Any]]:
+        """Transitions with n-step returns."""
+        capacity = len(self.frames)
+        oldest = max(0, self.rows - capacity)
+        row = self._random.integers(oldest + stack, self.rows - n, count)
+        environment = self._random.integers(0, self.frames.shape[1], count)
+        reward = np.zeros(count, np.float32)
+        discount = np.ones(count, np.float32)
+        alive = np.ones(count, np.bool_)
+        after = row.copy()
+        for step in range(n):
+            at = (row + step) % capacity
+            reward += np.where(alive, gamma**step * self.rewards[at, environment], 0)
+            discount = np.where(alive, discount * gamma, discount)
+            discount = np.where(alive & self.terminated[at, environment], 0, discount)
+            after = np.where(alive, row + step + 1, after)
+            alive &= ~(self.terminated[at, environment] | self.ended[at, environment])
+        return {
+            "observation": self._stacks(row, environment, stack),
+            "action": self.actions[row % capacity, environment],
+            "reward": reward,
+            "discount": discount.astype(np.float32),
+            "next_observation": self._stacks(after, environment, stack),
+            "weight": np.ones(count, np.float32),
+        }
+
+    def _stacks(
+        self, row: NDArray[np.int64], environment: NDArray[np.int64], stack: int
+    ) -> NDArray[np.uint8]:
+        capacity = len(self.frames)
+        rows = row[:, None] + np.arange(1 - stack, 1)
+        frames = self.frames[rows % capacity, environment[:, None]]
+        visible = np.ones(len(row), np.bool_)
+        for place in range(stack - 1, -1, -1):
+            frames[~visible, place] = 0
+            visible &= ~self.first[rows[:, place] % capacity, environment]
+        return frames
+
+
+def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
+    """Trains in one process and returns its rates."""
+    import torch
+    from innet_drl import environments
+    from innet_drl.batches import TorchBatch
+    from innet_drl.exploration import annealed, choose, epsilon_ladder
+    from innet_drl.learner import Learner, choose_numerics
+    from innet_drl.metrics import Stopwatch
+
+    torch.set_num_threads(threads)
+    count = config.environments
+    arena = environments.make(config, count, threads=threads)
+    learner = Learner(config, arena.spec)
+    learner.use(choose_numerics(config, arena.spec))
+    random = np.random.default_rng(config.seed)
+    replay = PlainReplay(config.capacity // count, count, random)
+    epsilon = epsilon_ladder(count)
+    observation = arena.reset(config.seed)
+    first, final = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+    stopwatch, started = Stopwatch(), time.perf_counter()
+    marks: list[tuple[float, int, int]] = []
+    while time.perf_counter() - started < seconds:
+        with torch.inference_mode():
+            q = learner.network(torch.from_numpy(observation)).numpy()
+        stopwatch.lap("inference")
+        action = choose(q, annealed(epsilon, replay.rows * count, config.epsilon_anneal_steps), random)
+        step = arena.step(action)
+        stopwatch.lap("environment")
+        terminated = step.terminated | step.life_lost
+        replay.add(
+            frames=observation[:, -1],
+            actions=action,
+            rewards=np.sign(step.reward),
+            terminated=terminated,
+            ended=step.truncated | final,
+            first=first,
+        )
+        first, final, observation = final, step.terminated | step.truncated, step.observation
+        stopwatch.lap("store")
+        while learner.updates * config.batch_size < config.samples_per_insert * (
+            replay.rows * count - config.min_size
+        ):
+            arrays = replay.draw(config.batch_size, config.stack, config.n_step, config.gamma)
+            stopwatch.lap("draw")
+            batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            learner.update(TorchBatch(config.batch_size, batch)).priorities()
+            stopwatch.lap("update")
+            if learner.updates == 1:
+                stopwatch.take()
+        if learner.updates:
+            marks.append((time.perf_counter(), replay.rows * count, learner.updates))
+    spent = stopwatch.take()
+    shares = {name: round(value / sum(spent.values()), 3) for name, value in spent.items()}
+    return {"side": "plain", **rates(marks, config), "time": shares}
+
+
+def our_turn(config: Config, seconds: float, flags: str) -> dict[str, Any]:
+    """Runs `innet-drl train` and reads its rates from its metrics."""
+    changes = [
+        "--minutes",
+        f"{seconds / 60:.4f}",
+        "--min-size",
+        str(config.min_size),
+        "--report-seconds",
+        "1",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "innet_drl", "train", "--out", str(run), "--evaluation-games", "1"]
+        command += ["--evaluation-frames", "100", "--no-video", *changes, *flags.split()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    learning = [line for line in lines if line["learner_updates"]]
+    marks = [(line["time_s"], line["agent_steps"], line["learner_updates"]) for line in learning]
+    warm = learning[int(len(learning) * WARM_UP_SHARE) :]
+    spent = {side: _mean_shares([line[f"{side}_time"] for line in warm]) for side in ("learner", "actor")}
+    return {"side": "apart", **rates(marks, config), "time": spent}
+
+
+def rates(marks: list[tuple[float, int, int]], config: Config) -> dict[str, float]:
+    """Rates between the end of the warm-up and the end, of marks (time, agent steps, updates).
+
+    `work` is the lesser of the updates and of the steps that the replay ratio wants for them: neither side
+    gains by running ahead of the other.
+    """
+    (begin, steps, updates), (end, last_steps, last_updates) = (
+        marks[int(len(marks) * WARM_UP_SHARE)],
+        marks[-1],
+    )
+    seconds = end - begin
+    wanted = config.samples_per_insert / config.batch_size
+    return {
+        "updates_per_s": round((last_updates - updates) / seconds, 3),
+        "agent_steps_per_s": round((last_steps - steps) / seconds, 1),
+        "work": round(min(last_updates - updates, (last_steps - steps) * wanted) / seconds, 3),
+    }
+
+
+def _mean_shares(shares: list[dict[str, float]]) -> dict[str, float]:
+    names = sorted({name for share in shares for name in share})
+    return {name: round(statistics.fmean(share.get(name, 0.0) for share in shares), 3) for name in names}
+
+
+def main() -> None:
+    """Runs the benchmark, or one turn of its plain side."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    flags = tyro.cli(Flags)
+    config = dataclasses.replace(PRESETS["breakout"], min_size=flags.min_size, actors=1)
+    if flags.side == "plain":
+        print(json.dumps(plain_turn(config, flags.seconds, flags.threads)), flush=True)
+        return
+    work: dict[str, list[float]] = {"plain": [], "apart": []}
+    repeat = [sys.executable, __file__, "--side", "plain", "--seconds", str(flags.seconds)]
+    repeat += ["--min-size", str(flags.min_size), "--threads", str(flags.threads)]
+    for turn in range(flags.rounds):
+        plain = subprocess.run(repeat, check=True, stdout=subprocess.PIPE, text=True).stdout
+        for result in (json.loads(plain), our_turn(config, flags.seconds, flags.flags)):
+            work[result["side"]].append(result["work"])
+            print(json.dumps({"round": turn, **result}), flush=True)
+    medians = {side: statistics.median(values) for side, values in work.items()}
+    ratio = round(medians["apart"] / medians["plain"], 3)
+    print(json.dumps({"median_updates_per_s": medians, "apart_to_plain": ratio, "cores": os.cpu_count()}))
+
+
+if __name__ == "__main__":
+    main()

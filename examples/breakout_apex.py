@@ -1,0 +1,14 @@
+"""Ape-X learns Breakout: actors, replay memory and learner in processes of their own on one machine.
+
+    python examples/breakout_apex.py --minutes 3
+
+Takes the flags of `innet-drl train`, with the preset `breakout` unless told otherwise; `--help` lists them.
+"""
+
+import sys
+
+from innet_drl.cli import run_command, train
+
+# Actors are spawned: each imports this file again, and must not start a training of its own.
+if __name__ == "__main__":
+    sys.exit(run_command(train, sys.argv[1:]))

@@ -1,0 +1,7 @@
+"""`python -m innet_drl` is `innet-drl`."""
+
+import sys
+
+from innet_drl.cli import main
+
+sys.exit(main())

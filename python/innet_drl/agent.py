@@ -1,0 +1,27 @@
+"""A trained agent, read back from its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from innet_drl import environments
+from innet_drl.config import Config
+from innet_drl.folder import RunFolder
+from innet_drl.networks import QNetwork, make_network
+
+
+def load(run: Path) -> tuple[Config, QNetwork, Path]:
+    """The settings, the network and the path of a run's newest checkpoint.
+
+    Raises:
+        RunFolderError: There is no run, or no checkpoint in it.
+    """
+    folder = RunFolder.open(run)
+    config, checkpoint = folder.config(), folder.latest_checkpoint()
+    probe = environments.make(config, 1)
+    network = make_network(config, probe.spec)
+    probe.close()
+    network.load_state_dict(
+        {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
+    )
+    return config, network.eval(), checkpoint.path

@@ -1,0 +1,314 @@
+"""The settings of a training run: one structure, presets, and the file that a run keeps.
+
+Every field has a default and a flag of the same name (`learning_rate` is `--learning-rate`). A preset is a
+`Config` with some defaults changed. A run writes the settings it ended up with to `config.yaml`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from innet_drl.faults import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained, on what, and how. Steps are agent steps: one action of one environment."""
+
+    # Where and how long.
+
+    environment: str = "atari/breakout"
+    """`atari/<game>` as ale-py names its ROMs, or a Gymnasium id such as `CartPole-v1`."""
+    minutes: float | None = None
+    """Ends training after this many minutes of this session."""
+    steps: int | None = None
+    """Ends training at this many agent steps, counted over all sessions of the run."""
+    seed: int = 0
+    """Seeds networks, environments, exploration and, where the memory is in this process, its draws."""
+    serial: bool = False
+    """One process, one step after the other: the run is a function of the seed."""
+    replay: str = "embedded"
+    """`embedded` holds the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
+    `unix:///path`) uses a server. A token is taken from the environment variable INNET_TOKEN."""
+    replay_ca: Path | None = None
+    """Certificate (PEM) that an `innets://` server is checked against."""
+
+    # Actors.
+
+    actors: int = 1
+    """Actor processes."""
+    environments: int = 16
+    """Environments of one actor, stepped together."""
+    environment_threads: int = 1
+    """Threads that step one actor's Atari environments."""
+    actor_threads: int = 1
+    """Threads of one actor's network."""
+    actor_restarts: int = 3
+    """Actors that may die before the run gives up; each is replaced by a new one."""
+    pull_period: int = 25
+    """Vector steps from one look for newer parameters to the next."""
+    epsilon_base: float = 0.4
+    """Environment i of N explores with base^(1 + exponent * i / (N - 1)) (Horgan et al., 2018)."""
+    epsilon_exponent: float = 7.0
+    """See `epsilon_base`."""
+    epsilon_anneal_steps: int = 60_000
+    """Steps of all actors over which exploration falls from 1 to its final value; 0 starts there."""
+
+    # Atari.
+
+    stack: int = 4
+    """Frames in an observation."""
+    sticky_actions: float = 0.0
+    """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
+    episode_frames: int = 108_000
+    """Emulator frames after which a game is truncated: 30 minutes of play."""
+    clip_rewards: bool = True
+    """Learn from the sign of the reward; scores are always reported unclipped."""
+    life_loss_ends: bool = True
+    """Losing a life ends learning's episode, not the game and not the frame stack."""
+
+    # Network.
+
+    channels: tuple[int, int, int] = (16, 32, 32)
+    """Filters of the three convolutions (8x8 stride 4, 4x4 stride 2, 3x3 stride 1)."""
+    hidden: int = 256
+    """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
+    layers: tuple[int, ...] = (128,)
+    """Units of the layers before the head, where the observation is a vector."""
+
+    # Replay.
+
+    capacity: int = 400_000
+    """Steps kept."""
+    min_size: int = 20_000
+    """Transitions before learning starts."""
+    samples_per_insert: float = 4.0
+    """Transitions drawn for each one inserted: the replay ratio, kept whatever the machine's speed."""
+    priority_exponent: float = 0.6
+    """Alpha of prioritized replay (Schaul et al., 2016); 0 draws uniformly."""
+    importance_exponent: float = 0.4
+    """Beta of the importance weights."""
+    n_step: int = 3
+    """Steps of the return."""
+    gamma: float = 0.99
+    """Discount of one step."""
+    chunk_steps: int = 20
+    """Steps of one environment that an actor sends at once."""
+    prefetch: int = 3
+    """Batches drawn ahead of the learner."""
+    max_bytes: int = 4 << 30
+    """Memory that an embedded replay may take."""
+
+    # Learner.
+
+    batch_size: int = 64
+    """Transitions of one update."""
+    learning_rate: float = 2e-4
+    """Adam's step size."""
+    adam_epsilon: float = 1.5e-4
+    """Adam's epsilon (Hessel et al., 2018)."""
+    max_gradient_norm: float = 10.0
+    """Norm that gradients are clipped to."""
+    target_period: int = 1000
+    """Updates from one copy of the target network to the next."""
+    publish_period: int = 50
+    """Updates from one publication of the parameters to the next."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner's network is; `auto` is CUDA where there is one."""
+    learner_threads: int = 0
+    """Threads of the learner's network on a CPU; 0 is one for each core."""
+    numerics: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the learner's forward and backward pass; `auto` measures at start-up."""
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Memory layout of the learner's images; `auto` measures at start-up."""
+
+    # Evaluation.
+
+    evaluation_games: int = 30
+    """Games of one evaluation."""
+    evaluation_epsilon: float = 0.001
+    """Random actions in an evaluation."""
+    evaluation_frames: int = 18_000
+    """Emulator frames after which an evaluated game is cut off: 5 minutes of play (Mnih et al., 2015)."""
+    evaluation_period: int = 0
+    """Updates from one evaluation to the next; 0 evaluates at the end alone."""
+    target_return: float | None = None
+    """Training ends when an evaluation's mean return reaches this."""
+    video: bool = True
+    """Record a game of the trained agent at the end."""
+
+    # What the run writes.
+
+    checkpoint_minutes: float = 5.0
+    """Minutes from one checkpoint to the next; the last one is always written."""
+    report_seconds: float = 5.0
+    """Seconds from one line of metrics to the next."""
+    report_steps: int = 1000
+    """The same in agent steps, for serial runs, whose metrics do not depend on the clock."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "actors",
+            "environments",
+            "environment_threads",
+            "actor_threads",
+            "pull_period",
+            "stack",
+            "episode_frames",
+            "hidden",
+            "capacity",
+            "min_size",
+            "n_step",
+            "chunk_steps",
+            "batch_size",
+            "target_period",
+            "publish_period",
+            "evaluation_games",
+            "evaluation_frames",
+            "report_steps",
+        ):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in (
+            "samples_per_insert",
+            "learning_rate",
+            "adam_epsilon",
+            "max_gradient_norm",
+            "report_seconds",
+        ):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        for name in ("gamma", "sticky_actions", "evaluation_epsilon", "epsilon_base", "importance_exponent"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
+        for name in ("minutes", "steps"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, value, "above 0")
+        _require(
+            self.min_size < self.capacity, "min_size", self.min_size, f"below the capacity ({self.capacity})"
+        )
+        under_way = self.environments * (self.chunk_steps + self.n_step)
+        _require(
+            self.min_size > under_way,
+            "min_size",
+            self.min_size,
+            f"above {under_way}, the steps of an actor before its first chunks arrive",
+        )
+        _require(
+            self.min_size >= self.batch_size,
+            "min_size",
+            self.min_size,
+            f"at least a batch ({self.batch_size})",
+        )
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the environment is an Atari game."""
+        return self.environment.startswith("atari/")
+
+    @property
+    def all_environments(self) -> int:
+        """Environments of all actors."""
+        return self.actors * self.environments
+
+    @property
+    def slack(self) -> float:
+        """Drawn items by which the replay ratio may be off.
+
+        It covers what is under way: a chunk of every environment being pushed while the next one fills, and
+        the batches drawn ahead.
+        """
+        pushed = 2 * self.chunk_steps * self.all_environments * self.samples_per_insert
+        drawn = (self.prefetch + 2) * self.batch_size
+        return float(pushed + drawn)
+
+    def save(self, path: Path) -> None:
+        """Writes every field to a YAML file."""
+        values = dataclasses.asdict(self)
+        values["replay_ca"] = None if self.replay_ca is None else str(self.replay_ca)
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        path.write_text(yaml.safe_dump(plain, sort_keys=False))
+
+    @classmethod
+    def load(cls, path: Path) -> Config:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            ConfigurationError: The file is missing, or is not the settings of a run.
+        """
+        try:
+            values: Any = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise ConfigurationError(
+                f"{path.parent} is no run: {path} cannot be read ({error.strerror})"
+            ) from error
+        except yaml.YAMLError as error:
+            raise ConfigurationError(f"{path} is not YAML: {error}") from error
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or not values.keys() <= known:
+            unknown = sorted(values.keys() - known) if isinstance(values, dict) else "no fields"
+            raise ConfigurationError(f"{path} does not hold the settings of this release: {unknown}")
+        for name in ("channels", "layers"):
+            if name in values:
+                values[name] = tuple(values[name])
+        if values.get("replay_ca") is not None:
+            values["replay_ca"] = Path(values["replay_ca"])
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigurationError(f"{path} has a field of a wrong type: {error}") from error
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"--{name.replace('_', '-')} {value}: it must be {wanted}")
+
+
+PRESETS: dict[str, Config] = {
+    "breakout": Config(),
+    "breakout-paper": Config(
+        actors=4,
+        channels=(32, 64, 64),
+        hidden=512,
+        capacity=1_000_000,
+        min_size=50_000,
+        samples_per_insert=1.0,
+        batch_size=512,
+        learning_rate=1e-4,
+        max_gradient_norm=40.0,
+        target_period=2500,
+        epsilon_anneal_steps=0,
+        chunk_steps=50,
+        prefetch=16,
+        evaluation_frames=108_000,
+        max_bytes=12 << 30,
+    ),
+    "cartpole": Config(
+        environment="CartPole-v1",
+        environments=8,
+        stack=1,
+        clip_rewards=False,
+        life_loss_ends=False,
+        steps=60_000,
+        epsilon_anneal_steps=2_000,
+        capacity=20_000,
+        min_size=1_000,
+        samples_per_insert=8.0,
+        chunk_steps=4,
+        pull_period=4,
+        batch_size=64,
+        learning_rate=5e-4,
+        target_period=100,
+        publish_period=10,
+        learner_threads=1,
+        evaluation_games=100,
+        evaluation_epsilon=0.0,
+        evaluation_period=250,
+        target_return=475.0,
+        report_seconds=1.0,
+        video=False,
+    ),
+}
+"""Settings to start from, by name."""

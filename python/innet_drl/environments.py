@@ -1,0 +1,235 @@
+"""Vector environments, as the actor, the evaluator and the recorder see them.
+
+One class wraps a Gymnasium vector environment in NEXT_STEP mode: after a game has ended, the next `step`
+ignores that environment's action, resets it, and hands over its first observation. Rewards are never clipped
+here, so that scores are true; the actor clips what it stores.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import ale_py
+import gymnasium
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from innet_drl.config import Config
+from innet_drl.faults import UnavailableEnvironmentError
+
+ATARI_FRAME_SKIP = 4
+"""Emulator frames of one agent step."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a network and a table need to know of an environment."""
+
+    actions: int
+    """Number of actions."""
+    stack: int
+    """Frames in an observation; with 1 there is no stack dimension."""
+    frame_shape: tuple[int, ...]
+    """Shape of one frame, or of a vector observation."""
+    frame_dtype: str
+    """uint8 for images, float32 for vectors."""
+    frames_per_step: int
+    """Emulator frames of one agent step; 1 outside Atari."""
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of one observation, with its stack."""
+        return self.frame_shape if self.stack == 1 else (self.stack, *self.frame_shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step of N environments brought."""
+
+    observation: NDArray[Any]
+    """[N, *observation_shape]"""
+    reward: NDArray[np.float32]
+    """[N], unclipped; 0 where the step was a reset."""
+    terminated: NDArray[np.bool_]
+    """[N], the game is over."""
+    truncated: NDArray[np.bool_]
+    """[N], the game was cut off."""
+    life_lost: NDArray[np.bool_]
+    """[N], a life was lost and the game goes on."""
+
+
+class Environments:
+    """N environments stepped together, in Gymnasium's NEXT_STEP mode.
+
+    Args:
+        vector: The Gymnasium vector environment.
+        spec: Its spec.
+
+    Raises:
+        UnavailableEnvironmentError: The vector environment resets in another mode, or does not say in which.
+    """
+
+    def __init__(self, vector: Any, spec: Spec) -> None:
+        mode = vector.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.NEXT_STEP:
+            raise UnavailableEnvironmentError(
+                f"{type(vector).__name__} resets in the mode {mode!r}, and supported is "
+                f"{AutoresetMode.NEXT_STEP!r}: make it in this mode, or declare it in the metadata"
+            )
+        self.vector = vector
+        self.spec = spec
+        self.count: int = vector.num_envs
+        self._lives = np.zeros(self.count, np.int32)
+        self._ended = np.zeros(self.count, np.bool_)
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """Starts all games anew; environment i takes the seed `seed + i`, where it takes one of its own."""
+        observation, info = self.vector.reset(seed=seed)
+        self._ended[:] = False
+        self._lives = np.array(info.get("lives", self._lives))
+        return np.ascontiguousarray(observation)
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Takes one action in each environment, int64 [N]; where a game ended at the last step, resets it."""
+        observation, reward, terminated, truncated, info = self.vector.step(actions)
+        lives = info.get("lives", self._lives)
+        # At a reset the lives rise; where the game ends they fall too, but then it is not only a life.
+        life_lost = (lives < self._lives) & ~terminated & ~self._ended
+        self._lives = np.array(lives)
+        self._ended = terminated | truncated
+        # One memory layout, whatever the environment's: sums over another one round in another way.
+        observation = np.ascontiguousarray(observation)
+        return Step(observation, np.asarray(reward, np.float32), terminated, truncated, life_lost)
+
+    @property
+    def restorable(self) -> bool:
+        """Whether `state` and `restore` work."""
+        return isinstance(self.vector.unwrapped, CartPoleVectorEnv)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next steps depend on, as plain JSON values."""
+        cartpole = self.vector.unwrapped
+        return {
+            "state": cartpole.state.tolist(),
+            "steps": cartpole.steps.tolist(),
+            "ended": cartpole.prev_done.tolist(),
+            "random": cartpole.np_random.bit_generator.state,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes back to what `state` returned; call `reset` first."""
+        cartpole = self.vector.unwrapped
+        cartpole.state = np.array(state["state"], np.float64)
+        cartpole.steps = np.array(state["steps"], np.int32)
+        cartpole.prev_done = np.array(state["ended"], np.bool_)
+        cartpole.np_random.bit_generator.state = state["random"]
+        self._ended = cartpole.prev_done.copy()
+
+    def close(self) -> None:
+        """Frees the environments."""
+        self.vector.close()
+
+
+def make(config: Config, count: int, *, episode_frames: int | None = None, threads: int = 1) -> Environments:
+    """Makes `count` environments of the configured kind.
+
+    Args:
+        config: Names the environment and how it is played.
+        count: Number of environments.
+        episode_frames: Emulator frames after which a game is truncated; `None` takes the configured number.
+        threads: Threads that step Atari environments.
+
+    Raises:
+        UnavailableEnvironmentError: No such environment, or its ROM is missing.
+    """
+    if config.is_atari:
+        return _make_atari(config, count, episode_frames or config.episode_frames, threads)
+    return _make_gymnasium(config.environment, count)
+
+
+def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
+    """One Atari environment that shows what a player sees: uint8 [1, 1, 210, 160, 3].
+
+    With the same seed and actions it stays in step with the environment of `make`: for videos.
+    """
+    return AtariVectorEnv(
+        rom_name(config.environment),
+        1,
+        grayscale=False,
+        stack_num=1,
+        img_height=210,
+        img_width=160,
+        reward_clipping=False,
+        repeat_action_probability=config.sticky_actions,
+        max_num_frames_per_episode=episode_frames,
+        num_threads=1,
+    )
+
+
+def rom_name(environment: str) -> str:
+    """The ROM of an environment `atari/<game>`.
+
+    Raises:
+        UnavailableEnvironmentError: ale-py knows no such game, or its ROM is missing or damaged.
+    """
+    game = environment.removeprefix("atari/")
+    games = roms.get_all_rom_ids()
+    if game not in games:
+        close = difflib.get_close_matches(game, games, n=3)
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else "names are as in ale_py.roms.get_all_rom_ids()"
+        )
+        raise UnavailableEnvironmentError(f"there is no Atari game {game!r}: {hint}")
+    try:
+        roms.get_rom_path(game)
+    except OSError as error:
+        raise UnavailableEnvironmentError(
+            f"the ROM of {game!r} cannot be used ({error}): reinstall ale-py, which brings the ROMs, or "
+            "point ALE_ROMS_DIR to a folder that holds it"
+        ) from error
+    return game
+
+
+def _make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.
+    vector = AtariVectorEnv(
+        rom_name(config.environment),
+        count,
+        num_threads=min(threads, count),
+        stack_num=config.stack,
+        frameskip=ATARI_FRAME_SKIP,
+        max_num_frames_per_episode=episode_frames,
+        repeat_action_probability=config.sticky_actions,
+        reward_clipping=False,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+    )
+    spec = Spec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
+    return Environments(vector, spec)
+
+
+def _make_gymnasium(name: str, count: int) -> Environments:
+    try:
+        vector = gymnasium.make_vec(name, count)
+    except gymnasium.error.Error as error:
+        raise UnavailableEnvironmentError(
+            f"Gymnasium cannot make {name!r} ({error}); Atari games are named atari/<game>"
+        ) from error
+    observation, action = vector.single_observation_space, vector.single_action_space
+    if not isinstance(action, gymnasium.spaces.Discrete):
+        raise UnavailableEnvironmentError(
+            f"{name!r} has the actions {action}: Q-learning needs a few discrete ones"
+        )
+    if not isinstance(observation, gymnasium.spaces.Box) or len(observation.shape) != 1:
+        raise UnavailableEnvironmentError(
+            f"{name!r} has the observations {observation}: supported are flat vectors"
+        )
+    return Environments(vector, Spec(int(action.n), 1, observation.shape, "float32", 1))

@@ -1,0 +1,97 @@
+"""Evaluation: games of the greedy agent in environments of their own, by unclipped score."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from innet_drl import environments
+from innet_drl.config import Config
+from innet_drl.exploration import choose
+
+PARALLEL_GAMES = 10
+"""Atari games played at once; fewer leave cores idle, more wait longer for the last game."""
+SEED_OFFSET = 1_000_003
+"""Between the seeds of training and evaluation."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of finished games, and how they were played."""
+
+    scores: list[float]
+    """Unclipped; a game lasts until it is over, whatever lives are lost on the way."""
+    epsilon: float
+    """Random actions among them."""
+    episode_frames: int
+    """Frames after which a game is cut off."""
+    cut_off: int
+    """Games that were."""
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return statistics.fmean(self.scores)
+
+    def __str__(self) -> str:
+        spread = statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+        cut = f", {self.cut_off} cut off at {self.episode_frames} frames" if self.cut_off else ""
+        return (
+            f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "
+            f"epsilon {self.epsilon}{cut}"
+        )
+
+
+def evaluate(
+    config: Config, network: nn.Module, *, seed: int = 0, stopped: Callable[[], bool] = lambda: False
+) -> Evaluation | None:
+    """Plays `config.evaluation_games` games.
+
+    Each environment plays the same number of games, so that short games do not count more than long ones.
+    Atari games start with up to 30 no-ops (`AtariVectorEnv`'s default) and end at `config.evaluation_frames`.
+
+    Args:
+        config: The run's settings.
+        network: The agent, on any device.
+        seed: Seeds the games.
+        stopped: Asked at every step; `True` ends the evaluation without a result.
+    """
+    games = config.evaluation_games
+    count = min(games, PARALLEL_GAMES) if config.is_atari else games
+    quota = -(-games // count)
+    device = next(network.parameters()).device
+    random = np.random.default_rng([seed, SEED_OFFSET])
+    arena = environments.make(
+        config, count, episode_frames=config.evaluation_frames, threads=os.cpu_count() or 1
+    )
+    observation = arena.reset(seed + SEED_OFFSET)
+    epsilon = np.full(count, config.evaluation_epsilon)
+    running = np.zeros(count)
+    scores: list[list[float]] = [[] for _ in range(count)]
+    cut_off = 0
+    was_training = network.training
+    network.eval()
+    while any(len(of_one) < quota for of_one in scores):
+        if stopped():
+            return None
+        with torch.inference_mode():
+            q = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
+        step = arena.step(choose(q, epsilon, random))
+        observation = step.observation
+        running += step.reward
+        for environment in np.flatnonzero(step.terminated | step.truncated):
+            if len(scores[environment]) < quota:
+                scores[environment].append(float(running[environment]))
+                cut_off += int(step.truncated[environment] and not step.terminated[environment])
+            running[environment] = 0.0
+    network.train(was_training)
+    arena.close()
+    # In the order of play, so that dropping the surplus of an uneven division favours no environment.
+    in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
+    return Evaluation(in_order[:games], config.evaluation_epsilon, config.evaluation_frames, cut_off)

@@ -1,0 +1,177 @@
+"""Runs a training: makes or reopens the run's folder, places memory, actors and learner, and sums up.
+
+The default needs no other terminal: the learner's process holds the memory and serves it on a Unix socket,
+and actor processes connect to it. With `--replay` they all connect to a server instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from loguru import logger
+
+import innet_drl as innet
+from innet_drl import serial, video
+from innet_drl.actor import make_table, make_view
+from innet_drl.batches import TorchBatches
+from innet_drl.config import Config
+from innet_drl.evaluator import Evaluation
+from innet_drl.faults import TrainingError
+from innet_drl.folder import RunFolder
+from innet_drl.processes import Actors, connect
+from innet_drl.session import Session
+from innet_drl.terminal import Page
+
+WAIT_SECONDS = 0.5
+"""How long the learner waits for a batch before it looks after its actors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a session ended."""
+
+    folder: Path
+    agent_steps: int
+    learner_updates: int
+    seconds: float
+    evaluation: Evaluation | None
+    """The last evaluation; `None` where training was interrupted or learned nothing."""
+
+
+def train(config: Config, out: Path, *, resume: bool = False) -> Result:
+    """Trains, evaluates, records a video, and leaves everything in the run's folder.
+
+    Args:
+        config: The settings; a resumed run is given its own, with whatever was changed.
+        out: The run's folder: a new one, or with `resume` an existing one.
+        resume: Go on from the folder's newest checkpoint.
+
+    Raises:
+        TrainingError: Something a user can do something about.
+        innet_drl.ReplayError: The replay memory cannot be made or reached, or broke.
+    """
+    folder = RunFolder.open(out) if resume else RunFolder.create(out, config)
+    resumed = folder.latest_checkpoint() if resume else None
+    if resume:
+        with folder.writing():
+            config.save(folder.path / "config.yaml")
+    title = f"{config.environment} in {folder.path}"
+    with Page(title) as page, Session(config, folder, page, resumed) as session:
+        if config.serial:
+            serial.train(session)
+        else:
+            train_apart(session)
+        return _finish(session)
+
+
+def train_apart(session: Session) -> None:
+    """Trains with actors in processes of their own until the session is finished; leaves a checkpoint."""
+    config, name = session.config, session.name
+    with (
+        _memory(session) as (replay, address),
+        contextlib.ExitStack() as running,
+    ):
+        session.publish(replay)
+        actors = running.enter_context(Actors(config, address, name, session.meter.agent_steps))
+        batches = running.enter_context(
+            replay.batches(
+                name,
+                config.batch_size,
+                make_view(config, session.spec),
+                beta=config.importance_exponent,
+                prefetch=config.prefetch,
+                device=str(session.learner.device),
+                timeout=WAIT_SECONDS,
+            )
+        )
+        _learn(session, replay, actors, batches)
+        session.report_rest(replay)
+        session.checkpoint()
+
+
+def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: TorchBatches) -> None:
+    name = session.name
+    unwritten = None
+    looked = time.monotonic()
+    while not session.finished:
+        try:
+            batch = next(batches)
+        except innet.errors.DeadlineError as error:
+            session.note = str(error).removeprefix("the deadline passed: ")
+            batch = None
+        session.stopwatch.lap("wait for a batch")
+        if batch is not None:
+            session.note = "learning"
+            update = session.learn(batch)
+            # One update late: meanwhile a GPU has computed the errors, and nobody waited for them.
+            if unwritten is not None:
+                key, earlier = unwritten
+                replay.update_priorities(name, key, earlier.priorities())
+            unwritten = (batch.key, update)
+            session.stopwatch.lap("priorities")
+            session.publish_if_due(replay)
+            session.evaluate_if_due()
+        now = time.monotonic()
+        if now - looked >= WAIT_SECONDS or batch is None:
+            looked = now
+            for report in actors.reports():
+                session.meter.add_report(report)
+            if session.report_due_by_time:
+                session.report(replay)
+            if session.checkpoint_due:
+                session.checkpoint()
+
+
+@contextlib.contextmanager
+def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
+    """The replay memory and its address: our own behind a Unix socket, or a server's."""
+    config = session.config
+    table = make_table(config, session.spec, session.name)
+    if config.replay != "embedded":
+        with connect(config, config.replay, (table,)) as replay:
+            logger.info(
+                f"the replay memory is table {table.name!r} at {config.replay}; it stays there afterwards"
+            )
+            yield replay, config.replay
+        return
+    # Not in the run's folder: the path of a Unix socket may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="innet-") as directory:
+        address = f"unix://{directory}/replay"
+        with (
+            innet.Replay([table], max_bytes=config.max_bytes, seed=config.seed) as replay,
+            replay.serve(address),
+        ):
+            yield replay, address
+
+
+def _finish(session: Session) -> Result:
+    config, learner, meter = session.config, session.learner, session.meter
+    evaluation = None
+    if learner.updates > 0 and not session.interrupted:
+        evaluation = session.evaluate()
+        if config.video:
+            _record(session)
+    seconds = session.meter.state()["time_s"]
+    logger.info(
+        f"{meter.agent_steps:,} steps and {learner.updates:,} updates in {seconds / 60:.1f} minutes, "
+        f"{meter.games:,} games, best score {'-' if meter.best is None else f'{meter.best:g}'}"
+    )
+    logger.info(f"evaluation: {evaluation or 'none'}")
+    logger.info(f"everything is in {session.folder.path}; go on with --resume {session.folder.path}")
+    return Result(session.folder.path, meter.agent_steps, learner.updates, seconds, evaluation)
+
+
+def _record(session: Session) -> None:
+    path = session.folder.videos / f"{session.meter.agent_steps:012d}.mp4"
+    try:
+        with session.folder.writing():
+            score = video.record(session.config, session.learner.network, path, seed=session.config.seed)
+    except TrainingError as error:
+        logger.warning(f"no video: {error}")
+        return
+    logger.info(f"video of a game, score {score:g}: {path}")

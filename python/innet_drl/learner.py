@@ -1,0 +1,222 @@
+"""The learner's mathematics: double Q-learning on prioritized n-step batches (Horgan et al., 2018).
+
+What draws the batches and what is done with the new priorities is in `serial.py` and `launch.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from loguru import logger
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from innet_drl.batches import TorchBatch
+from innet_drl.config import Config
+from innet_drl.environments import Spec
+from innet_drl.networks import make_network
+
+PRIORITY_FLOOR = 1e-6
+"""Added to |TD error|, so that no transition is lost for ever (Schaul et al., 2016, section 3.3)."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update found out; tensors stay on the device until they are read."""
+
+    td_error: Tensor
+    """[B], |target - Q|, not weighted."""
+    loss: Tensor
+    """The weighted Huber loss."""
+    q_mean: Tensor
+    """Mean Q-value of the taken actions."""
+
+    def priorities(self) -> NDArray[np.float64]:
+        """New priorities [B] of the batch's transitions; waits for the device."""
+        return self.td_error.double().cpu().numpy() + PRIORITY_FLOOR
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How the learner computes: an arithmetic and a memory layout."""
+
+    dtype: torch.dtype = torch.float32
+    layout: torch.memory_format = torch.contiguous_format
+
+    def __str__(self) -> str:
+        layout = "channels-last" if self.layout == torch.channels_last else "contiguous"
+        return f"{str(self.dtype).removeprefix('torch.')}, {layout}"
+
+
+class Learner:
+    """Online and target network, optimizer and counters.
+
+    Args:
+        config: The run's settings.
+        spec: The environment's spec.
+    """
+
+    def __init__(self, config: Config, spec: Spec) -> None:
+        self.config = config
+        self.spec = spec
+        self.device = choose_device(config.device)
+        self.network = make_network(config, spec).to(self.device)
+        self.target = make_network(config, spec).to(self.device).requires_grad_(False)
+        self.target.load_state_dict(self.network.state_dict())
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
+        )
+        self.updates = 0
+        self.publications = 0
+        self.numerics = Numerics()
+
+    def use(self, numerics: Numerics) -> None:
+        """Computes in this way from now on."""
+        self.numerics = numerics
+        if len(self.spec.frame_shape) == 2:
+            # A layout is a property of four-dimensional weights; the numbers stay the same.
+            self.network.to(memory_format=numerics.layout)
+            self.target.to(memory_format=numerics.layout)
+
+    def update(self, batch: TorchBatch) -> Update:
+        """One step of the optimizer on a batch on the learner's device.
+
+        Loss: mean over the batch of weight * Huber(r + discount * Q_target(s', argmax_a Q(s', a)) - Q(s, a)),
+        with Huber's threshold at 1.
+        """
+        with self._autocast():
+            with torch.no_grad():
+                next_observation = self._prepare(batch.next_observation)
+                best = self.network(next_observation).argmax(1, keepdim=True)
+                bootstrap = self.target(next_observation).gather(1, best).squeeze(1).float()
+                target = batch.reward + batch.discount * bootstrap
+            values = self.network(self._prepare(batch.observation))
+            q = values.gather(1, batch.action.long().unsqueeze(1)).squeeze(1).float()
+        loss = (batch.weight * functional.huber_loss(q, target, reduction="none")).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % self.config.target_period == 0:
+            self.target.load_state_dict(self.network.state_dict())
+        detached = q.detach()
+        return Update((target - detached).abs(), loss.detach(), detached.mean())
+
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """The online network as it is published: its tensors, and `updates`, the age of these parameters."""
+        tensors = {
+            name: value.cpu().contiguous().numpy() for name, value in self.network.state_dict().items()
+        }
+        return {**tensors, UPDATES: np.array(self.updates, np.int64)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor a checkpoint needs: `model.*`, `target.*` and `optimizer.<parameter>.<moment>`."""
+        moments = self.optimizer.state_dict()["state"]
+        return {
+            **{f"model.{name}": value for name, value in self.network.state_dict().items()},
+            **{f"target.{name}": value for name, value in self.target.state_dict().items()},
+            **{
+                f"optimizer.{index}.{name}": value
+                for index, state in moments.items()
+                for name, value in state.items()
+            },
+        }
+
+    def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
+        """Goes back to what `tensors` returned, at these counts."""
+        self.network.load_state_dict(_under("model.", tensors))
+        self.target.load_state_dict(_under("target.", tensors))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under("optimizer.", tensors).items():
+            index, moment = name.split(".", 1)
+            moments.setdefault(int(index), {})[moment] = value
+        state = self.optimizer.state_dict()
+        state["state"] = moments
+        self.optimizer.load_state_dict(state)
+        self.updates = updates
+        self.publications = publications
+
+    def _prepare(self, observation: Tensor) -> Tensor:
+        if len(self.spec.frame_shape) == 2:
+            return observation.to(self.numerics.dtype, memory_format=self.numerics.layout)
+        return observation.float()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.numerics.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.numerics.dtype)
+
+
+UPDATES = "updates"
+"""Name of the tensor that tells of which update published parameters are."""
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The device of `--device`: `auto` is CUDA where there is one."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def choose_numerics(config: Config, spec: Spec) -> Numerics:
+    """The settings' arithmetic and layout; what is `auto` is measured, on a learner that is thrown away.
+
+    Serial runs take float32 and the plain layout for `auto`: what they compute must not depend on a clock.
+    """
+    dtypes = {"float32": [torch.float32], "bfloat16": [torch.bfloat16]}.get(
+        config.numerics, [torch.float32, torch.bfloat16]
+    )
+    layouts = {"contiguous": [torch.contiguous_format], "channels_last": [torch.channels_last]}.get(
+        config.layout, [torch.contiguous_format, torch.channels_last]
+    )
+    if len(spec.frame_shape) != 2:
+        dtypes, layouts = [torch.float32], [torch.contiguous_format]
+    candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
+    if config.serial or len(candidates) == 1:
+        return candidates[0]
+    seconds = {candidate: _seconds_of_update(config, spec, candidate) for candidate in candidates}
+    fastest = min(seconds, key=lambda candidate: seconds[candidate])
+    listed = "; ".join(f"{candidate}: {1e3 * value:.1f} ms" for candidate, value in seconds.items())
+    logger.info(f"an update takes {listed}: computing in {fastest}")
+    return fastest
+
+
+def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, repeats: int = 3) -> float:
+    learner = Learner(config, spec)
+    learner.use(numerics)
+    batch = random_batch(spec, config.batch_size, learner.device)
+    best = float("inf")
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        learner.update(batch).priorities()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def random_batch(spec: Spec, size: int, device: torch.device) -> TorchBatch:
+    """A batch of noise, to measure with."""
+    shape = (size, *spec.observation_shape)
+    dtype = getattr(torch, spec.frame_dtype)
+    return TorchBatch(
+        size,
+        {
+            "observation": torch.randint(0, 256, shape, device=device).to(dtype),
+            "next_observation": torch.randint(0, 256, shape, device=device).to(dtype),
+            "action": torch.randint(0, spec.actions, (size,), device=device),
+            "reward": torch.zeros(size, device=device),
+            "discount": torch.ones(size, device=device),
+            "weight": torch.ones(size, device=device),
+        },
+    )
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

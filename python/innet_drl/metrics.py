@@ -1,0 +1,330 @@
+"""What a run measures: the line of metrics, the meter that gathers it, and the files it goes to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import socket
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+if TYPE_CHECKING:
+    from innet_drl.learner import Update
+
+RETURN_WINDOW = 100
+"""Games that `return_mean` looks back on."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One line of `metrics.jsonl`. A value that does not exist yet is null."""
+
+    time_s: float
+    """Seconds of training, over all sessions of the run."""
+    env_frames: int
+    """Emulator frames played; outside Atari the same as `agent_steps`."""
+    agent_steps: int
+    """Actions taken by all environments; resets are not counted."""
+    agent_steps_per_s: float
+    """Rate since the last line."""
+    learner_updates: int
+    """Steps of the optimizer."""
+    learner_updates_per_s: float
+    """Rate since the last line."""
+    replay_steps: int
+    """Steps in the replay memory."""
+    replay_bytes: int
+    """Bytes they take there."""
+    return_mean: float | None
+    """Mean score, unclipped, of the last 100 games of the half of the environments that explores less."""
+    return_best: float | None
+    """Best score of any game."""
+    td_loss: float | None
+    """Mean weighted Huber loss of the updates since the last line."""
+    q_mean: float | None
+    """Mean Q-value of the drawn actions since the last line."""
+    parameter_version: int
+    """Publications of the parameters."""
+    parameter_lag: float | None
+    """Updates by which the actors' parameters are behind the learner's, mean over the actors."""
+    sample_age: float | None
+    """Steps inserted between a drawn transition's insertion and its draw, mean since the last line."""
+    samples_per_insert: float
+    """Transitions drawn for each step inserted, over the memory's life."""
+    stale_updates: int
+    """Priorities that came back for transitions already evicted."""
+    games: int
+    """Games finished."""
+    evaluation_mean: float | None
+    """Mean score of the last evaluation."""
+    learner_time: dict[str, float]
+    """Shares of the learner's time since the last line."""
+    actor_time: dict[str, float]
+    """Shares of the actors' time since the last line."""
+
+
+TENSORBOARD_NAMES: dict[str, str] = {
+    "return_mean": "charts/episodic_return",
+    "return_best": "charts/best_return",
+    "agent_steps_per_s": "charts/SPS",
+    "learner_updates_per_s": "charts/updates_per_s",
+    "evaluation_mean": "charts/evaluation_return",
+    "td_loss": "losses/td_loss",
+    "q_mean": "losses/q_values",
+    "replay_steps": "replay/steps",
+    "replay_bytes": "replay/bytes",
+    "sample_age": "replay/sample_age",
+    "samples_per_insert": "replay/samples_per_insert",
+    "stale_updates": "replay/stale_updates",
+    "parameter_version": "parameters/version",
+    "parameter_lag": "parameters/lag",
+    "env_frames": "counts/env_frames",
+    "learner_updates": "counts/learner_updates",
+    "games": "counts/games",
+    "time_s": "counts/time_s",
+}
+"""Metric to TensorBoard tag; the x-axis is `agent_steps`."""
+
+
+class Stopwatch:
+    """Where the time goes: seconds by the name of what was done."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Books the time since the last lap under `name`."""
+        now = time.perf_counter()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """Seconds by name since this was last called."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+@dataclass(frozen=True)
+class Game:
+    """A finished game."""
+
+    environment: int
+    """Number of the environment among all of all actors."""
+    score: float
+    """Sum of its rewards, unclipped."""
+
+
+@dataclass(frozen=True)
+class ActorReport:
+    """What an actor tells the learner about the time since its last report."""
+
+    actor: int
+    steps: int
+    games: list[Game]
+    parameter_updates: int
+    """The learner's count of updates when the actor's parameters were published."""
+    seconds: dict[str, float]
+
+
+@dataclass
+class _Sums:
+    """What one line of metrics averages over."""
+
+    updates: int = 0
+    loss: Any = 0.0
+    q: Any = 0.0
+    age: Any = 0.0
+    learner_seconds: dict[str, float] = field(default_factory=dict)
+    actor_seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Meter:
+    """Gathers what actors and learner did into lines of metrics.
+
+    Args:
+        environments: Environments of all actors.
+        frames_per_step: Emulator frames of one agent step.
+    """
+
+    def __init__(self, environments: int, frames_per_step: int) -> None:
+        self.agent_steps = 0
+        self.games = 0
+        self.evaluation_mean: float | None = None
+        self.best: float | None = None
+        self.scores_by_actor: dict[int, deque[float]] = {}
+        self._environments = environments
+        self._frames_per_step = frames_per_step
+        self._scores: deque[float] = deque(maxlen=RETURN_WINDOW)
+        self._parameter_updates: dict[int, int] = {}
+        self._sums = _Sums()
+        self._earlier_s = 0.0
+        self._started = self._last_time = time.perf_counter()
+        self.reported_steps = self._last_updates = 0
+
+    @property
+    def session_s(self) -> float:
+        """Seconds of this session."""
+        return time.perf_counter() - self._started
+
+    @property
+    def seconds_since_line(self) -> float:
+        """Seconds since the last line of metrics."""
+        return time.perf_counter() - self._last_time
+
+    def add_report(self, report: ActorReport) -> None:
+        """Takes in what an actor did."""
+        self.agent_steps += report.steps
+        self._parameter_updates[report.actor] = report.parameter_updates
+        _add(self._sums.actor_seconds, report.seconds)
+        scores = self.scores_by_actor.setdefault(report.actor, deque(maxlen=20))
+        for game in report.games:
+            self.games += 1
+            self.best = game.score if self.best is None else max(self.best, game.score)
+            scores.append(game.score)
+            # The ladder explores less with each environment; the lower half's scores hide the agent's play.
+            if 2 * game.environment + 1 >= self._environments:
+                self._scores.append(game.score)
+
+    def add_update(self, update: Update, mean_age: Any) -> None:
+        """Takes in an update and the mean age of its batch; no tensor is read before the next line is due."""
+        self._sums.updates += 1
+        self._sums.loss = self._sums.loss + update.loss
+        self._sums.q = self._sums.q + update.q_mean
+        self._sums.age = self._sums.age + mean_age
+
+    def add_learner_time(self, seconds: dict[str, float]) -> None:
+        """Takes in where the learner's time went."""
+        _add(self._sums.learner_seconds, seconds)
+
+    def line(self, updates: int, publications: int, table: dict[str, Any]) -> Metrics:
+        """The line of metrics since the last one.
+
+        Args:
+            updates: The learner's updates.
+            publications: Its publications of parameters.
+            table: The table's entry in `Replay.stats()`.
+        """
+        now = time.perf_counter()
+        elapsed = max(now - self._last_time, 1e-9)
+        sums, self._sums = self._sums, _Sums()
+        lags = [updates - acted for acted in self._parameter_updates.values()]
+        metrics = Metrics(
+            time_s=round(self._earlier_s + now - self._started, 3),
+            env_frames=self.agent_steps * self._frames_per_step,
+            agent_steps=self.agent_steps,
+            agent_steps_per_s=round((self.agent_steps - self.reported_steps) / elapsed, 2),
+            learner_updates=updates,
+            learner_updates_per_s=round((updates - self._last_updates) / elapsed, 2),
+            replay_steps=table["steps"],
+            replay_bytes=table["bytes"],
+            return_mean=_mean(list(self._scores)),
+            return_best=self.best,
+            td_loss=_finite(float(sums.loss) / sums.updates) if sums.updates else None,
+            q_mean=_finite(float(sums.q) / sums.updates) if sums.updates else None,
+            parameter_version=publications,
+            parameter_lag=_mean(lags),
+            sample_age=float(sums.age) / sums.updates if sums.updates else None,
+            samples_per_insert=table["sampled_items"] / max(table["inserted_steps"], 1),
+            stale_updates=table["stale_updates"],
+            games=self.games,
+            evaluation_mean=self.evaluation_mean,
+            learner_time=_shares(sums.learner_seconds),
+            actor_time=_shares(sums.actor_seconds),
+        )
+        self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as plain JSON values."""
+        return {
+            "time_s": self._earlier_s + self.session_s,
+            "agent_steps": self.agent_steps,
+            "games": self.games,
+            "best": self.best,
+            "evaluation_mean": self.evaluation_mean,
+            "scores": list(self._scores),
+            "updates": self._last_updates,
+            "steps": self.reported_steps,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state` returned."""
+        self._earlier_s = state["time_s"]
+        self.agent_steps = state["agent_steps"]
+        self.games = state["games"]
+        self.best = state["best"]
+        self.evaluation_mean = state["evaluation_mean"]
+        self._scores.extend(state["scores"])
+        self._last_updates = state["updates"]
+        self.reported_steps = state["steps"]
+
+
+class MetricsFiles:
+    """`metrics.jsonl` and the TensorBoard events of a run, both appended to and flushed line by line.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
+        # Not through TensorBoard's own thread, so that a full disk is an error of `write`.
+        self._events_file = events.open("wb")
+        self._events = RecordWriter(self._events_file)
+        self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+
+    def write(self, metrics: Metrics) -> None:
+        """Appends one line to both.
+
+        Raises:
+            OSError: The disk is full, or the folder is gone.
+        """
+        values = dataclasses.asdict(metrics)
+        self._lines.write(json.dumps(values) + "\n")
+        self._lines.flush()
+        scalars = [
+            Summary.Value(tag=tag, simple_value=values[name])
+            for name, tag in TENSORBOARD_NAMES.items()
+            if values[name] is not None
+        ]
+        for kind in ("learner_time", "actor_time"):
+            scalars += [
+                Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()
+            ]
+        event = Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
+        self._events.write(event.SerializeToString())
+        self._events.flush()
+
+    def close(self) -> None:
+        """Closes both files."""
+        self._events_file.close()
+        self._lines.close()
+
+
+def _add(totals: dict[str, float], seconds: dict[str, float]) -> None:
+    for name, value in seconds.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
+def _shares(seconds: dict[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    return {name: round(value / total, 4) for name, value in sorted(seconds.items())} if total else {}
+
+
+def _mean(values: list[float] | list[int]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _finite(value: float) -> float | None:
+    # JSON has no NaN; a diverged loss is told by the null.
+    return value if math.isfinite(value) else None

@@ -1,0 +1,113 @@
+"""A serial run: actor and learner take turns in one process, and everything is a function of the seed.
+
+Two runs with the same settings on the same machine write the same metrics, apart from times. Where the
+environments can be restored, a resumed run goes on exactly as if it had never ended; where they cannot, it
+starts new games with an empty memory, which it fills to `min_size` before it learns on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import innet_drl as innet
+from innet_drl import environments
+from innet_drl.actor import Actor, make_table, make_view, open_writer
+from innet_drl.folder import Checkpoint
+from innet_drl.journal import Journal
+from innet_drl.networks import make_network
+from innet_drl.session import Session
+
+_ACTOR_PREFIX = "actor."
+
+
+@dataclass
+class _Counts:
+    """What went through the memory since it was made."""
+
+    rows: int = 0
+    drawn: int = 0
+
+
+def train(session: Session) -> None:
+    """Trains until the session is finished, and leaves a checkpoint."""
+    config, spec, name = session.config, session.spec, session.name
+    with (
+        innet.Replay(
+            [make_table(config, spec, name)], max_bytes=config.max_bytes, seed=config.seed
+        ) as replay,
+        replay.batches(
+            name,
+            config.batch_size,
+            make_view(config, spec),
+            beta=config.importance_exponent,
+            prefetch=0,
+            device=str(session.learner.device),
+            timeout=0.0,
+        ) as batches,
+    ):
+        writer = open_writer(replay, config, spec, name, actor=0)
+        journal = Journal(writer, batches, replay, name) if session.restorable else None
+        actor = Actor(
+            config,
+            0,
+            environments.make(config, config.environments, threads=config.environment_threads),
+            make_network(config, spec),
+            journal or writer,
+            first_step=session.meter.agent_steps,
+        )
+        counts = _Counts()
+        if session.resumed is not None and journal is not None:
+            counts = _restore(session.resumed, replay, name, journal, actor)
+        else:
+            session.publish(replay)
+            actor.pull(replay, name)
+
+        def checkpoint() -> None:
+            if journal is None:
+                session.checkpoint()
+                return
+            published = {_ACTOR_PREFIX + key: value for key, value in actor.network.state_dict().items()}
+            session.checkpoint(
+                journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)}
+            )
+
+        session.note = "serial"
+        while not session.finished:
+            actor.step()
+            counts.rows += config.environments
+            session.meter.add_report(actor.report())
+            session.stopwatch.lap("act")
+            while counts.drawn + config.batch_size <= config.samples_per_insert * (
+                counts.rows - config.min_size
+            ):
+                batch = next(batches)
+                counts.drawn += config.batch_size
+                session.stopwatch.lap("draw")
+                priority = session.learn(batch).priorities()
+                if journal is None:
+                    replay.update_priorities(name, batch.key, priority)
+                else:
+                    journal.update_priorities(batch.key, priority)
+                session.stopwatch.lap("priorities")
+                if session.publish_if_due(replay):
+                    actor.pull(replay, name)
+                session.evaluate_if_due()
+            if session.report_due_by_steps:
+                session.report(replay)
+            if session.checkpoint_due:
+                checkpoint()
+        session.report_rest(replay)
+        checkpoint()
+        actor.close()
+
+
+def _restore(resumed: Checkpoint, replay: innet.Replay, name: str, journal: Journal, actor: Actor) -> _Counts:
+    journal.redo(resumed.tensors)
+    published = {
+        key.removeprefix(_ACTOR_PREFIX): tensor
+        for key, tensor in resumed.tensors.items()
+        if key.startswith(_ACTOR_PREFIX)
+    }
+    actor.network.load_state_dict(published)
+    actor.restore(resumed.state["actor"])
+    return _Counts(**resumed.state["memory"])

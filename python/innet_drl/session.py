@@ -1,0 +1,208 @@
+"""One sitting of a run: the learner with its metrics, checkpoints and evaluations, and when each is due.
+
+`serial.py` and `launch.py` decide where batches come from; this is what they share.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+from loguru import logger
+
+import innet_drl as innet
+from innet_drl import environments
+from innet_drl.batches import TorchBatch
+from innet_drl.config import Config
+from innet_drl.evaluator import Evaluation, evaluate
+from innet_drl.folder import Checkpoint, RunFolder
+from innet_drl.learner import Learner, Update, choose_numerics
+from innet_drl.metrics import Meter, Metrics, MetricsFiles, Stopwatch
+from innet_drl.terminal import Page
+
+
+class Session:
+    """A run while it trains.
+
+    Args:
+        config: The run's settings.
+        folder: Its folder.
+        page: Where it shows itself.
+        resumed: The checkpoint to go on from.
+
+    Raises:
+        UnavailableEnvironmentError: The environment cannot be made.
+        RunFolderError: The folder cannot be written.
+    """
+
+    def __init__(
+        self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        # On a server, runs are told apart by their folders. A memory of our own has one name for all, since
+        # its draws depend on it.
+        self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
+        self.page = page
+        self.resumed = resumed
+        self.interrupted = False
+        self.note = "starting"
+        probe = environments.make(config, 1)
+        self.spec = probe.spec
+        self.restorable = probe.restorable
+        probe.close()
+        if config.learner_threads:
+            torch.set_num_threads(config.learner_threads)
+        torch.manual_seed(config.seed)
+        self.learner = Learner(config, self.spec)
+        self.learner.use(choose_numerics(config, self.spec))
+        self.meter = Meter(config.all_environments, self.spec.frames_per_step)
+        self.stopwatch = Stopwatch()
+        if resumed is not None:
+            counts = resumed.state["learner"]
+            self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
+            self.meter.restore(resumed.state["meter"])
+        with folder.writing():
+            self.files = MetricsFiles(folder.path)
+        self._last_checkpoint = time.monotonic()
+        self._reached_target = False
+        self._evaluated: tuple[int, Evaluation] | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            self._previous_handlers[name] = signal.signal(name, self._interrupt)
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name, handler in self._previous_handlers.items():
+            signal.signal(name, handler)
+        self.files.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether training is over: time, steps, target, or a signal."""
+        config = self.config
+        return (
+            self.interrupted
+            or self._reached_target
+            or (config.minutes is not None and self.meter.session_s >= 60 * config.minutes)
+            or (config.steps is not None and self.meter.agent_steps >= config.steps)
+        )
+
+    def learn(self, batch: TorchBatch) -> Update:
+        """Updates on a batch and books it."""
+        update = self.learner.update(batch)
+        self.meter.add_update(update, batch.age.double().mean())
+        self.stopwatch.lap("update")
+        return update
+
+    def publish(self, replay: innet.Replay) -> None:
+        """Publishes the parameters for the actors."""
+        replay.put_parameters(self.name, self.learner.parameters())
+        self.learner.publications += 1
+        self.stopwatch.lap("publish")
+
+    def publish_if_due(self, replay: innet.Replay) -> bool:
+        """Publishes after every `publish_period` updates, and says whether it did."""
+        due = self.learner.updates % self.config.publish_period == 0
+        if due:
+            self.publish(replay)
+        return due
+
+    def evaluate_if_due(self) -> None:
+        """Evaluates after every `evaluation_period` updates; reaching the target return ends training."""
+        config = self.config
+        if not config.evaluation_period or self.learner.updates % config.evaluation_period:
+            return
+        evaluation = self.evaluate()
+        if evaluation is None:
+            return
+        self._reached_target = config.target_return is not None and evaluation.mean >= config.target_return
+        logger.info(f"after {self.learner.updates:,} updates: {evaluation}")
+
+    def evaluate(self) -> Evaluation | None:
+        """Plays the evaluation's games with the newest parameters; `None` if a signal came meanwhile."""
+        if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
+            return self._evaluated[1]
+        evaluation = evaluate(
+            self.config, self.learner.network, seed=self.config.seed, stopped=lambda: self.interrupted
+        )
+        if evaluation is not None:
+            self._evaluated = (self.learner.updates, evaluation)
+            self.meter.evaluation_mean = evaluation.mean
+        self.stopwatch.lap("evaluate")
+        return evaluation
+
+    def report(self, replay: innet.Replay) -> Metrics:
+        """Writes a line of metrics and shows it.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        self.meter.add_learner_time(self.stopwatch.take())
+        table = replay.stats()["tables"][self.name]
+        metrics = self.meter.line(self.learner.updates, self.learner.publications, table)
+        with self.folder.writing():
+            self.files.write(metrics)
+        scores = {
+            actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores
+        }
+        self.page.show(metrics, scores, self.note)
+        self.stopwatch.lap("report")
+        return metrics
+
+    @property
+    def report_due_by_steps(self) -> bool:
+        """Whether a multiple of `report_steps` was passed since the last line: independent of the clock."""
+        period = self.config.report_steps
+        return self.meter.agent_steps // period > self.meter.reported_steps // period
+
+    @property
+    def report_due_by_time(self) -> bool:
+        """Whether `report_seconds` passed since the last line."""
+        return self.meter.seconds_since_line >= self.config.report_seconds
+
+    def report_rest(self, replay: innet.Replay) -> None:
+        """Writes the last line of metrics, unless nothing happened since the one before."""
+        if self.meter.agent_steps > self.meter.reported_steps:
+            self.report(replay)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether `checkpoint_minutes` passed since the last one."""
+        return time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
+
+    def checkpoint(
+        self, tensors: dict[str, torch.Tensor] | None = None, state: dict[str, Any] | None = None
+    ) -> None:
+        """Writes a checkpoint of the learner, with more tensors and state beside it.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        whole_state = {
+            "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
+            "meter": self.meter.state(),
+            **(state or {}),
+        }
+        self.folder.save_checkpoint(
+            self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state
+        )
+        self._last_checkpoint = time.monotonic()
+        self.stopwatch.lap("checkpoint")
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            # The second time somebody means it.
+            raise KeyboardInterrupt
+        self.interrupted = True
+        logger.warning(f"{signal.Signals(number).name}: ending with a checkpoint; once more to end at once")

@@ -1,0 +1,95 @@
+"""Settings: presets, the file of a run, and the flags."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from innet_drl.cli import main, parse_train
+from innet_drl.config import PRESETS, Config
+from innet_drl.faults import ConfigurationError, RunFolderError
+from innet_drl.folder import RunFolder
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_preset_survives_its_file(preset: str, tmp_path: Path) -> None:
+    PRESETS[preset].save(tmp_path / "config.yaml")
+    assert Config.load(tmp_path / "config.yaml") == PRESETS[preset]
+
+
+def test_every_field_is_documented_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_train(["--help"])
+    printed = capsys.readouterr().out
+    for field in dataclasses.fields(Config):
+        assert f"--{field.name.replace('_', '-')}" in printed
+    for flag in ("--preset", "--out", "--resume"):
+        assert flag in printed
+
+
+def test_flags_change_the_preset() -> None:
+    flags = parse_train(
+        ["--preset", "cartpole", "--learning-rate", "0.01", "--layers", "32", "16", "--serial", "--minutes", "2"]
+    )
+    assert flags.config == dataclasses.replace(
+        PRESETS["cartpole"], learning_rate=0.01, layers=(32, 16), serial=True, minutes=2.0
+    )
+
+
+def test_breakout_is_the_default() -> None:
+    assert parse_train([]).config == PRESETS["breakout"]
+
+
+def test_a_resumed_run_keeps_its_settings_but_for_the_flags(tmp_path: Path) -> None:
+    own = dataclasses.replace(PRESETS["cartpole"], seed=7, gamma=0.9)
+    RunFolder.create(tmp_path / "run", own)
+    flags = parse_train(["--resume", str(tmp_path / "run"), "--steps", "99"])
+    assert flags.config == dataclasses.replace(own, steps=99)
+
+
+def test_resume_and_out_contradict_each_other(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", PRESETS["cartpole"])
+    with pytest.raises(ConfigurationError, match="--out"):
+        parse_train(["--resume", str(tmp_path / "run"), "--out", "elsewhere"])
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"config\.yaml"):
+        parse_train(["--resume", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"gamma": 1.5}, "--gamma 1.5: it must be from 0 to 1"),
+        ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
+        ({"learning_rate": 0.0}, "--learning-rate 0.0: it must be above 0"),
+        ({"min_size": 500_000}, "below the capacity"),
+        ({"minutes": -1.0}, "--minutes -1.0"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, float], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        dataclasses.replace(PRESETS["breakout"], **flags)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("gamma: [", "not YAML"), ("speed: 3", "speed"), ("- 1", "settings of this release")],
+)
+def test_a_damaged_file_is_refused(content: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ConfigurationError, match=reason):
+        Config.load(tmp_path / "config.yaml")
+
+
+def test_a_wrong_flag_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--gamma", "2"]) == 1
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("error: --gamma 2")
+    assert "\n" not in message
+
+
+def test_an_unknown_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fly"]) == 2
+    assert "train" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Environments: flags at the ends of games and lives, scores, seeds, and exact restoring."""
+
+import dataclasses
+
+import gymnasium
+import numpy as np
+import pytest
+
+from innet_drl import environments
+from innet_drl.config import PRESETS, Config
+from innet_drl.environments import Environments, Spec
+from innet_drl.faults import UnavailableEnvironmentError
+
+BREAKOUT = PRESETS["breakout"]
+CARTPOLE = PRESETS["cartpole"]
+
+
+def test_rewards_are_not_clipped() -> None:
+    """Seaquest's smallest reward is 20."""
+    arena = environments.make(dataclasses.replace(BREAKOUT, environment="atari/seaquest"), 4)
+    arena.reset(0)
+    random = np.random.default_rng(0)
+    rewards = [arena.step(random.integers(0, arena.spec.actions, 4)).reward for _ in range(150)]
+    assert np.max(rewards) >= 20
+
+
+def test_a_game_of_breakout_loses_four_lives_and_ends_with_the_fifth() -> None:
+    arena = environments.make(BREAKOUT, 1)
+    arena.reset(0)
+    random = np.random.default_rng(0)
+    lost = 0
+    while True:
+        step = arena.step(random.integers(0, 4, 1))
+        lost += int(step.life_lost[0])
+        if step.terminated[0]:
+            break
+    assert lost == 4
+    assert not step.life_lost[0]
+    after = arena.step(np.zeros(1, np.int64))
+    assert not after.life_lost[0]
+    assert not after.terminated[0]
+    assert after.reward[0] == 0
+    # The first observation of a game has one frame, under three empty ones.
+    assert (after.observation[0, :3] == 0).all()
+    assert after.observation[0, 3].any()
+
+
+def test_a_game_is_cut_off_at_the_frame_limit() -> None:
+    arena = environments.make(BREAKOUT, 1, episode_frames=200)
+    arena.reset(0)
+    steps = [arena.step(np.zeros(1, np.int64)) for _ in range(60)]
+    ends = [index for index, step in enumerate(steps) if step.truncated[0]]
+    assert ends
+    assert not steps[ends[0]].terminated[0]
+
+
+def test_an_observation_stays_as_it_was() -> None:
+    """The actor holds an observation over the next step."""
+    arena = environments.make(BREAKOUT, 2)
+    held = arena.reset(0)
+    copy = held.copy()
+    for _ in range(3):
+        arena.step(np.ones(2, np.int64))
+    np.testing.assert_array_equal(held, copy)
+
+
+def test_the_colour_environment_stays_in_step() -> None:
+    grey, colour = environments.make(BREAKOUT, 1), environments.make_colour(BREAKOUT, episode_frames=108_000)
+    grey.reset(7)
+    colour.reset(seed=7)
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        action = random.integers(0, 4, 1)
+        step = grey.step(action)
+        picture, reward, terminated, _, _ = colour.step(action)
+        assert reward[0] == step.reward[0]
+        assert terminated[0] == step.terminated[0]
+    assert picture.shape == (1, 1, 210, 160, 3)
+
+
+def test_cartpole_is_truncated_at_500_and_scores_by_the_step() -> None:
+    arena = environments.make(CARTPOLE, 1)
+    observation = arena.reset(0)
+    score = 0.0
+    for _ in range(500):
+        # Pushing towards the side the pole falls to holds it up.
+        step = arena.step((observation[:, 2] + 0.5 * observation[:, 3] > 0).astype(np.int64))
+        observation = step.observation
+        score += float(step.reward[0])
+    assert score == 500
+    assert step.truncated.all()
+    assert not step.terminated.any()
+    assert arena.step(np.zeros(1, np.int64)).reward[0] == 0
+
+
+def test_cartpole_goes_on_exactly_from_a_saved_state() -> None:
+    random = np.random.default_rng(0)
+    actions = random.integers(0, 2, (200, 4))
+    arena = environments.make(CARTPOLE, 4)
+    arena.reset(3)
+    for action in actions[:100]:
+        arena.step(action)
+    state = arena.state()
+    expected = [arena.step(action) for action in actions[100:]]
+    other = environments.make(CARTPOLE, 4)
+    other.reset(99)
+    other.restore(state)
+    assert any(step.terminated.any() for step in expected)
+    for action, step in zip(actions[100:], expected, strict=True):
+        again = other.step(action)
+        np.testing.assert_array_equal(again.observation, step.observation)
+        np.testing.assert_array_equal(again.terminated, step.terminated)
+
+
+def test_atari_cannot_be_restored() -> None:
+    assert not environments.make(BREAKOUT, 1).restorable
+    assert environments.make(CARTPOLE, 1).restorable
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
+def test_another_autoreset_mode_is_refused(mode: str) -> None:
+    vector = gymnasium.make_vec(
+        "CartPole-v1",
+        2,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode[mode]},
+    )
+    with pytest.raises(UnavailableEnvironmentError, match="NEXT_STEP"):
+        Environments(vector, Spec(2, 1, (4,), "float32", 1))
+
+
+def test_an_environment_that_does_not_tell_its_mode_is_refused() -> None:
+    vector = gymnasium.make_vec("CartPole-v1", 2)
+    vector.metadata = {}
+    with pytest.raises(UnavailableEnvironmentError, match="declare it"):
+        Environments(vector, Spec(2, 1, (4,), "float32", 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Pendulum-v1", "discrete"), ("FrozenLake-v1", "vectors"), ("CartPole-v99", "CartPole")]
+)
+def test_an_environment_that_does_not_fit_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(UnavailableEnvironmentError, match=reason):
+        environments.make(Config(environment=name), 1)

@@ -1,0 +1,33 @@
+"""The epsilon ladder, its annealing, and the choice of actions."""
+
+import numpy as np
+import pytest
+
+from innet_drl.exploration import annealed, choose, epsilon_ladder
+
+
+def test_the_ladder_is_the_formula_of_the_paper() -> None:
+    ladder = epsilon_ladder(8)
+    assert ladder.tolist() == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
+
+
+def test_a_single_environment_has_an_epsilon() -> None:
+    (only,) = epsilon_ladder(1)
+    assert 0.4**8 < only < 0.4
+
+
+def test_annealing_falls_from_one_to_the_ladder() -> None:
+    ladder = epsilon_ladder(4)
+    assert annealed(ladder, 0, 100).tolist() == [1.0] * 4
+    assert annealed(ladder, 50, 100).tolist() == pytest.approx(((1 + ladder) / 2).tolist())
+    assert annealed(ladder, 100, 100).tolist() == ladder.tolist()
+    assert annealed(ladder, 0, 0).tolist() == ladder.tolist()
+
+
+def test_epsilon_zero_is_greedy_and_epsilon_one_is_uniform() -> None:
+    random = np.random.default_rng(0)
+    q = np.tile(np.array([0.0, 3.0, 1.0], np.float32), (3000, 1))
+    assert choose(q, np.zeros(3000), random).tolist() == [1] * 3000
+    counts = np.bincount(choose(q, np.ones(3000), random), minlength=3)
+    # Five standard deviations of a binomial count.
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(3000 * (1 / 3) * (2 / 3))

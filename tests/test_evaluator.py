@@ -1,0 +1,76 @@
+"""Evaluation and video: greedy games by unclipped score, with an end, and what a player would see."""
+
+import dataclasses
+from pathlib import Path
+
+import imageio_ffmpeg
+import pytest
+import torch
+
+from innet_drl import video
+from innet_drl.config import PRESETS
+from innet_drl.environments import Spec
+from innet_drl.evaluator import evaluate
+from innet_drl.networks import make_network
+
+BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
+CARTPOLE = PRESETS["cartpole"]
+
+
+class Balance(torch.nn.Module):
+    """Pushes towards the side that the pole falls to."""
+
+    def __init__(self, gain: float = 1.0) -> None:
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.tensor(gain))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        falls = self.gain * (observation[:, 2] + 0.5 * observation[:, 3])
+        return torch.stack((-falls, falls), dim=1)
+
+
+def test_a_good_agent_scores_500_and_a_bad_one_does_not() -> None:
+    good = evaluate(CARTPOLE, Balance())
+    bad = evaluate(CARTPOLE, Balance(-1.0))
+    assert good is not None
+    assert bad is not None
+    assert good.mean == 500
+    assert len(good.scores) == CARTPOLE.evaluation_games
+    assert bad.mean < 20
+
+
+def test_an_evaluation_is_a_function_of_its_seed() -> None:
+    results = [evaluate(CARTPOLE, Balance(-1.0), seed=seed) for seed in (1, 1, 2)]
+    scores = [result.scores for result in results if result is not None]
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_a_game_without_an_end_is_cut_off() -> None:
+    """An agent that never serves the ball would play for ever."""
+    network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
+    torch.nn.init.zeros_(network.advantage.weight)
+    network.advantage.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    result = evaluate(dataclasses.replace(BREAKOUT, evaluation_epsilon=0.0), network)
+    assert result is not None
+    assert result.cut_off == len(result.scores) == 3
+    assert "cut off at 400 frames" in str(result)
+
+
+def test_an_evaluation_can_be_stopped() -> None:
+    assert evaluate(CARTPOLE, Balance(), stopped=lambda: True) is None
+
+
+def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
+    network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
+    path = tmp_path / "game.mp4"
+    video.record(BREAKOUT, network, path, seconds=2)
+    frames = imageio_ffmpeg.read_frames(str(path))
+    assert next(frames)["size"] == (480, 630)
+    assert next(frames)
+    frames.close()
+
+
+def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
+    with pytest.raises(FileNotFoundError):
+        video.record(BREAKOUT, network, tmp_path / "missing" / "game.mp4", seconds=2)

@@ -1,0 +1,145 @@
+"""Metrics: what a line says, the files it goes to, and the page it is shown on."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from innet_drl.learner import Update
+from innet_drl.metrics import TENSORBOARD_NAMES, ActorReport, Game, Meter, Metrics, MetricsFiles
+from innet_drl.terminal import Page, plain_line
+
+TABLE = {"items": 90, "steps": 100, "bytes": 5000, "inserted_steps": 200, "sampled_items": 640, "stale_updates": 3}
+
+REQUIRED = {
+    "time_s",
+    "env_frames",
+    "agent_steps",
+    "agent_steps_per_s",
+    "learner_updates",
+    "learner_updates_per_s",
+    "replay_steps",
+    "replay_bytes",
+    "return_mean",
+    "return_best",
+    "td_loss",
+    "parameter_version",
+    "parameter_lag",
+    "sample_age",
+    "samples_per_insert",
+    "stale_updates",
+}
+
+
+def update(loss: float) -> Update:
+    return Update(torch.ones(2), torch.tensor(loss), torch.tensor(0.5))
+
+
+def filled_meter() -> Meter:
+    meter = Meter(environments=4, frames_per_step=4)
+    meter.add_report(
+        ActorReport(0, 100, [Game(0, 1.0), Game(1, 9.0)], 8, {"environment": 3.0, "inference": 1.0})
+    )
+    meter.add_report(ActorReport(1, 50, [Game(2, 4.0), Game(3, 6.0)], 6, {"environment": 4.0}))
+    meter.add_update(update(1.0), 10.0)
+    meter.add_update(update(3.0), 20.0)
+    return meter
+
+
+def test_a_line_has_the_required_keys() -> None:
+    assert {field.name for field in dataclasses.fields(Metrics)} >= REQUIRED
+
+
+def test_a_line_sums_up_what_happened() -> None:
+    meter = filled_meter()
+    meter.add_learner_time({"update": 3.0, "wait": 1.0})
+    line = meter.line(updates=10, publications=2, table=TABLE)
+    assert (line.agent_steps, line.env_frames) == (150, 600)
+    assert line.td_loss == 2.0
+    assert line.sample_age == 15.0
+    assert line.parameter_lag == 3.0
+    assert line.samples_per_insert == 3.2
+    assert (line.replay_steps, line.replay_bytes, line.stale_updates) == (100, 5000, 3)
+    assert line.learner_time == {"update": 0.75, "wait": 0.25}
+    assert line.actor_time == {"environment": 0.875, "inference": 0.125}
+
+
+def test_the_mean_score_is_of_the_half_that_explores_less() -> None:
+    line = filled_meter().line(10, 2, TABLE)
+    assert line.return_mean == 5.0
+    assert line.return_best == 9.0
+    assert line.games == 4
+
+
+def test_averages_start_anew_with_each_line() -> None:
+    meter = filled_meter()
+    meter.line(10, 2, TABLE)
+    line = meter.line(10, 2, TABLE)
+    assert line.td_loss is None
+    assert line.sample_age is None
+    assert line.agent_steps_per_s == 0
+    assert line.agent_steps == 150
+
+
+def test_a_diverged_loss_is_null_and_the_line_stays_json() -> None:
+    meter = Meter(1, 1)
+    meter.add_update(update(float("nan")), 0.0)
+    line = meter.line(1, 1, TABLE)
+    assert line.td_loss is None
+    json.loads(json.dumps(dataclasses.asdict(line), allow_nan=False))
+
+
+def test_a_meter_goes_on_from_its_state() -> None:
+    meter = filled_meter()
+    meter.line(10, 2, TABLE)
+    other = Meter(4, 4)
+    other.restore(json.loads(json.dumps(meter.state())))
+    line = other.line(10, 2, TABLE)
+    assert (line.agent_steps, line.return_mean, line.return_best, line.games) == (150, 5.0, 9.0, 4)
+
+
+def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
+    line = filled_meter().line(10, 2, TABLE)
+    files = MetricsFiles(tmp_path)
+    files.write(line)
+    files.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == dataclasses.asdict(line)
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    found: dict[str, float] = {}
+    for event in EventFileLoader(str(events)).Load():
+        for value in event.summary.value:
+            assert event.step == 150
+            found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
+    values: dict[str, Any] = dataclasses.asdict(line)
+    for name, tag in TENSORBOARD_NAMES.items():
+        if values[name] is not None:
+            assert found[tag] == pytest.approx(values[name])
+    assert {"charts/episodic_return", "charts/SPS", "losses/td_loss", "losses/q_values"} <= found.keys()
+
+
+def test_a_run_that_goes_on_appends_its_lines(tmp_path: Path) -> None:
+    line = filled_meter().line(10, 2, TABLE)
+    for _ in range(2):
+        files = MetricsFiles(tmp_path)
+        files.write(line)
+        files.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
+    line = filled_meter().line(10, 2, TABLE)
+    shown = io.StringIO()
+    with Page("breakout", Console(file=shown, force_terminal=True, width=120)) as page:
+        page.show(line, {0: 5.0, 1: 5.0}, "learning")
+    assert "breakout" in shown.getvalue()
+    assert "0: 5.0  1: 5.0" in shown.getvalue()
+    piped = io.StringIO()
+    with Page("breakout", Console(file=piped, width=40)) as page:
+        page.show(line, {}, "learning")
+    assert piped.getvalue() == plain_line(line, "learning") + "\n"

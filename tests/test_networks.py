@@ -1,0 +1,54 @@
+"""Networks: sizes, the dueling head, and the scale of the input."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from innet_drl.config import PRESETS
+from innet_drl.environments import Spec
+from innet_drl.networks import QNetwork, VectorTorso, make_network
+
+BREAKOUT = Spec(4, 4, (84, 84), "uint8", 4)
+CARTPOLE = Spec(2, 1, (4,), "float32", 1)
+
+
+def parameters(network: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_the_network_of_the_paper_has_its_size() -> None:
+    assert parameters(make_network(PRESETS["breakout-paper"], BREAKOUT)) == 3_292_837
+
+
+def test_widths_follow_the_settings() -> None:
+    narrow = make_network(PRESETS["breakout"], BREAKOUT)
+    wide = make_network(dataclasses.replace(PRESETS["breakout"], hidden=512), BREAKOUT)
+    assert 2 * 256 * 7 * 7 * 32 < parameters(narrow) < parameters(wide)
+
+
+@pytest.mark.parametrize(
+    ("preset", "spec", "dtype"), [("breakout", BREAKOUT, torch.uint8), ("cartpole", CARTPOLE, torch.float32)]
+)
+def test_q_values_have_one_column_for_each_action(preset: str, spec: Spec, dtype: torch.dtype) -> None:
+    network = make_network(PRESETS[preset], spec)
+    observation = torch.ones((5, *spec.observation_shape)).to(dtype)
+    assert network(observation).shape == (5, spec.actions)
+
+
+def test_the_advantages_have_no_mean() -> None:
+    network = QNetwork(VectorTorso(3, (8,)), hidden=8, actions=4)
+    observation = torch.randn(6, 3)
+    hidden = torch.relu(network.streams(network.torso(observation)))
+    torch.testing.assert_close(network(observation).mean(1), network.value(hidden[:, :8]).squeeze(1))
+
+
+def test_frames_are_scaled_once() -> None:
+    """The first layer on frames of 0 to 255 gives what it gives on frames of 0 to 1 without the scale."""
+    network = make_network(PRESETS["breakout"], BREAKOUT)
+    frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    seen: list[torch.Tensor] = []
+    network.torso.get_submodule("second").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    network(frames)
+    expected = torch.relu(network.torso.get_submodule("first")(frames.float() / 255))
+    torch.testing.assert_close(seen[0], expected)

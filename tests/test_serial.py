@@ -1,0 +1,99 @@
+"""Serial runs: a function of the seed, a falling loss, and resuming as if nothing had happened."""
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+
+from innet_drl import launch
+from innet_drl.faults import RunFolderError
+from innet_drl.folder import RunFolder
+from training import lines, small, without_times
+
+
+def test_two_runs_from_one_seed_are_the_same(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        launch.train(small(serial=True), tmp_path / name)
+    one, two = (without_times(lines(tmp_path / name)) for name in ("one", "two"))
+    assert one == two
+    assert one[-1]["learner_updates"] > 150
+    launch.train(small(serial=True, seed=1), tmp_path / "three")
+    assert without_times(lines(tmp_path / "three")) != one
+
+
+def test_the_loss_falls_where_the_target_stands_still(tmp_path: Path) -> None:
+    config = small(
+        serial=True, steps=3_000, target_period=100_000, gamma=0.0, clip_rewards=False, learning_rate=1e-3
+    )
+    launch.train(config, tmp_path / "run")
+    losses = [line["td_loss"] for line in lines(tmp_path / "run") if line["td_loss"] is not None]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_resuming_is_exact(tmp_path: Path) -> None:
+    """A run of 1,000 steps, and one that is cut in two at 600: the same metrics and the same weights."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    launch.train(small(serial=True), whole)
+    launch.train(small(serial=True, steps=600), cut)
+    launch.train(small(serial=True), cut, resume=True)
+    expected, found = without_times(lines(whole)), without_times(lines(cut))
+    # The end of the first half evaluates, which is all that the second half may know of it.
+    for line in expected + found:
+        del line["evaluation_mean"]
+    assert found == expected
+    weights = [RunFolder(run).latest_checkpoint().tensors for run in (whole, cut)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        assert tensor.equal(weights[1][name]), name
+
+
+def test_a_memory_that_draws_other_items_is_noticed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    launch.train(small(serial=True, steps=600), run)
+    checkpoint = RunFolder(run).latest_checkpoint()
+    checkpoint.tensors["journal.keys"] += 1
+    RunFolder(run).save_checkpoint(601, checkpoint.tensors, checkpoint.state)
+    with pytest.raises(RunFolderError, match="draws other items"):
+        launch.train(small(serial=True), run, resume=True)
+
+
+def test_a_damaged_checkpoint_is_told_with_its_path(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    launch.train(small(serial=True, steps=300), run)
+    path = RunFolder(run).latest_checkpoint().path
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(RunFolderError, match=path.name):
+        launch.train(small(serial=True), run, resume=True)
+
+
+def test_atari_resumes_with_new_games_and_keeps_the_learner(tmp_path: Path) -> None:
+    config = small(
+        serial=True,
+        environment="atari/breakout",
+        stack=4,
+        channels=(4, 4, 4),
+        hidden=8,
+        min_size=64,
+        steps=160,
+        batch_size=8,
+        samples_per_insert=1.0,
+        evaluation_games=1,
+        evaluation_frames=100,
+    )
+    run = tmp_path / "run"
+    first = launch.train(config, run)
+    saved = RunFolder(run).latest_checkpoint()
+    assert not any(name.startswith("journal.") for name in saved.tensors)
+    second = launch.train(small(**{**vars(config), "steps": 320}), run, resume=True)
+    assert second.agent_steps >= 320
+    assert second.learner_updates > first.learner_updates > 0
+    resumed = lines(run)[-1]
+    assert resumed["replay_steps"] < second.agent_steps
+
+
+def test_checkpoints_are_plain_safetensors(tmp_path: Path) -> None:
+    launch.train(small(serial=True, steps=300), tmp_path / "run")
+    (path,) = (tmp_path / "run" / "checkpoints").iterdir()
+    names = safetensors.torch.load_file(path).keys()
+    for prefix in ("model.", "target.", "optimizer."):
+        assert any(name.startswith(prefix) for name in names)

@@ -1,0 +1,42 @@
+"""What the tests of training share: a run small enough for a test, and what it leaves."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from innet_drl.config import PRESETS, Config
+
+SMALL = dataclasses.replace(
+    PRESETS["cartpole"],
+    environments=4,
+    min_size=128,
+    capacity=4_000,
+    batch_size=32,
+    layers=(32,),
+    hidden=32,
+    epsilon_anneal_steps=0,
+    steps=1_000,
+    evaluation_games=3,
+    evaluation_period=0,
+    target_return=None,
+    report_steps=200,
+    report_seconds=0.1,
+)
+"""Cartpole, about 200 updates."""
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """The metrics of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what depends on the clock."""
+    timed = {"time_s", "agent_steps_per_s", "learner_updates_per_s", "learner_time", "actor_time"}
+    return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
+
+
+def small(**changes: Any) -> Config:
+    """The small run with some settings changed."""
+    return dataclasses.replace(SMALL, **changes)
