@@ -47,8 +47,7 @@ def write(replay: innet.Replay, view: Any, simulation: Simulation, chunk_steps: 
             place = places(simulation)
             writer.append(**simulation.step(), **place)
         assert writer.dropped_windows == 0
-        items = writer.items
-    return items
+        return writer.items
 
 
 def drain(replay: innet.Replay, view: Any, items: int) -> list[innet.Batch]:
@@ -82,9 +81,7 @@ def test_n_step_transitions_equal_the_oracle(
             stream, step = int(batch.stream[i]), int(batch.step[i])
             assert (stream, step) not in seen
             seen.add((stream, step))
-            expected = n_step(
-                simulation.recorded[stream], step, stack=stack, n=n, gamma=0.9, padding=padding
-            )
+            expected = n_step(simulation.recorded[stream], step, stack=stack, n=n, gamma=0.9, padding=padding)
             assert expected is not None
             np.testing.assert_array_equal(batch.observation[i], expected.observation)
             assert batch.action[i] == expected.action
@@ -174,9 +171,7 @@ def test_sequences_equal_the_oracle(
         (number, t)
         for number, stream in enumerate(simulation.recorded)
         for t in stream.sequence_starts(period)
-        if sequence(
-            stream, t, length=length, burn_in=burn_in, stack=stack, gamma=0.9, padding=padding
-        )
+        if sequence(stream, t, length=length, burn_in=burn_in, stack=stack, gamma=0.9, padding=padding)
         is not None
     }
 
