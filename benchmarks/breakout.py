@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shutil
 import subprocess
 import sysconfig
@@ -96,8 +95,7 @@ def server() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         socket = f"unix://{folder}/ready"
         process = subprocess.Popen(
-            [command, "serve", "--listen", "innet://127.0.0.1:7719", "--listen", socket],
-            env={**os.environ, "RUST_LOG": "warn"},
+            [command, "serve", "--listen", "innet://127.0.0.1:7719", "--listen", socket, "--log-level", "warn"],
         )
         try:
             # The socket file is there once both listeners are.
