@@ -9,10 +9,12 @@ use replay_core::slab::{Handle, Slab};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::{Ordering, UnsafeCell, thread};
 
-/// Loom switches away from a thread that could go on at most this often in one execution: one more than the
-/// fault below needs, and seconds instead of minutes.
-const PREEMPTIONS: usize = 3;
+/// Loom switches away from a thread that could go on at most this often in one execution. Every ordering and every
+/// exchange of the slab that was weakened in turn showed with two; three takes minutes with three threads.
+const PREEMPTIONS: usize = 2;
 
+/// Runs a model in which readers are spawned last and the main thread only joins: what that is good for is said in
+/// `loom_sum_tree.rs`.
 fn model(run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
@@ -75,7 +77,6 @@ fn a_pin_keeps_the_value() {
         let drops = Arc::new(AtomicU32::new(0));
         let slab = Arc::new(Slab::new(1));
         let old = slab.insert(Watched::new(7, &drops)).ok().unwrap();
-        let reader = spawn(&slab, move |slab| read(slab, old));
         let evictor = spawn(&slab, {
             let drops = Arc::clone(&drops);
             move |slab| {
@@ -83,6 +84,7 @@ fn a_pin_keeps_the_value() {
                 slab.insert(Watched::new(8, &drops)).ok()
             }
         });
+        let reader = spawn(&slab, move |slab| read(slab, old));
         assert!([None, Some(7)].contains(&reader.join().unwrap()));
         let new = evictor.join().unwrap();
         assert_eq!(read(&slab, old), None);
@@ -114,8 +116,9 @@ fn the_last_of_several_pins_drops_the_value_once() {
         let drops = Arc::new(AtomicU32::new(0));
         let slab = Arc::new(Slab::new(1));
         let handle = slab.insert(Watched::new(7, &drops)).ok().unwrap();
+        let evictor = spawn(&slab, move |slab| assert!(slab.retire(handle)));
         let readers = [(); 2].map(|()| spawn(&slab, move |slab| read(slab, handle)));
-        assert!(slab.retire(handle));
+        evictor.join().unwrap();
         for reader in readers {
             assert!([None, Some(7)].contains(&reader.join().unwrap()));
         }
@@ -138,29 +141,52 @@ fn one_caller_retires_a_value() {
     });
 }
 
-/// Slots go back and forth between two threads: none is lost and none has two owners.
+/// Who pins a value sees it whole, however it came by the handle.
+#[test]
+fn a_pinned_value_is_published() {
+    model(|| {
+        let drops = Arc::new(AtomicU32::new(0));
+        let slab = Arc::new(Slab::new(1));
+        // Handles are guessed, so that nothing but the pin orders the reader after the writer.
+        let handle = Handle {
+            slot: 0,
+            generation: 0,
+        };
+        let writer = spawn(&slab, move |slab| {
+            assert_eq!(slab.insert(Watched::new(7, &drops)).ok(), Some(handle));
+        });
+        let reader = spawn(&slab, move |slab| read(slab, handle));
+        writer.join().unwrap();
+        assert!([None, Some(7)].contains(&reader.join().unwrap()));
+        assert_eq!(read(&slab, handle), Some(7));
+    });
+}
+
+/// Slots go back and forth between two threads: none is lost and none has two owners, also where one leaves the
+/// list of free slots and comes back to its head while another thread is about to take it.
 #[test]
 fn free_slots_change_hands() {
     model(|| {
         let drops = Arc::new(AtomicU32::new(0));
         let slab = Arc::new(Slab::new(2));
-        let users = [1, 2].map(|content| {
+        let user = |retires_first: bool| {
             let drops = Arc::clone(&drops);
-            spawn(&slab, move |slab| {
-                for _ in 0..2 {
-                    let handle = slab.insert(Watched::new(content, &drops)).ok().unwrap();
-                    assert_eq!(read(slab, handle), Some(content));
-                    assert!(slab.retire(handle));
+            move |slab: &Chunks| {
+                let insert = || slab.insert(Watched::new(1, &drops)).ok();
+                let (first, second) = (insert(), insert());
+                if let Some(first) = first.filter(|_| retires_first) {
+                    assert!(slab.retire(first));
                 }
-            })
-        });
+                if let Some(second) = second {
+                    assert_eq!(read(slab, second), Some(1));
+                }
+            }
+        };
+        let users = [spawn(&slab, user(true)), spawn(&slab, user(false))];
         for user in users {
             user.join().unwrap();
         }
+        drop(slab);
         assert_eq!(drops.load(Ordering::Relaxed), 4);
-        for _ in 0..2 {
-            assert!(slab.insert(Watched::new(3, &drops)).is_ok());
-        }
-        assert!(slab.insert(Watched::new(3, &drops)).is_err());
     });
 }

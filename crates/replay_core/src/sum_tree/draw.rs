@@ -18,7 +18,7 @@ pub struct Drawn {
 
 /// Descents that go side by side: enough to hide the misses, few enough that what they fetch stays in the
 /// first-level cache.
-const SIDE_BY_SIDE: usize = 64;
+const SIDE_BY_SIDE: usize = 32;
 
 /// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
 /// mass since its parent was read. Under loom every read multiplies what there is to explore.
@@ -42,14 +42,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     ///
     /// Nothing is drawn, and 0 returned, when no leaf has mass. Fewer than asked for are drawn when the mass goes
     /// while drawing. A leaf whose priority rises while drawing may have more units than the total.
-    /// O(n depth); O(capacity + n log n) when restarts did not help.
+    /// O(n depth); O(capacity + n log n) when restarts did not help, or the root shows no mass: writers under way
+    /// may hide what there is.
     pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
         out.clear();
         out.reserve(targets.len());
         let total = self.total();
-        if total == 0 && self.live_with_mass() == 0 {
-            return 0;
-        }
         let mut missed = self.descend(targets, total, out);
         for _ in 0..RESTARTS {
             if missed.is_empty() {
