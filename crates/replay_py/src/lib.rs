@@ -9,7 +9,7 @@
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
 //! | `server` | `Server` and `connect` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
-//! | `wait`, `handle`, `error` | deadlines and Ctrl-C; closing and forks; exceptions |
+//! | `wait`, `handle`, `error`, `log` | deadlines and Ctrl-C; closing and forks; exceptions; log lines |
 //!
 //! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
 
@@ -24,6 +24,7 @@ mod draw;
 mod dtype;
 mod error;
 mod handle;
+mod log;
 mod parameters;
 mod replay;
 mod server;

@@ -25,7 +25,7 @@ use crate::server::{self, PyServer, ServeOptions};
 use crate::table::PyTable;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, error, wait};
+use crate::{array, error, log, wait};
 
 /// A replay memory: in this process, or the connection to one on a server.
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
@@ -181,6 +181,7 @@ impl PyReplay {
         max_bytes: Option<u64>,
         seed: Option<u64>,
     ) -> PyResult<Self> {
+        log::start();
         let mut limits = MemoryLimits::default();
         if let Some(max_bytes) = max_bytes {
             limits.max_bytes = max_bytes;

@@ -15,7 +15,7 @@ use replay_core::server::{RunningServer, Server};
 use crate::handle::Handle;
 use crate::replay::PyReplay;
 use crate::table::PyTable;
-use crate::{error, wait};
+use crate::{error, log, wait};
 
 /// A server in front of a `Replay` of this process.
 #[pyclass(name = "Server", module = "innet_drl", frozen)]
@@ -138,6 +138,7 @@ pub fn connect(
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
 ) -> PyResult<PyReplay> {
+    log::start();
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
     let options = ConnectOptions {
