@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import innet_drl as innet
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
+
+import innet_drl as innet
 
 Row = dict[str, Any]
 """Arguments of `Writer.append`: arrays with one value for each stream."""

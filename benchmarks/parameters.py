@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 
-import innet_drl as innet
 import numpy as np
 
+import innet_drl as innet
 from benchmarks import breakout, report
 
 PARAMETERS = 3_292_837

@@ -6,7 +6,6 @@ import itertools
 import time
 
 import innet_drl as innet
-
 from benchmarks import breakout, report
 
 CAPACITY = 100_000
@@ -31,14 +30,10 @@ def push(seconds: float = 5.0, chunk_steps: int = 50) -> None:
         steps = counted["tables"]["breakout"]["inserted_steps"]
         report.line("push_wire", "loopback TCP", wire / steps, "bytes/step", chunk_steps=chunk_steps)
         held = counted["tables"]["breakout"]
-        report.line(
-            "memory", "loopback TCP", held["bytes"] / held["steps"], "bytes/step", chunk_steps=chunk_steps
-        )
+        report.line("memory", "loopback TCP", held["bytes"] / held["steps"], "bytes/step", chunk_steps=chunk_steps)
 
 
-def _measure(
-    replay: innet.Replay, system: str, rows: list[breakout.Row], seconds: float, chunk_steps: int
-) -> None:
+def _measure(replay: innet.Replay, system: str, rows: list[breakout.Row], seconds: float, chunk_steps: int) -> None:
     with replay.writer("breakout", breakout.STREAMS, breakout.VIEW, chunk_steps=chunk_steps) as writer:
         begin = time.perf_counter()
         for row in itertools.chain.from_iterable(itertools.repeat([*rows, breakout.last(rows)])):

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import innet_drl
 import numpy as np
+
+import innet_drl
 
 
 @functools.cache

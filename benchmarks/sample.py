@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import innet_drl as innet
 import numpy as np
 
+import innet_drl as innet
 from benchmarks import breakout, report
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeReplay
-from steps import COLUMNS, VIEW, fill, step, table
 
 import innet_drl as innet
+from conftest import MakeReplay
 from innet_drl import errors
+from steps import COLUMNS, VIEW, fill, step, table
 
 
 def test_tables_are_made_described_emptied_and_dropped(make_replay: MakeReplay) -> None:
@@ -76,7 +76,7 @@ def test_the_arrays_of_a_batch(make_replay: MakeReplay) -> None:
     assert batch["action"] is batch.action
     assert "action" in batch
     assert "colour" not in batch
-    with pytest.raises(AttributeError, match="no array \"colour\"; it has observation"):
+    with pytest.raises(AttributeError, match='no array "colour"; it has observation'):
         _ = batch.colour
     with pytest.raises(KeyError):
         batch["colour"]
@@ -151,9 +151,7 @@ def test_weights_follow_the_paper(make_replay: MakeReplay) -> None:
         for t in range(10):
             writer.append(**step(t, priority=np.array([t + 1.0])))
     for normalize in ("batch", "memory"):
-        batch = replay.sample(
-            "t", 4, innet.NStep(stack=4, n=1), beta=0.7, normalize=normalize, timeout=5
-        )
+        batch = replay.sample("t", 4, innet.NStep(stack=4, n=1), beta=0.7, normalize=normalize, timeout=5)
         raw = (10 * batch.probability) ** -0.7
         largest = raw.max() if normalize == "batch" else (10 * (1 / 55)) ** -0.7
         np.testing.assert_allclose(batch.weight, raw / largest, rtol=1e-4)
@@ -277,14 +275,10 @@ def test_batches_ask_the_schedule_for_beta() -> None:
             for t in range(10):
                 writer.append(**step(t, priority=np.array([t + 1.0])))
         betas = iter([0.0, 0.0, 1.0])
-        with replay.batches(
-            "t", 64, innet.NStep(stack=4, n=1), prefetch=0, beta=lambda: next(betas)
-        ) as batches:
+        with replay.batches("t", 64, innet.NStep(stack=4, n=1), prefetch=0, beta=lambda: next(betas)) as batches:
             assert (next(batches).weight == 1).all()
             batch = next(batches)
-            np.testing.assert_allclose(
-                batch.weight, batch.probability.min() / batch.probability, rtol=1e-4
-            )
+            np.testing.assert_allclose(batch.weight, batch.probability.min() / batch.probability, rtol=1e-4)
 
 
 def test_undelivered_batches_give_their_draws_back() -> None:

@@ -43,9 +43,7 @@ def update(loss: float) -> Update:
 
 def filled_meter() -> Meter:
     meter = Meter(environments=4, frames_per_step=4)
-    meter.add_report(
-        ActorReport(0, 100, [Game(0, 1.0), Game(1, 9.0)], 8, {"environment": 3.0, "inference": 1.0})
-    )
+    meter.add_report(ActorReport(0, 100, [Game(0, 1.0), Game(1, 9.0)], 8, {"environment": 3.0, "inference": 1.0}))
     meter.add_report(ActorReport(1, 50, [Game(2, 4.0), Game(3, 6.0)], 6, {"environment": 4.0}))
     meter.add_update(update(1.0), 10.0)
     meter.add_update(update(3.0), 20.0)

@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import MakeReplay
 
 import innet_drl as innet
+from conftest import MakeReplay
 from innet_drl import errors
 
 
@@ -31,7 +31,8 @@ def test_versions_rise_and_only_newer_ones_are_handed_out(make_replay: MakeRepla
 
 
 @pytest.mark.parametrize(
-    "dtype", "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64".split()
+    "dtype",
+    ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"],
 )
 def test_every_dtype_and_layout_comes_back_bit_for_bit(make_replay: MakeReplay, dtype: str) -> None:
     replay = make_replay()
@@ -129,9 +130,9 @@ def test_a_reader_never_sees_parts_of_two_versions(make_replay: MakeReplay) -> N
 
 def test_what_cannot_be_stored_is_named(make_replay: MakeReplay) -> None:
     replay = make_replay()
-    with pytest.raises(errors.ParametersError, match='"names".*<U1'):
+    with pytest.raises(errors.ParametersError, match=r'"names".*<U1'):
         replay.put_parameters("p", {"names": np.array(["a"])})
-    with pytest.raises(errors.ParametersError, match='"z".*complex'):
+    with pytest.raises(errors.ParametersError, match=r'"z".*complex'):
         replay.put_parameters("p", {"z": np.zeros(2, complex)})
     with pytest.raises(errors.ConfigError, match="bfloat16"):
         replay.put_parameters("p", {"a": np.zeros(2)}, dtype="float8")  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from training import lines, small
 
 import innet_drl as innet
 from innet_drl import launch
@@ -15,6 +14,7 @@ from innet_drl.cli import main
 from innet_drl.config import Config
 from innet_drl.folder import RunFolder
 from innet_drl.metrics import Metrics
+from training import lines, small
 
 
 def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

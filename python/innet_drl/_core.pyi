@@ -273,7 +273,7 @@ class Batch:
     | `observation` | the column's | `(B, stack, *shape)`; `(B, *shape)` with a stack of 1 | stack at the anchor |
     | `reward` | float32 | `(B,)` | n-step return |
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
-    | `next_observation` | the column's | as `observation` | stack to bootstrap from; meaningless where `discount` is 0 |
+    | `next_observation` | the column's | as `observation` | stack to bootstrap from, where `discount` is not 0 |
     | every other column | the column's | `(B, *shape)` | the anchor's value |
     | `weight` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
     | `probability` | float64 | `(B,)` | P(i) at the instant of the draw |
@@ -634,9 +634,7 @@ class Replay:
         Raises:
             ParametersError: An array of a dtype that cannot be stored, or too much of it.
         """
-    def get_parameters(
-        self, name: str, newer_than: int = 0, timeout: float | None = None
-    ) -> Parameters | None:
+    def get_parameters(self, name: str, newer_than: int = 0, timeout: float | None = None) -> Parameters | None:
         """The newest version of named parameters, or `None` when it is not newer than `newer_than`.
 
         A reader gets one whole version, never parts of two.

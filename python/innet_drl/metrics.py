@@ -298,9 +298,7 @@ class MetricsFiles:
             if values[name] is not None
         ]
         for kind in ("learner_time", "actor_time"):
-            scalars += [
-                Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()
-            ]
+            scalars += [Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()]
         event = Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
         self._events.write(event.SerializeToString())
         self._events.flush()

@@ -32,9 +32,7 @@ def train(session: Session) -> None:
     """Trains until the session is finished, and leaves a checkpoint."""
     config, spec, name = session.config, session.spec, session.name
     with (
-        innet.Replay(
-            [make_table(config, spec, name)], max_bytes=config.max_bytes, seed=config.seed
-        ) as replay,
+        innet.Replay([make_table(config, spec, name)], max_bytes=config.max_bytes, seed=config.seed) as replay,
         replay.batches(
             name,
             config.batch_size,
@@ -67,9 +65,7 @@ def train(session: Session) -> None:
                 session.checkpoint()
                 return
             published = {_ACTOR_PREFIX + key: value for key, value in actor.network.state_dict().items()}
-            session.checkpoint(
-                journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)}
-            )
+            session.checkpoint(journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)})
 
         session.note = "serial"
         while not session.finished:
@@ -77,9 +73,7 @@ def train(session: Session) -> None:
             counts.rows += config.environments
             session.meter.add_report(actor.report())
             session.stopwatch.lap("act")
-            while counts.drawn + config.batch_size <= config.samples_per_insert * (
-                counts.rows - config.min_size
-            ):
+            while counts.drawn + config.batch_size <= config.samples_per_insert * (counts.rows - config.min_size):
                 batch = next(batches)
                 counts.drawn += config.batch_size
                 session.stopwatch.lap("draw")
