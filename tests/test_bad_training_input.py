@@ -4,12 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
-from training import small
-
 from innet_drl import launch
 from innet_drl.cli import main
 from innet_drl.faults import ActorError, RunFolderError
 from innet_drl.folder import RunFolder
+from training import small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 

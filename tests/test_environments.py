@@ -5,7 +5,6 @@ import dataclasses
 import gymnasium
 import numpy as np
 import pytest
-
 from innet_drl import environments
 from innet_drl.config import PRESETS, Config
 from innet_drl.environments import Environments, Spec
@@ -137,7 +136,8 @@ def test_an_environment_that_does_not_tell_its_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("Pendulum-v1", "discrete"), ("FrozenLake-v1", "vectors"), ("CartPole-v99", "CartPole")]
+    ("name", "reason"),
+    [("Pendulum-v1", "discrete"), ("FrozenLake-v1", "vectors"), ("CartPole-v99", "CartPole")],
 )
 def test_an_environment_that_does_not_fit_is_refused(name: str, reason: str) -> None:
     with pytest.raises(UnavailableEnvironmentError, match=reason):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from innet_drl.exploration import annealed, choose, epsilon_ladder
 
 

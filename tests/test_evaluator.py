@@ -6,7 +6,6 @@ from pathlib import Path
 import imageio_ffmpeg
 import pytest
 import torch
-
 from innet_drl import video
 from innet_drl.config import PRESETS
 from innet_drl.environments import Spec

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-
 from innet_drl.config import PRESETS
 from innet_drl.environments import Spec
 from innet_drl.networks import QNetwork, VectorTorso, make_network

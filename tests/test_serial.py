@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
-
 from innet_drl import launch
 from innet_drl.faults import RunFolderError
 from innet_drl.folder import RunFolder
