@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 import innet_drl as innet
 
-type MakeReplay = Callable[[Sequence[innet.Table]], innet.Replay]
+MakeReplay: TypeAlias = Callable[..., innet.Replay]
 
 
 @pytest.fixture(params=["process", "unix", "tcp"])

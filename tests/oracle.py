@@ -58,6 +58,18 @@ class Stream:
                 return k + 1
         return limit
 
+    def sequence_starts(self, period: int) -> list[int]:
+        """Every `period`-th step of each life, from its first on."""
+        starts = []
+        since = 0
+        for t, row in enumerate(self.rows):
+            if row.first or (t > 0 and self.rows[t - 1].terminated):
+                since = 0
+            if not row.final and since % period == 0:
+                starts.append(t)
+            since += 1
+        return starts
+
 
 @dataclass
 class Transition:
@@ -87,3 +99,42 @@ def n_step(stream: Stream, t: int, *, stack: int, n: int, gamma: float, padding:
     if not stream.has(t + m):
         return None
     return Transition(observation, row.action, reward, gamma**m, stream.stack(t + m, stack, padding))
+
+
+@dataclass
+class Window:
+    """What `Sequence` delivers for one item: arrays of the steps that exist."""
+
+    steps: int
+    observation: Array
+    """One more than `steps` where an observation follows the last step."""
+    action: list[int]
+    reward: list[float]
+    discount: list[float]
+    terminated: list[bool]
+    truncated: list[bool]
+
+
+def sequence(
+    stream: Stream, t: int, *, length: int, burn_in: int, stack: int, gamma: float, padding: str
+) -> Window | None:
+    """The sequence that starts at row t, or None when its end is not known yet."""
+    if stream.rows[t].final:
+        return None
+    steps = stream.steps_to_end(t, burn_in + length)
+    if steps is None or steps <= burn_in:
+        return None
+    rows = stream.rows[t : t + steps]
+    ends = t + steps
+    if not rows[-1].terminated and not stream.has(ends):
+        return None
+    known = steps if rows[-1].terminated else steps + 1
+    return Window(
+        steps,
+        np.stack([stream.stack(i, stack, padding) for i in range(t, t + known)]),
+        [row.action for row in rows],
+        [row.reward for row in rows],
+        [0.0 if row.terminated else gamma for row in rows],
+        [row.terminated for row in rows],
+        [row.truncated for row in rows],
+    )

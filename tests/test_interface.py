@@ -290,12 +290,12 @@ def test_batches_ask_the_schedule_for_beta() -> None:
 def test_undelivered_batches_give_their_draws_back() -> None:
     with innet.Replay([table(samples_per_insert=1.0, slack=32.0)]) as replay:
         with replay.writer("t", 1, VIEW) as writer:
-            for t in range(32):
+            for t in range(30):
                 writer.append(**step(t))
         with replay.batches("t", 4, VIEW, prefetch=4, timeout=5) as batches:
             next(batches)
-        # 32 inserted and 32 of slack allow 64 draws: 4 are used, and 15 more batches have to fit.
-        for _ in range(15):
+        # 30 inserted and 32 of slack allow 62 draws: 4 are used, and 14 more batches have to fit.
+        for _ in range(14):
             replay.sample("t", 4, VIEW, timeout=1)
         with pytest.raises(errors.DeadlineError):
             replay.sample("t", 4, VIEW, timeout=0)
@@ -392,11 +392,13 @@ def test_a_writer_closes_and_counts(make_replay: MakeReplay) -> None:
     # Of the last episode's five steps the last three have no observation yet to bootstrap from.
     assert writer.items == 2 * 22
     assert writer.dropped_windows == 0
-    writer.close(timeout=5)
+    # A reset that no end announced.
+    writer.append(**{**step(25, 2), "first": True})
     assert writer.dropped_windows == 6
+    writer.close(timeout=5)
     writer.close()
     with pytest.raises(errors.ClosedError, match="writer is closed"):
-        writer.append(**step(25, 2))
+        writer.append(**step(26, 2))
 
 
 def test_replays_say_where_they_are(make_replay: MakeReplay) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as _Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Self, final, overload
+from typing import Any, Literal, Self, TypeAlias, final, overload
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ __all__ = [
 __version__: str
 """The release, of the Python package and of the Rust crates."""
 
-type _Array = NDArray[Any]
+_Array: TypeAlias = NDArray[Any]
 
 @final
 class Column:
@@ -155,7 +155,7 @@ class NStep:
         padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
 
     Raises:
-        ViewError: A field that cannot be used.
+        ConfigError: A number out of its range; the message says what it may be.
     """
 
     def __new__(
@@ -187,9 +187,9 @@ class NStep:
 class Sequence:
     """Sequences for recurrent agents (R2D2: Kapturowski et al., 2019).
 
-    An item covers `burn_in + length` steps and the observation after the last. A new item starts every
-    `period` steps of an episode. Where the episode ends earlier, the rest is padded with zeros and `mask`
-    is false.
+    An item covers `burn_in + length` steps and the observation after the last. A new item starts every `period`
+    steps, counted from the start of the episode (or life). An item needs one step beyond its burn-in; where the
+    episode ends earlier, the rest is padded with zeros and `mask` is false.
 
     Args:
         length: Steps to learn from.
@@ -199,9 +199,10 @@ class Sequence:
         observation: The column that holds the observation.
         padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
         gamma: Discount of one step, 0 to 1.
+        state: Columns delivered at the first step alone: the stored recurrent state.
 
     Raises:
-        ViewError: A field that cannot be used.
+        ConfigError: A number out of its range; the message says what it may be.
     """
 
     def __new__(
@@ -213,6 +214,7 @@ class Sequence:
         observation: str = "frame",
         padding: Literal["zero", "repeat"] = "zero",
         gamma: float = 0.99,
+        state: _Sequence[str] = (),
     ) -> Self: ...
     def __getnewargs__(self) -> tuple[Any, ...]: ...
     @property
@@ -236,6 +238,9 @@ class Sequence:
     @property
     def gamma(self) -> float:
         """Discount of one step."""
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Columns delivered at the first step alone."""
 
 @final
 class Window:
@@ -376,8 +381,9 @@ class Parameters:
 class Writer:
     """Writes the steps of `streams` environments: one `append` a step, one row a stream.
 
-    Attributes are counts since the writer was opened. Use it as a context manager, or call `close`: what was
-    not flushed by then is lost.
+    Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context manager,
+    or call `close`: what a writer has not sent is lost with it. A step is taken whole or, after an error, not at
+    all: it may be appended again.
     """
 
     def append(
@@ -396,8 +402,8 @@ class Writer:
         """Appends one row to every stream. Every array has a leading dimension of `streams`.
 
         Args:
-            terminated: bool `(streams,)`: nothing follows the step's reward, the value after it is 0. Without
-                a following `first` it is a lost life: learning ends, the observation stack goes on.
+            terminated: bool `(streams,)`: the value after this step is 0. Without a following `first` it is a lost
+                life: learning ends, the observation stack goes on.
             truncated: bool `(streams,)`: the episode was cut after this step; its final row bootstraps.
             first: bool `(streams,)`: the observation starts a new episode and a new stack.
             final: bool `(streams,)`. Without `final_<observation>`: this row is the last observation of an
@@ -427,16 +433,16 @@ class Writer:
             DeadlineError: Not done within `timeout` seconds.
         """
     def close(self, timeout: float | None = None) -> None:
-        """Flushes and ends the writer. Windows that are still open are dropped and counted."""
+        """Flushes and ends the writer. Windows that are still open never become items."""
     @property
     def steps(self) -> int:
-        """Rows appended, over all streams, final rows included."""
+        """Steps appended, over all streams, without final rows."""
     @property
     def items(self) -> int:
         """Items made."""
     @property
     def dropped_windows(self) -> int:
-        """Anchors that never became items: a reset that no end announced, or the end of the writer."""
+        """Windows that never became items: after a reset that no end announced, or a truncation without final row."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -475,8 +481,8 @@ class Replay:
 
     Args:
         tables: Tables to make.
-        max_bytes: Bytes that the memory may take in all, packed; `None` is three quarters of the machine's.
-        seed: Makes draws repeatable, as long as one thread writes and draws.
+        max_bytes: Bytes that all tables at their capacity and all parameters may take; `None` sets no limit.
+        seed: Makes draws repeatable where one thread writes and draws.
 
     Raises:
         TableError: A table that cannot be made.
@@ -490,6 +496,7 @@ class Replay:
 
         Raises:
             TableDiffersError: It exists with another definition; the message shows the difference.
+            TooLargeError: It does not fit the memory's `max_bytes` beside the others.
         """
     def table(self, name: str, timeout: float | None = None) -> Table:
         """The definition of a table.
@@ -644,7 +651,7 @@ class Replay:
         tls_cert: str | PathLike[str] | None = None,
         tls_key: str | PathLike[str] | None = None,
         trusted_network: bool = False,
-        io_threads: int = 1,
+        io_threads: int = 0,
     ) -> Server:
         """Puts a server in front of this memory.
 
@@ -655,7 +662,7 @@ class Replay:
             tls_cert: PEM file with the certificate chain.
             tls_key: PEM file with its key.
             trusted_network: Allows other addresses without token and TLS.
-            io_threads: Threads that serve connections.
+            io_threads: Threads that serve connections; 0 is one for every two cores.
         """
     def close(self) -> None:
         """Ends the connection, or lets go of the memory."""

@@ -1,5 +1,6 @@
-//! The byte limit of a memory: tables, parameters and receive buffers reserve from one budget before they
-//! allocate, so the process stays within it whatever clients ask for.
+//! The byte limit of a memory: whoever keeps bytes reserves them from a budget before it allocates, so the process
+//! stays within the limit whatever clients ask for. Tables and parameters share one budget; receive buffers have
+//! their own, so that a full memory can still receive what makes it evict.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,11 +30,12 @@ impl Budget {
         })
     }
 
-    /// Reserves `bytes` if at least `keep_free` remain after it; `None` otherwise.
-    pub fn reserve(self: &Arc<Self>, bytes: u64, keep_free: u64) -> Option<Reservation> {
+    /// Reserves `bytes`; `None` while so many are not left.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         let fits = |reserved: u64| {
-            let after = reserved.checked_add(bytes)?;
-            (after.checked_add(keep_free)? <= self.limit).then_some(after)
+            reserved
+                .checked_add(bytes)
+                .filter(|&after| after <= self.limit)
         };
         // A count, no data is published with it.
         self.reserved
@@ -55,6 +57,11 @@ impl Budget {
         self.limit
     }
 
+    /// Bytes that are left now.
+    pub fn left(&self) -> u64 {
+        self.limit - self.reserved()
+    }
+
     /// Bytes reserved now.
     pub fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
@@ -72,19 +79,23 @@ impl Drop for Reservation {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use event_listener::Listener;
+
     use super::*;
 
     #[test]
     fn reserves_up_to_the_limit_and_takes_back() {
         let budget = Budget::new(100);
-        let first = budget.reserve(60, 0).unwrap();
-        assert!(budget.reserve(41, 0).is_none());
-        assert!(budget.reserve(40, 1).is_none());
-        assert!(budget.reserve(u64::MAX, 0).is_none());
+        let first = budget.reserve(60).unwrap();
+        assert_eq!(budget.left(), 40);
+        assert!(budget.reserve(41).is_none());
+        assert!(budget.reserve(u64::MAX).is_none());
         let listener = budget.returned();
         drop(first);
-        assert!(listener.is_notified());
+        assert!(listener.wait_timeout(Duration::ZERO).is_some());
         assert_eq!(budget.reserved(), 0);
-        assert!(budget.reserve(40, 60).is_some());
+        assert!(budget.reserve(100).is_some());
     }
 }

@@ -127,6 +127,7 @@ impl<S: Stack> Connection<'_, S> {
         let reply = async {
             let _ = self.write_error(&mut stream, NO_REQUEST, reason).await;
             let _ = stream.shutdown().await;
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
         };
         until(self.stack, self.stack.now() + LINGER, reply).await;
     }
@@ -227,6 +228,7 @@ impl<S: Stack> Connection<'_, S> {
         result: Result<T>,
     ) -> Result<T> {
         if let Err(error) = &result {
+            self.count_bad_frame(error);
             // The connection ends with the first error, whether or not this one reaches the client.
             let _ = self.write_error(write, id, error).await;
         }
@@ -342,6 +344,7 @@ impl<S: Stack> Connection<'_, S> {
                         Tried::Waits(received, turn) => waiting.push(self.wait(received, turn)),
                     },
                     Some(Err(error)) => {
+                        self.count_bad_frame(&error);
                         self.reply_error(&replies, NO_REQUEST, &error, None);
                         return Err(error);
                     }
@@ -361,10 +364,10 @@ impl<S: Stack> Connection<'_, S> {
             let last = received.request.deadline_ms == 0;
             let reply = match self.context.service.attempt(body, last) {
                 Ok(Outcome::Ready(reply)) => Some(Ok(reply)),
-                Ok(Outcome::Blocked(waited_for)) if last => {
+                Ok(Outcome::Blocked { waited_for, .. }) if last => {
                     Some(Err(Error::Deadline { waited_for }))
                 }
-                Ok(Outcome::Blocked(_)) => None,
+                Ok(Outcome::Blocked { .. }) => None,
                 Err(error) => Some(Err(error)),
             };
             if let Some(reply) = reply {
@@ -400,27 +403,38 @@ impl<S: Stack> Connection<'_, S> {
         let service = &self.context.service;
         let body = &received.request.body;
         let mut phase = self.phase.clone();
+        let mut listening = None;
         loop {
             if *phase.borrow_and_update() >= Phase::Draining {
                 return Err(Error::Closed("the server"));
             }
-            let changed = service.changed(body)?;
             let last = self.stack.now() >= received.deadline;
-            match service.attempt(body, last)? {
+            let table = match service.attempt(body, last)? {
                 Outcome::Ready(reply) => return Ok(reply),
-                Outcome::Blocked(waited_for) if last => {
+                Outcome::Blocked { waited_for, .. } if last => {
                     return Err(Error::Deadline { waited_for });
                 }
-                Outcome::Blocked(_) => {
-                    let again = self.stack.now() + Wait::CHECK_EVERY;
-                    tokio::select! {
-                        biased;
-                        () = reached(&mut phase, Phase::Draining) => {}
-                        () = changed => {}
-                        () = self.stack.sleep_until(again.min(received.deadline)) => {}
-                    }
-                }
+                Outcome::Blocked { table, .. } => table,
+            };
+            let Some(changed) = listening.take() else {
+                // It may have changed since the attempt: listen, then look again.
+                listening = Some(service.changed(&table)?);
+                continue;
+            };
+            let again = self.stack.now() + Wait::CHECK_EVERY;
+            tokio::select! {
+                biased;
+                () = reached(&mut phase, Phase::Draining) => {}
+                () = changed => {}
+                () = self.stack.sleep_until(again.min(received.deadline)) => {}
             }
+        }
+    }
+
+    /// Counts what ended a connection, if it was a frame that is no request here.
+    fn count_bad_frame(&self, error: &Error) {
+        if matches!(error, Error::Protocol(_) | Error::TooLarge { .. }) {
+            self.context.service.counters.bad_frame();
         }
     }
 
@@ -538,8 +552,8 @@ fn lane(request: &RequestBody) -> Option<u64> {
 /// Names the writer behind a connection: the lines that follow in its span are about this writer.
 fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
     if let (RequestBody::OpenWriter(open), Ok(ReplyBody::Writer(opened))) = (request, reply) {
+        tracing::Span::current().record("writer", &open.name);
         tracing::info!(
-            writer = open.name,
             table = open.table,
             streams = open.streams,
             epoch = opened.epoch,

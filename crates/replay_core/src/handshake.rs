@@ -5,6 +5,9 @@ use crate::auth::{self, Role};
 use crate::error::{Error, Result};
 use crate::wire::{Challenge, Hello, PROTOCOL, RELEASE};
 
+/// Characters of a stranger's release that errors and logs repeat.
+const MAX_RELEASE: usize = 64;
+
 /// What a server tells every client.
 pub struct Handshake {
     token: Option<String>,
@@ -38,7 +41,7 @@ impl Handshake {
                 server: PROTOCOL,
                 server_release: RELEASE.to_owned(),
                 client: hello.protocol,
-                client_release: hello.release.clone(),
+                client_release: hello.release.chars().take(MAX_RELEASE).collect(),
             });
         }
         let server_nonce = auth::nonce()?;

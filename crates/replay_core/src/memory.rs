@@ -18,18 +18,18 @@ use crate::table::Table;
 pub struct MemoryLimits {
     /// Bytes of all tables at their capacity, all parameters and all receive buffers.
     pub max_bytes: u64,
-    /// Bytes of `max_bytes` that tables and parameters leave to receive buffers.
+    /// Bytes of `max_bytes` that are for receive buffers: a longer frame is never received.
     pub receive_bytes: u64,
     /// Makes draws reproducible where one thread pushes and draws; `None` draws a seed.
     pub seed: Option<u64>,
 }
 
 impl Default for MemoryLimits {
-    /// No limit and a random seed: for a memory in the user's own process.
+    /// No limit, 1 GiB of receive buffers and a random seed: for a memory in the user's own process.
     fn default() -> Self {
         MemoryLimits {
             max_bytes: u64::MAX,
-            receive_bytes: 0,
+            receive_bytes: 1 << 30,
             seed: None,
         }
     }
@@ -38,7 +38,10 @@ impl Default for MemoryLimits {
 /// Tables by name, parameters, and the limit that they share.
 pub struct Memory {
     limits: MemoryLimits,
-    budget: Arc<Budget>,
+    /// Of tables and parameters.
+    kept: Arc<Budget>,
+    /// Of receive buffers.
+    received: Arc<Budget>,
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
@@ -54,11 +57,12 @@ impl Memory {
 
     /// An empty memory with a new incarnation number.
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
-        let budget = Budget::new(limits.max_bytes);
+        let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
         Arc::new(Memory {
             limits,
-            parameters: ParameterStore::new(budget.clone(), limits.receive_bytes),
-            budget,
+            parameters: ParameterStore::new(kept.clone()),
+            kept,
+            received: Budget::new(limits.receive_bytes.min(limits.max_bytes)),
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
             incarnation: rand::random(),
@@ -70,6 +74,11 @@ impl Memory {
     /// Drawn at random when the memory was made: keys of another incarnation name nothing here.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// What it may take.
+    pub fn limits(&self) -> MemoryLimits {
+        self.limits
     }
 
     /// The parameters.
@@ -107,14 +116,12 @@ impl Memory {
             return Err(refuse(format!("there are {count} tables already")));
         }
         let bytes = config.effective_capacity_bytes();
-        let keep_free = self.limits.receive_bytes;
-        let reservation = self.budget.reserve(bytes, keep_free).ok_or_else(|| {
-            let taken = self.budget.reserved().saturating_add(keep_free);
+        let reservation = self.kept.reserve(bytes).ok_or_else(|| {
             refuse(format!(
-                "it may hold {bytes} bytes, and of the memory's {} there are {} left; give it a smaller \
-                 capacity_bytes, or the memory a higher limit",
-                self.limits.max_bytes,
-                self.limits.max_bytes.saturating_sub(taken)
+                "it may hold {bytes} bytes, and of the {} for tables and parameters there are {} left; give it a \
+                 smaller capacity_bytes, or the memory a higher limit",
+                self.kept.limit(),
+                self.kept.left()
             ))
         })?;
         // Its own sequence of draws for each table, whatever the order they are made in.
@@ -164,16 +171,17 @@ impl Memory {
     /// Counts a receive buffer against the byte limit until the reservation is dropped; `None` while there is no
     /// room: wait on [`Self::receive_room`], made before, and try again.
     pub fn reserve_receive(&self, bytes: u64) -> Option<Reservation> {
-        self.budget.reserve(bytes, 0)
+        self.received.reserve(bytes)
     }
 
     /// Hears of the next bytes that come back to the limit.
     pub fn receive_room(&self) -> EventListener {
-        self.budget.returned()
+        self.received.returned()
     }
 
     /// Counters and gauges of everything: `incarnation` (16 hexadecimal digits), `uptime_s`, `max_bytes`,
-    /// `reserved_bytes` (tables at their capacity, parameters, receive buffers), `bytes` (held by tables),
+    /// `reserved_bytes` (tables at their capacity, and parameters), `receive_bytes` (receive buffers), `bytes` (held
+    /// by tables),
     /// `tables` (name to [`Table::stats`]) and `parameters` (name to version and bytes).
     pub fn stats(&self) -> Value {
         let tables: Vec<_> = {
@@ -189,7 +197,8 @@ impl Memory {
             "incarnation": format!("{:016x}", self.incarnation),
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "max_bytes": self.limits.max_bytes,
-            "reserved_bytes": self.budget.reserved(),
+            "reserved_bytes": self.kept.reserved(),
+            "receive_bytes": self.received.reserved(),
             "bytes": bytes,
             "tables": tables,
             "parameters": self.parameters.stats(),

@@ -15,8 +15,6 @@ use crate::replay::Parameters;
 /// The newest version of each name.
 pub struct ParameterStore {
     budget: Arc<Budget>,
-    /// Bytes of the budget that stay free for receive buffers.
-    keep_free: u64,
     newest: RwLock<BTreeMap<String, Parameters>>,
 }
 
@@ -41,11 +39,10 @@ impl ParameterStore {
     /// Most bytes of a name.
     pub const MAX_NAME_BYTES: usize = 128;
 
-    /// An empty store that reserves its bytes from `budget` and leaves `keep_free` of it.
-    pub fn new(budget: Arc<Budget>, keep_free: u64) -> Self {
+    /// An empty store that reserves its bytes from `budget`.
+    pub fn new(budget: Arc<Budget>) -> Self {
         ParameterStore {
             budget,
-            keep_free,
             newest: RwLock::new(BTreeMap::new()),
         }
     }
@@ -79,11 +76,8 @@ impl ParameterStore {
             .map_err(|e| refuse(format!("they are not a safetensors file: {e}")))?;
         let reservation = self
             .budget
-            .reserve(bytes.len() as u64, self.keep_free)
-            .ok_or_else(|| {
-                let taken = self.budget.reserved().saturating_add(self.keep_free);
-                too_large(self.budget.limit().saturating_sub(taken))
-            })?;
+            .reserve(bytes.len() as u64)
+            .ok_or_else(|| too_large(self.budget.left()))?;
         let file = Bytes::from_owner(CountedFile {
             bytes,
             _reservation: reservation,

@@ -109,7 +109,7 @@ pub enum Sampler {
     Prioritized,
     /// Each live item with the same probability.
     Uniform,
-    /// In the order of insertion.
+    /// In the order of insertion; needs `max_times_sampled`.
     Fifo,
 }
 
@@ -256,6 +256,11 @@ impl TableConfig {
                 "priority_unit_log2 is -30 to 0, got {}",
                 self.priority_unit_log2
             ));
+        }
+        if self.sampler == Sampler::Fifo && self.max_times_sampled == 0 {
+            return refuse(
+                "the fifo sampler needs max_times_sampled of at least 1: else every draw is the oldest item".into(),
+            );
         }
         if self.min_size == 0 || self.min_size > self.capacity {
             return refuse(format!(

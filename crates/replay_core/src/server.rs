@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
+use tracing::field::Empty;
 
 use crate::config::ServerConfig;
 use crate::connection::{Connection, Context, Phase, reached};
@@ -65,6 +66,14 @@ impl Server {
     /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
+        let receive_bytes = memory.limits().receive_bytes;
+        if config.max_frame_bytes > receive_bytes {
+            return Err(Error::Config(format!(
+                "max_frame_bytes is {}, but the memory receives at most {receive_bytes} bytes at a time: lower the \
+                 one, or make the memory with a higher receive_bytes",
+                config.max_frame_bytes
+            )));
+        }
         let token = config.read_token()?;
         let tls = match (&config.tls_cert, &config.tls_key) {
             (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
@@ -108,7 +117,7 @@ impl Server {
                 server.serve_handed_over(Kernel, accepted).await;
             })?);
         }
-        let (bound, addresses) = oneshot::channel();
+        let (bound, addresses) = std::sync::mpsc::channel();
         let listen: Vec<Address> = config.listen.iter().map(|a| server.with_tls(a)).collect();
         running.threads.push(io_thread(0, move || async move {
             let listeners: Result<Vec<_>> = listen.iter().map(|a| Kernel.listen(a)).collect();
@@ -119,15 +128,22 @@ impl Server {
                     let _ = bound.send(Ok(addresses));
                     server.run(Kernel, listeners, others).await;
                 }
-                Err(error) => {
-                    server.stop();
-                    let _ = bound.send(Err(error));
-                }
+                Err(error) => drop(bound.send(Err(error))),
             }
         })?);
         running.addresses = addresses
-            .blocking_recv()
+            .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
+        tracing::info!(
+            addresses = addresses.join(" "),
+            io_threads = running.threads.len(),
+            tables = config.tables.len(),
+            "listening"
+        );
+        if config.trusted_network {
+            tracing::warn!("trusted_network is set: everyone who can connect may read and write");
+        }
         Ok(running)
     }
 
@@ -263,7 +279,7 @@ impl Server {
                 () = reached(&mut phase, Phase::Stopped) => return,
                 Some(accepted) = accepted.recv() => accepted,
             };
-            let span = tracing::info_span!("connection", peer = accepted.peer);
+            let span = tracing::info_span!("connection", peer = accepted.peer, writer = Empty);
             let serve = self.clone().serve(stack.clone(), accepted);
             stack.spawn(serve.instrument(span));
         }
@@ -373,6 +389,10 @@ impl RunningServer {
 
 impl Drop for RunningServer {
     fn drop(&mut self) {
+        if self.addresses.is_empty() {
+            // The start failed: nothing was accepted, and nobody else would end the threads there are.
+            self.server.stop();
+        }
         self.shut_down();
         if let Err(error) = self.join() {
             tracing::error!(%error, "the server ended badly");

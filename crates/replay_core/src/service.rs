@@ -20,8 +20,13 @@ use crate::wire::{RELEASE, ReplyBody, RequestBody};
 pub enum Outcome {
     /// The answer.
     Ready(ReplyBody),
-    /// Not yet: who is waited for, and by how much.
-    Blocked(String),
+    /// Not yet.
+    Blocked {
+        /// The table whose next change may let the request through.
+        table: String,
+        /// Who is waited for, and by how much.
+        waited_for: String,
+    },
 }
 
 /// The memory as clients of a server see it.
@@ -90,7 +95,7 @@ impl Service {
             }
             RequestBody::Push(push) => match self.memory.table(&push.table)?.try_push(push)? {
                 Attempt::Ready(steps) => ReplyBody::Pushed { steps },
-                Attempt::Blocked(reason) => return Ok(Outcome::Blocked(reason)),
+                Attempt::Blocked(waited_for) => return Ok(blocked(&push.table, waited_for)),
             },
             RequestBody::Sample(sample) => return self.sample(sample, last),
             RequestBody::UpdatePriorities {
@@ -133,17 +138,12 @@ impl Service {
         Ok(Outcome::Ready(reply))
     }
 
-    /// Hears of the next change that may unblock `request`. Listen first, then attempt: a change in between
-    /// is not missed.
+    /// Hears of the next change of `table`, which may unblock a request. Listen first, then attempt: a change in
+    /// between is not missed.
     ///
     /// # Errors
-    /// [`Error::UnknownTable`] when the table is gone; [`Error::Internal`] for a request that never blocks.
-    pub fn changed(&self, request: &RequestBody) -> Result<EventListener> {
-        let table = match request {
-            RequestBody::Push(push) => &push.table,
-            RequestBody::Sample(sample) => &sample.table,
-            _ => return Err(Error::Internal("a request blocked that never does".into())),
-        };
+    /// [`Error::UnknownTable`] when the table is gone.
+    pub fn changed(&self, table: &str) -> Result<EventListener> {
         Ok(self.memory.table(table)?.changed())
     }
 
@@ -194,8 +194,15 @@ impl Service {
         }
         Ok(match table.try_sample(request, last)? {
             Attempt::Ready(sampled) => Outcome::Ready(ReplyBody::Sampled(sampled)),
-            Attempt::Blocked(reason) => Outcome::Blocked(reason),
+            Attempt::Blocked(waited_for) => blocked(&request.table, waited_for),
         })
+    }
+}
+
+fn blocked(table: &str, waited_for: String) -> Outcome {
+    Outcome::Blocked {
+        table: table.to_owned(),
+        waited_for,
     }
 }
 

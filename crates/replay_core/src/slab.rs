@@ -19,7 +19,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::sync::fault::{self, Fault};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, prefetch};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
@@ -110,12 +110,11 @@ impl<T> Slab<T> {
             // it is live.
             unsafe { (*cell).write(value) };
         });
-        let generation = slot.word.load(Ordering::Relaxed) & !(LIVE | PINS);
         // Release: pairs with the Acquire in `pin`.
-        slot.word.store(generation | LIVE, Ordering::Release);
+        let free = slot.word.fetch_or(LIVE, Ordering::Release);
         Ok(Handle {
             slot: index,
-            generation: (generation >> 32) as u32,
+            generation: (free >> 32) as u32,
         })
     }
 
@@ -147,6 +146,14 @@ impl<T> Slab<T> {
                 Ok(_) => return Some(pinned()),
                 Err(now) => word = now,
             }
+        }
+    }
+
+    /// Asks for a slot's cache line ahead of a pin.
+    #[inline(always)]
+    pub fn prefetch(&self, handle: Handle) {
+        if let Some(slot) = self.slots.get(handle.slot as usize) {
+            prefetch(slot);
         }
     }
 
@@ -293,5 +300,108 @@ impl<T> Deref for Pinned<T> {
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         self.slab.unpin(self.slot);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    /// Two halves that differ only while, or after, somebody writes over the value.
+    struct Counted<'a> {
+        halves: [u64; 2],
+        drops: &'a AtomicUsize,
+    }
+
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            assert_eq!(self.halves[0], self.halves[1], "dropped twice");
+            self.halves = [0, u64::MAX];
+            self.drops.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_full_slab_hands_the_value_back() {
+        let slab = Arc::new(Slab::new(2));
+        let first = slab.insert("a").unwrap();
+        let second = slab.insert("b").unwrap();
+        assert_eq!(slab.insert("c"), Err("c"));
+        let pinned = slab.pin(first).unwrap();
+        assert!(slab.retire(first) && !slab.retire(first));
+        assert_eq!(slab.insert("c"), Err("c"), "the slot is pinned");
+        assert_eq!(*pinned, "a");
+        drop(pinned);
+        let third = slab.insert("c").unwrap();
+        assert_eq!(
+            (third.slot, third.generation),
+            (first.slot, first.generation + 1)
+        );
+        assert!(slab.pin(first).is_none());
+        assert_eq!(*slab.pin(second).unwrap(), "b");
+        assert_eq!(Slab::new(0).insert("d"), Err("d"));
+    }
+
+    #[test]
+    fn any_number_makes_a_handle_that_is_safe_to_use() {
+        let slab = Arc::new(Slab::new(1));
+        let handle = slab.insert(5).unwrap();
+        assert_eq!(Handle::from_bits(handle.to_bits()), handle);
+        for bits in [1, 1 << 32, u64::MAX, u64::from(u32::MAX)] {
+            let handle = Handle::from_bits(bits);
+            assert!(slab.pin(handle).is_none() && !slab.retire(handle));
+        }
+    }
+
+    #[test]
+    fn threads_that_pin_and_retire_lose_and_double_nothing() {
+        const ROUNDS: u64 = 20_000;
+        let drops = AtomicUsize::new(0);
+        // The handle of the newest value, for everybody.
+        let newest = AtomicU64::new(u64::MAX);
+        let slab = Arc::new(Slab::new(4));
+        let inserted: usize = thread::scope(|scope| {
+            let users: Vec<_> = (0..3u64)
+                .map(|user| {
+                    let (slab, newest, drops) = (&slab, &newest, &drops);
+                    scope.spawn(move || {
+                        let mut inserted = 0;
+                        for round in 0..ROUNDS {
+                            let pinned =
+                                slab.pin(Handle::from_bits(newest.load(Ordering::Relaxed)));
+                            let value = Counted {
+                                halves: [user * ROUNDS + round; 2],
+                                drops,
+                            };
+                            inserted += 1;
+                            if let Ok(handle) = slab.insert(value) {
+                                let old = newest.swap(handle.to_bits(), Ordering::Relaxed);
+                                slab.retire(Handle::from_bits(old));
+                            }
+                            if let Some(value) = pinned {
+                                assert_eq!(value.halves[0], value.halves[1]);
+                            }
+                        }
+                        inserted
+                    })
+                })
+                .collect();
+            users.into_iter().map(|user| user.join().unwrap()).sum()
+        });
+        assert!(slab.retire(Handle::from_bits(newest.load(Ordering::Relaxed))));
+        let free: Vec<_> = (0..4)
+            .map(|_| {
+                slab.insert(Counted {
+                    halves: [1; 2],
+                    drops: &drops,
+                })
+                .ok()
+            })
+            .collect();
+        assert!(free.iter().all(Option::is_some), "a slot was lost");
+        drop(slab);
+        assert_eq!(drops.load(Ordering::Relaxed), inserted + 4);
     }
 }

@@ -263,3 +263,206 @@ impl StreamWindows {
         Some((target - f64::from(self.estimates[first].taken?)).abs())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::flags::{FINAL, FIRST, TERMINATED, TRUNCATED};
+    use crate::view::{NStep, Padding, Sequence, Window};
+
+    fn n_step(stack: u16, n: u16) -> ViewSpec {
+        ViewSpec::NStep(NStep {
+            observation: "frame".into(),
+            stack,
+            n,
+            gamma: 0.5,
+            padding: Padding::Zero,
+        })
+    }
+
+    fn sequence(length: u16, burn_in: u16, period: u16) -> ViewSpec {
+        ViewSpec::Sequence(Sequence {
+            observation: "frame".into(),
+            stack: 1,
+            length,
+            burn_in,
+            period,
+            gamma: 0.5,
+            padding: Padding::Zero,
+            state: Vec::new(),
+        })
+    }
+
+    /// Windows (anchor, before, after) that rows with these flags complete, and what was dropped.
+    fn windows(view: &ViewSpec, rows: &[u8]) -> (Vec<(u64, u16, u16)>, Dropped) {
+        let mut windows = StreamWindows::new(0, view);
+        let mut items = Vec::new();
+        for &row in rows {
+            windows.append(row, Estimate::default(), &mut items);
+        }
+        let items = items.iter().map(|i| (i.anchor, i.before, i.after));
+        (items.collect(), windows.dropped())
+    }
+
+    const NOTHING: Dropped = Dropped {
+        by_reset: 0,
+        without_final_row: 0,
+    };
+
+    #[test]
+    fn a_window_completes_with_its_bootstrap_row() {
+        assert_eq!(windows(&n_step(2, 2), &[FIRST, 0]).0, []);
+        let (items, dropped) = windows(&n_step(2, 2), &[FIRST, 0, 0, 0]);
+        assert_eq!(items, [(0, 0, 2), (1, 1, 2)]);
+        assert_eq!(dropped, NOTHING);
+    }
+
+    #[test]
+    fn a_terminal_step_completes_every_open_window_at_once() {
+        let (items, dropped) = windows(&n_step(1, 3), &[FIRST, 0, TERMINATED]);
+        assert_eq!(items, [(0, 0, 2), (1, 0, 1), (2, 0, 0)]);
+        assert_eq!(dropped, NOTHING);
+    }
+
+    #[test]
+    fn an_episode_of_one_step_is_one_window() {
+        let rows = [FIRST | TERMINATED, FINAL, FIRST | TRUNCATED, FINAL];
+        assert_eq!(windows(&n_step(4, 3), &rows).0, [(0, 0, 0), (2, 0, 1)]);
+    }
+
+    #[test]
+    fn a_truncated_episode_completes_with_its_final_row() {
+        let (items, dropped) = windows(&n_step(1, 3), &[FIRST, TRUNCATED]);
+        assert_eq!((items.len(), dropped), (0, NOTHING));
+        let (items, dropped) = windows(&n_step(1, 3), &[FIRST, TRUNCATED, FINAL, FIRST, 0]);
+        assert_eq!(items, [(0, 0, 2), (1, 0, 1)]);
+        assert_eq!(dropped, NOTHING);
+    }
+
+    #[test]
+    fn a_truncated_episode_without_final_row_is_dropped_and_counted() {
+        for next in [FIRST, 0] {
+            let (items, dropped) = windows(&n_step(1, 2), &[FIRST, 0, 0, TRUNCATED, next]);
+            assert_eq!(items, [(0, 0, 2), (1, 0, 2)]);
+            assert_eq!((dropped.without_final_row, dropped.by_reset), (2, 0));
+        }
+    }
+
+    #[test]
+    fn an_unannounced_reset_is_dropped_and_counted() {
+        let (items, dropped) = windows(&n_step(1, 2), &[FIRST, 0, 0, FIRST, 0, 0]);
+        assert_eq!(items, [(0, 0, 2), (3, 0, 2)]);
+        assert_eq!((dropped.without_final_row, dropped.by_reset), (0, 2));
+    }
+
+    #[test]
+    fn a_lost_life_ends_learning_and_the_stack_goes_on() {
+        let (items, dropped) = windows(&n_step(4, 2), &[FIRST, TERMINATED, 0, 0, 0]);
+        assert_eq!(items, [(0, 0, 1), (1, 1, 0), (2, 2, 2)]);
+        assert_eq!(dropped, NOTHING);
+    }
+
+    #[test]
+    fn the_row_after_a_final_row_starts_a_stack_whatever_its_flags_say() {
+        let rows = [0, TERMINATED, FINAL, 0, 0];
+        assert_eq!(
+            windows(&n_step(4, 1), &rows).0,
+            [(0, 0, 1), (1, 1, 0), (3, 0, 1)]
+        );
+    }
+
+    #[test]
+    fn sequences_start_every_period_of_a_life() {
+        let rows = [FIRST, 0, 0, TERMINATED, 0, 0, 0, 0];
+        // Anchors 0 and 2 of the first life, 4 and 6 of the second, of which 6 is still open.
+        assert_eq!(
+            windows(&sequence(3, 0, 2), &rows).0,
+            [(0, 0, 3), (2, 0, 1), (4, 0, 3)]
+        );
+    }
+
+    #[test]
+    fn a_sequence_needs_a_step_beyond_its_burn_in() {
+        let rows = [FIRST, 0, TERMINATED];
+        assert_eq!(windows(&sequence(2, 1, 1), &rows).0, [(0, 0, 2), (1, 0, 1)]);
+    }
+
+    #[test]
+    fn raw_windows_of_no_rows_after_complete_at_once() {
+        let view = ViewSpec::Window(Window {
+            before: 1,
+            after: 0,
+        });
+        assert_eq!(windows(&view, &[FIRST, 0]).0, [(0, 0, 0), (1, 1, 0)]);
+    }
+
+    /// Priorities of the items that rows with these flags, rewards, Q of the action and largest Q complete.
+    fn priorities(view: &ViewSpec, rows: &[(u8, f64, f32, f32)]) -> Vec<Option<f32>> {
+        let mut windows = StreamWindows::new(0, view);
+        let mut items = Vec::new();
+        for &(row, reward, taken, greedy) in rows {
+            let estimate = Estimate {
+                reward,
+                taken: Some(taken),
+                greedy: Some(greedy),
+                priority: None,
+            };
+            windows.append(row, estimate, &mut items);
+        }
+        items.iter().map(|item| item.priority).collect()
+    }
+
+    #[test]
+    fn priorities_are_n_step_td_errors() {
+        let rows = [
+            (FIRST, 1.0, 2.0, 9.0),
+            (0, 2.0, 9.0, 9.0),
+            (0, 0.0, 9.0, 4.0),
+        ];
+        // 1 + 0.5 * 2 + 0.25 * 4 - 2
+        assert_eq!(priorities(&n_step(1, 2), &rows), [Some(1.0)]);
+        let rows = [(FIRST, 1.0, 5.0, 9.0), (TERMINATED, 2.0, 2.5, 9.0)];
+        // |1 + 0.5 * 2 - 5| and |2 - 2.5|: no bootstrap.
+        assert_eq!(priorities(&n_step(1, 3), &rows), [Some(3.0), Some(0.5)]);
+        let rows = [(TRUNCATED, 1.0, 2.0, 9.0), (FINAL, 7.0, 7.0, 4.0)];
+        // 1 + 0.5 * 4 - 2: the final row bootstraps.
+        assert_eq!(priorities(&n_step(1, 3), &rows), [Some(1.0)]);
+    }
+
+    #[test]
+    fn priorities_of_sequences_mix_the_largest_and_the_mean_error() {
+        let rows = [
+            (FIRST, 100.0, 0.0, 0.0),
+            (0, 1.0, 0.0, 0.0),
+            (TERMINATED, 3.0, 0.0, 0.0),
+        ];
+        // Errors 1 and 3 after one step of burn-in; the second window has error 3 alone.
+        assert_eq!(
+            priorities(&sequence(2, 1, 1), &rows),
+            [Some(2.9), Some(3.0)]
+        );
+    }
+
+    #[test]
+    fn an_error_beyond_float32_saturates() {
+        let rows = [(TERMINATED, f64::MAX, 0.0, 0.0)];
+        assert_eq!(priorities(&n_step(1, 1), &rows), [Some(f32::MAX)]);
+    }
+
+    #[test]
+    fn without_q_values_there_is_no_priority() {
+        let mut windows = StreamWindows::new(0, &n_step(1, 1));
+        let mut items = Vec::new();
+        let with_q = Estimate {
+            taken: Some(1.0),
+            greedy: Some(1.0),
+            ..Estimate::default()
+        };
+        for estimate in [with_q, Estimate::default(), with_q, with_q] {
+            windows.append(0, estimate, &mut items);
+        }
+        let priorities: Vec<_> = items.iter().map(|item| item.priority).collect();
+        // |0 + 0.5 * 1 - 1| where both rows have Q-values.
+        assert_eq!(priorities, [None, None, Some(0.5)]);
+    }
+}

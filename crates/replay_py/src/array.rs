@@ -2,6 +2,7 @@
 //! on memory of the core.
 
 use std::ffi::c_int;
+use std::ptr::NonNull;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -18,7 +19,7 @@ use crate::{dtype, error};
 /// write to the array during the call that reads it.
 pub struct ArrayBytes {
     _owner: Py<PyAny>,
-    start: *const u8,
+    start: NonNull<u8>,
     len: usize,
 }
 
@@ -31,76 +32,84 @@ unsafe impl Sync for ArrayBytes {}
 impl ArrayBytes {
     /// The bytes, in C order.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `start` and `len` were taken from a live C-contiguous array with at least one element.
-        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+        // SAFETY: `read` took both from a C-contiguous array, which is alive.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
-/// Why a value is not the array that was asked for: a sentence for the caller's error.
+/// Why a value is not an array that can be used: a sentence for the caller's error.
 pub type Refusal = String;
 
-/// Reads `value` as an array of `dtype` and `shape`.
-///
-/// An array (NumPy's, or anything with `__array__`, such as a torch tensor on the CPU) must have exactly
-/// this dtype and shape. Python scalars and lists are converted where no value changes in kind or overflows;
-/// a scalar stands for every element.
-pub fn read<'py>(
-    value: &Bound<'py, PyAny>,
-    dtype: Dtype,
-    shape: &[usize],
-) -> PyResult<Result<ArrayBytes, Refusal>> {
-    let py = value.py();
-    let literal = !value.hasattr("__array__")?;
-    let array = as_array(value)?;
-    let array = match array {
+/// An array from Python, as the core reads it.
+pub struct Input {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: ArrayBytes,
+}
+
+/// What a value is meant to be: Python scalars and lists, which have no dtype of their own, become this where
+/// no number changes its kind or overflows. A scalar stands for every element.
+#[derive(Clone, Copy)]
+pub struct Meant<'a> {
+    pub dtype: Dtype,
+    pub shape: &'a [usize],
+}
+
+/// Reads an array: NumPy's, or anything with `__array__`, such as a torch tensor. Arrays are never converted.
+pub fn read(
+    value: &Bound<'_, PyAny>,
+    meant: Option<Meant<'_>>,
+) -> PyResult<Result<Input, Refusal>> {
+    let array = match as_array(value)? {
         Ok(array) => array,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let array = if literal {
-        match convert_literal(value, &array, dtype, shape)? {
-            Some(array) => array,
-            None => return Ok(Err(difference(&array, dtype, shape)?)),
-        }
-    } else {
-        array
+    let array = match meant {
+        Some(meant) if !value.hasattr("__array__")? => convert_literal(value, array, meant)?,
+        _ => array,
     };
-    if dtype::from_numpy(&array.dtype()) != Some(dtype) || array.shape() != shape {
-        return Ok(Err(difference(&array, dtype, shape)?));
-    }
+    let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
+        return Ok(Err(format!(
+            "elements of {} cannot be stored",
+            array.dtype()
+        )));
+    };
+    let shape = array.shape().to_vec();
     let array = if array.is_c_contiguous() {
         array
     } else {
-        py.import("numpy")?
+        array
+            .py()
+            .import("numpy")?
             .call_method1("ascontiguousarray", (&array,))?
             .cast_into::<PyUntypedArray>()?
     };
     let len = array.len() * dtype.bytes();
     // SAFETY: the pointer belongs to the array object that `array` holds.
-    let start = unsafe { (*array.as_array_ptr()).data }.cast::<u8>();
-    Ok(Ok(ArrayBytes {
+    let data = unsafe { (*array.as_array_ptr()).fields.data };
+    let bytes = ArrayBytes {
         _owner: array.into_any().unbind(),
-        start: if len == 0 {
-            std::ptr::NonNull::<u8>::dangling().as_ptr()
-        } else {
-            start
-        },
+        // Without bytes any address will do.
+        start: NonNull::new(data.cast()).unwrap_or(NonNull::dangling()),
         len,
+    };
+    Ok(Ok(Input {
+        dtype,
+        shape,
+        bytes,
     }))
 }
 
-/// A list of numbers of any length, as they lie in an array.
-pub struct Numbers {
-    dtype: Dtype,
-    bytes: ArrayBytes,
-}
+/// One dimension of numbers.
+pub struct Numbers(Input);
 
 impl Numbers {
     /// Each number as a float64.
     pub fn to_f64(&self) -> Vec<f64> {
-        let bytes = self.bytes.as_slice();
-        match self.dtype {
-            Dtype::Float32 => map(bytes, |b| f64::from(f32::from_ne_bytes(b))),
+        let bytes = self.0.bytes.as_slice();
+        match self.0.dtype {
             Dtype::Float16 => map(bytes, |b| half::f16::from_ne_bytes(b).to_f64()),
+            Dtype::Float32 => map(bytes, |b| f64::from(f32::from_ne_bytes(b))),
             Dtype::Int64 => map(bytes, |b| i64::from_ne_bytes(b) as f64),
             _ => map(bytes, f64::from_ne_bytes),
         }
@@ -108,12 +117,13 @@ impl Numbers {
 
     /// The 64 bits of each number.
     pub fn to_bits(&self) -> Vec<u64> {
-        map(self.bytes.as_slice(), u64::from_ne_bytes)
+        map(self.0.bytes.as_slice(), u64::from_ne_bytes)
     }
 }
 
 fn map<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes.as_chunks().0.iter().map(|&value| read(value)).collect()
+    let (values, _) = bytes.as_chunks();
+    values.iter().map(|&value| read(value)).collect()
 }
 
 /// Reads one dimension of numbers of one of the dtypes in `allowed`.
@@ -121,25 +131,24 @@ fn map<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
 /// # Errors
 /// `ConfigError` that names `what`.
 pub fn numbers(value: &Bound<'_, PyAny>, what: &str, allowed: &[Dtype]) -> PyResult<Numbers> {
-    let py = value.py();
     let refuse = |got: String| {
         let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
+        let names = names.join(" or ");
         error::config(
-            py,
-            format!("{what} has one dimension of {}, got {got}", names.join(" or ")),
+            value.py(),
+            format!("{what} has one dimension of {names}, got {got}"),
         )
     };
-    let array = as_array(value)?.map_err(refuse)?;
-    let dtype = dtype::from_numpy(&array.dtype()).filter(|dtype| allowed.contains(dtype));
-    let (Some(dtype), 1) = (dtype, array.ndim()) else {
-        return Err(refuse(format!("{}{:?}", array.dtype(), array.shape())));
-    };
-    let shape = array.shape().to_vec();
-    let bytes = read(array.as_any(), dtype, &shape)?.map_err(refuse)?;
-    Ok(Numbers { dtype, bytes })
+    let input = read(value, None)?.map_err(refuse)?;
+    if !allowed.contains(&input.dtype) || input.shape.len() != 1 {
+        return Err(refuse(format!("{}{:?}", input.dtype.name(), input.shape)));
+    }
+    Ok(Numbers(input))
 }
 
-fn as_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<Result<Bound<'py, PyUntypedArray>, Refusal>> {
+fn as_array<'py>(
+    value: &Bound<'py, PyAny>,
+) -> PyResult<Result<Bound<'py, PyUntypedArray>, Refusal>> {
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         return Ok(Ok(array.clone()));
     }
@@ -156,52 +165,36 @@ fn as_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<Result<Bound<'py, PyUnty
     }
 }
 
-/// A scalar or list as an array of `dtype`, or `None` when a value would change.
+/// A scalar or list as the array it is meant to be, or as it is when a number would change.
 fn convert_literal<'py>(
     value: &Bound<'py, PyAny>,
-    array: &Bound<'py, PyUntypedArray>,
-    dtype: Dtype,
-    shape: &[usize],
-) -> PyResult<Option<Bound<'py, PyUntypedArray>>> {
+    array: Bound<'py, PyUntypedArray>,
+    meant: Meant<'_>,
+) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = value.py();
     let numpy = py.import("numpy")?;
-    let safe = match (array.dtype().kind(), dtype::kind(dtype)) {
-        (b'b', b'b') | (b'f', b'f') => true,
-        // In range, and exact where the target is a float.
+    let convert = || array.call_method1("astype", (dtype::to_numpy(py, meant.dtype),));
+    let converted = match (array.dtype().kind(), dtype::kind(meant.dtype)) {
+        (b'b', b'b') | (b'f', b'f') => convert()?,
         (b'i' | b'u', b'i' | b'u' | b'f') => {
-            let there = array.call_method1("astype", (dtype::to_numpy(py, dtype),))?;
-            numpy
-                .call_method1("array_equal", (&there, array))?
-                .is_truthy()?
+            let converted = convert()?;
+            let exact = numpy.call_method1("array_equal", (&converted, &array))?;
+            if !exact.is_truthy()? {
+                return Ok(array);
+            }
+            converted
         }
-        _ => false,
+        _ => return Ok(array),
     };
-    if !safe {
-        return Ok(None);
-    }
-    let array = array.call_method1("astype", (dtype::to_numpy(py, dtype),))?;
     let scalar = value.is_instance_of::<PyBool>()
         || value.is_instance_of::<PyInt>()
         || value.is_instance_of::<PyFloat>();
-    let array = if scalar {
-        numpy.call_method1("full", (shape, &array))?
+    let converted = if scalar {
+        numpy.call_method1("full", (meant.shape, &converted))?
     } else {
-        array
+        converted
     };
-    Ok(Some(array.cast_into::<PyUntypedArray>()?))
-}
-
-fn difference(
-    array: &Bound<'_, PyUntypedArray>,
-    dtype: Dtype,
-    shape: &[usize],
-) -> PyResult<Refusal> {
-    Ok(format!(
-        "expected {}{shape:?}, got {}{:?}",
-        dtype.name(),
-        array.dtype().str()?,
-        array.shape()
-    ))
+    Ok(converted.cast_into::<PyUntypedArray>()?)
 }
 
 /// A writable NumPy array over memory that `owner` keeps alive.

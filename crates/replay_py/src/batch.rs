@@ -1,6 +1,7 @@
 //! `Batch`: the arrays of one draw, as NumPy views on the core's buffers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use pyo3::exceptions::{PyAttributeError, PyKeyError};
@@ -182,26 +183,28 @@ impl PyBatch {
         let mut seen: HashMap<*const Buffer, Bound<'py, PyList>> = HashMap::new();
         for array in &self.layout {
             let key = Arc::as_ptr(&array.buffer);
-            if !seen.contains_key(&key) {
-                let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?;
-                let bytes = array.buffer.len();
-                // SAFETY: as in `new`; these are the buffer's bytes.
-                let flat = unsafe {
-                    array::over(
-                        owner.as_any(),
-                        array.buffer.as_mut_ptr(),
-                        replay_core::schema::Dtype::Uint8,
-                        &[bytes],
-                        None,
-                    )
-                }?;
-                let arrays = PyList::empty(py);
-                buffers.append((flat, &arrays))?;
-                seen.insert(key, arrays);
-            }
+            let arrays = match seen.entry(key) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?;
+                    // SAFETY: as in `new`; these are the buffer's bytes.
+                    let flat = unsafe {
+                        array::over(
+                            owner.as_any(),
+                            array.buffer.as_mut_ptr(),
+                            replay_core::schema::Dtype::Uint8,
+                            &[array.buffer.len()],
+                            None,
+                        )
+                    }?;
+                    let arrays = PyList::empty(py);
+                    buffers.append((flat, &arrays))?;
+                    entry.insert(arrays)
+                }
+            };
             let size = array.dtype.bytes();
             let strides = array.strides.iter().map(|stride| stride / size);
-            seen[&key].append((
+            arrays.append((
                 &array.name,
                 dtype::to_numpy(py, array.dtype),
                 PyTuple::new(py, &array.shape)?,
@@ -215,7 +218,11 @@ impl PyBatch {
 
 impl PyBatch {
     fn names(&self) -> String {
-        let names: Vec<_> = self.layout.iter().map(|array| array.name.as_str()).collect();
+        let names: Vec<_> = self
+            .layout
+            .iter()
+            .map(|array| array.name.as_str())
+            .collect();
         names.join(", ")
     }
 }

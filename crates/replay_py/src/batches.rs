@@ -145,7 +145,11 @@ impl PyBatches {
     }
 
     fn __repr__(&self) -> String {
-        let closed = if self.source.is_closed() { ", closed" } else { "" };
+        let closed = if self.source.is_closed() {
+            ", closed"
+        } else {
+            ""
+        };
         format!("<Batches of {}{closed}>", self.description)
     }
 }
@@ -214,7 +218,10 @@ impl Ahead {
                 }
                 Err(RecvTimeoutError::Timeout) => wait.check()?,
             }
-            if wait.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if wait
+                .deadline
+                .is_some_and(|deadline| Instant::now() >= deadline)
+            {
                 let waited_for = self.shared.waited_for();
                 return Err(Error::Deadline { waited_for });
             }

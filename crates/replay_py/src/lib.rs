@@ -9,9 +9,11 @@
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
 //! | `server` | `Server` and `connect` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
-//! | `wait`, `handle`, `error` | deadlines and Ctrl-C; closing and forks; exceptions |
+//! | `wait`, `handle`, `error`, `log` | deadlines and Ctrl-C; closing and forks; exceptions; log lines |
 //!
 //! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
+
+use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
@@ -22,6 +24,7 @@ mod draw;
 mod dtype;
 mod error;
 mod handle;
+mod log;
 mod parameters;
 mod replay;
 mod server;
@@ -32,7 +35,7 @@ mod writer;
 
 /// Runs the command line of `innet-replay` and returns its exit status.
 #[pyfunction]
-fn run_server_cli(py: Python<'_>, arguments: Vec<String>) -> i32 {
+fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.
     py.detach(|| replay_core::cli::run(arguments))
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use half::{bf16, f16};
-use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
@@ -14,9 +13,9 @@ use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
 use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
-use crate::array::{self, ArrayBytes};
+use crate::array::{self, ArrayBytes, Input};
 use crate::batch::BufferOwner;
-use crate::{dtype, error};
+use crate::error;
 
 /// One version of named parameters.
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
@@ -165,28 +164,26 @@ fn to_tensor(
             value = value.call_method1("view", (bits,))?;
         }
     }
-    let array = py
-        .import("numpy")?
-        .call_method1("asarray", (&value,))?
-        .cast_into::<PyUntypedArray>()?;
-    let Some(element) = dtype::from_numpy(&array.dtype()) else {
-        return Ok(Err(format!("cannot store elements of {}", array.dtype())));
-    };
-    let shape = array.shape().to_vec();
-    Ok(array::read(array.as_any(), element, &shape)?.map(|data| {
-        let dtype = if is_bfloat16 {
-            FileDtype::BF16
-        } else {
-            file_dtype(element)
-        };
-        let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
-        Tensor {
-            dtype,
-            shape,
-            data,
-            to_bfloat16: to_bfloat16 && float,
-        }
-    }))
+    Ok(array::read(&value, None)?.map(
+        |Input {
+             dtype,
+             shape,
+             bytes,
+         }| {
+            let dtype = if is_bfloat16 {
+                FileDtype::BF16
+            } else {
+                file_dtype(dtype)
+            };
+            let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
+            Tensor {
+                dtype,
+                shape,
+                data: bytes,
+                to_bfloat16: to_bfloat16 && float,
+            }
+        },
+    ))
 }
 
 /// Writes a safetensors file.

@@ -14,6 +14,7 @@ use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, SampleRequest};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
+use replay_core::writer::WriterOptions;
 
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
@@ -24,7 +25,7 @@ use crate::server::{self, PyServer, ServeOptions};
 use crate::table::PyTable;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, error, wait};
+use crate::{array, error, log, wait};
 
 /// A replay memory: in this process, or the connection to one on a server.
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
@@ -56,12 +57,7 @@ const DECODERS_PER_TABLE: usize = 8;
 
 /// Keys may come back from torch, which prefers signed integers.
 const KEYS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
-const PRIORITIES: [Dtype; 4] = [
-    Dtype::Float32,
-    Dtype::Float64,
-    Dtype::Float16,
-    Dtype::Int64,
-];
+const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
 
 impl PyReplay {
     /// The client of a server.
@@ -166,8 +162,7 @@ impl PyReplay {
             normalization,
             threads,
         };
-        let decoder =
-            self.decoder(py, &replay, table, Reading { view, options }, deadline)?;
+        let decoder = self.decoder(py, &replay, table, Reading { view, options }, deadline)?;
         Ok(Draw {
             replay,
             decoder,
@@ -186,6 +181,7 @@ impl PyReplay {
         max_bytes: Option<u64>,
         seed: Option<u64>,
     ) -> PyResult<Self> {
+        log::start();
         let mut limits = MemoryLimits::default();
         if let Some(max_bytes) = max_bytes {
             limits.max_bytes = max_bytes;
@@ -196,7 +192,7 @@ impl PyReplay {
             backend: Handle::new(
                 "replay",
                 Backend {
-                    replay: Arc::new(memory.clone()),
+                    replay: memory.clone(),
                     memory: Some(memory),
                 },
             ),
@@ -209,16 +205,13 @@ impl PyReplay {
 
     /// Makes a table; the same definition again is fine.
     #[pyo3(signature = (table, timeout = None))]
-    fn create_table(
-        &self,
-        py: Python<'_>,
-        table: &PyTable,
-        timeout: Option<f64>,
-    ) -> PyResult<()> {
+    fn create_table(&self, py: Python<'_>, table: &PyTable, timeout: Option<f64>) -> PyResult<()> {
         let replay = self.replay(py)?;
         self.forget_decoders(&table.config.name);
         let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| replay.create_table(&table.config, wait))
+        wait::blocking(py, deadline, |wait| {
+            replay.create_table(&table.config, wait)
+        })
     }
 
     /// The definition of a table.
@@ -266,7 +259,20 @@ impl PyReplay {
         timeout: Option<f64>,
     ) -> PyResult<PyWriter> {
         let replay = self.replay(py)?;
-        PyWriter::open(py, replay, table, streams, view.0, name, chunk_steps, timeout)
+        let options = WriterOptions {
+            name: name.to_owned(),
+            chunk_steps,
+        };
+        let deadline = wait::deadline(py, timeout)?;
+        PyWriter::open(
+            py,
+            replay.as_ref(),
+            table,
+            streams,
+            &view.0,
+            options,
+            deadline,
+        )
     }
 
     /// Draws `count` items.
@@ -291,7 +297,14 @@ impl PyReplay {
     ) -> PyResult<PyBatch> {
         let deadline = wait::deadline(py, timeout)?;
         let draw = self.draw(
-            py, table, count, view.0, normalize, allow_short, threads, deadline,
+            py,
+            table,
+            count,
+            view.0,
+            normalize,
+            allow_short,
+            threads,
+            deadline,
         )?;
         let drawn = wait::blocking(py, deadline, |wait| {
             let drawn = draw
@@ -331,7 +344,9 @@ impl PyReplay {
         threads: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
         let deadline = wait::deadline(py, timeout)?;
-        let draw = self.draw(py, table, count, view.0, normalize, false, threads, deadline)?;
+        let draw = self.draw(
+            py, table, count, view.0, normalize, false, threads, deadline,
+        )?;
         let description = format!("{count} items of table {table:?} {}", self.place);
         let batches = PyBatches::new(py, draw, beta, prefetch, timeout, description)?;
         let batches = Bound::new(py, batches)?.into_any();
@@ -409,11 +424,7 @@ impl PyReplay {
 
     /// Counters and gauges of the memory.
     #[pyo3(signature = (timeout = None))]
-    fn stats<'py>(
-        &self,
-        py: Python<'py>,
-        timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let replay = self.replay(py)?;
         let deadline = wait::deadline(py, timeout)?;
         let stats = wait::blocking(py, deadline, |wait| replay.stats(wait))?;
@@ -485,7 +496,7 @@ impl PyReplay {
         format!("<Replay {}{closed}>", self.place)
     }
 
-    fn __reduce__(&self, py: Python<'_>) -> PyResult<()> {
+    fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(format!(
             "a Replay {} cannot be pickled: pass its address to the other process, which calls \
              innet_drl.connect",
@@ -505,6 +516,9 @@ pub struct PyUpdateReceipt {
 #[pymethods]
 impl PyUpdateReceipt {
     fn __repr__(&self) -> String {
-        format!("UpdateReceipt(applied={}, stale={})", self.applied, self.stale)
+        format!(
+            "UpdateReceipt(applied={}, stale={})",
+            self.applied, self.stale
+        )
     }
 }

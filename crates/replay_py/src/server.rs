@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use replay_core::client::{self, ConnectOptions};
+use replay_core::client::{Client, ConnectOptions};
 use replay_core::config::{Secret, ServerConfig};
 use replay_core::memory::Memory;
 use replay_core::net::Address;
@@ -15,7 +15,7 @@ use replay_core::server::{RunningServer, Server};
 use crate::handle::Handle;
 use crate::replay::PyReplay;
 use crate::table::PyTable;
-use crate::{error, wait};
+use crate::{error, log, wait};
 
 /// A server in front of a `Replay` of this process.
 #[pyclass(name = "Server", module = "innet_drl", frozen)]
@@ -39,9 +39,7 @@ impl<'py> FromPyObject<'_, 'py> for Addresses {
 }
 
 fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
-    address
-        .parse()
-        .map_err(|error| error::to_python(py, error))
+    address.parse().map_err(|error| error::to_python(py, error))
 }
 
 /// What `Replay.serve` takes beside the addresses.
@@ -94,7 +92,7 @@ impl PyServer {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(server) = self.server.close(py)? {
             py.detach(|| {
-                server.shutdown();
+                server.shut_down();
                 server.wait()
             })
             .map_err(|error| error::to_python(py, error))?;
@@ -126,6 +124,9 @@ impl PyServer {
     }
 }
 
+/// Stands for no timeout: longer than any network stack tries.
+const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Connects to a server.
 #[pyfunction]
 #[pyo3(signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None))]
@@ -137,18 +138,21 @@ pub fn connect(
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
 ) -> PyResult<PyReplay> {
+    log::start();
     let address = parse(py, url)?;
-    wait::deadline(py, timeout)?;
+    let deadline = wait::deadline(py, timeout)?;
     let options = ConnectOptions {
-        token: token.map(String::into_bytes),
+        token,
         tls_ca,
-        timeout: timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+        connect_timeout: timeout
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .unwrap_or(LONGEST_CONNECT),
         ..ConnectOptions::default()
     };
-    let client = py
-        .detach(|| client::connect(&address, options))
-        .map_err(|error| error::to_python(py, error))?;
-    let replay = PyReplay::remote(Arc::new(client), url.to_owned());
+    let client = wait::blocking(py, deadline, |wait| {
+        Client::connect(&address, options, wait)
+    })?;
+    let replay = PyReplay::remote(Arc::new(client), address.to_string());
     replay.make_tables(py, tables, timeout)?;
     Ok(replay)
 }

@@ -26,7 +26,7 @@ fn padding_name(padding: Padding) -> &'static str {
 }
 
 fn check(py: Python<'_>, view: ViewSpec) -> PyResult<()> {
-    view.validate_numbers()
+    view.check_numbers()
         .map_err(|error| error::to_python(py, error))
 }
 

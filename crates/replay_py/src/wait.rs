@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use replay_core::error::{Error, Result};
+use replay_core::error::Result;
 use replay_core::replay::Wait;
 
 use crate::error;

@@ -26,7 +26,7 @@ pub struct Flags {
     #[arg(long)]
     json: bool,
     /// The server's token; better --token-file, or the environment variable INNET_TOKEN
-    #[arg(long, env = "INNET_TOKEN", hide_env_values = true)]
+    #[arg(long)]
     token: Option<String>,
     /// A file with the server's token in it
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
@@ -40,10 +40,7 @@ pub struct Flags {
 pub fn run(flags: &Flags) -> Result<()> {
     let wait = Wait::until(Some(Instant::now() + PATIENCE));
     let options = ConnectOptions {
-        token: match &flags.token_file {
-            Some(path) => Some(read_token(path)?),
-            None => flags.token.clone(),
-        },
+        token: token(flags, std::env::var("INNET_TOKEN").ok())?,
         tls_ca: flags.tls_ca.clone(),
         connect_timeout: PATIENCE,
         ..ConnectOptions::default()
@@ -59,9 +56,13 @@ pub fn run(flags: &Flags) -> Result<()> {
     Ok(())
 }
 
-fn read_token(path: &PathBuf) -> Result<String> {
+/// The token of the flags, or the environment's without one there.
+fn token(flags: &Flags, environment: Option<String>) -> Result<Option<String>> {
+    let Some(path) = &flags.token_file else {
+        return Ok(flags.token.clone().or(environment));
+    };
     match fs::read_to_string(path) {
-        Ok(token) => Ok(token.trim().to_owned()),
+        Ok(token) => Ok(Some(token.trim().to_owned())),
         Err(error) => Err(Error::Config(format!(
             "token_file {} cannot be read: {error}",
             path.display()

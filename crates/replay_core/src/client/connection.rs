@@ -21,10 +21,6 @@ use crate::net::Address;
 use crate::replay::Wait;
 use crate::wire::{Limits, ReplyBody, RequestBody};
 
-/// How long after the caller's deadline the client goes on waiting for the answer: the server ends the wait
-/// and says who was waited for, which is worth more than the client's own error.
-pub const GRACE: Duration = Duration::from_secs(5);
-
 /// A server that vanished without a word (its machine lost power) is noticed after about this time.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
@@ -103,11 +99,14 @@ impl Dialer {
                 what: "starting a connection's runtime".into(),
                 source,
             })?;
-        let timeout = self.options.connect_timeout;
-        let until = Instant::now() + timeout;
-        let until = wait.deadline.map_or(until, |d| until.min(d + GRACE));
+        let begun = Instant::now();
+        let until = begun + self.options.connect_timeout;
+        let until = match wait.deadline {
+            Some(deadline) => until.min(deadline + self.options.grace),
+            None => until,
+        };
         let late = || {
-            let text = format!("no answer within {timeout:?}");
+            let text = format!("no answer within {} ms", begun.elapsed().as_millis());
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = Limits::new(self.options.max_frame_bytes);
@@ -165,13 +164,19 @@ impl Dialer {
         }
     }
 
-    /// What a handshake that fails in an odd way probably means.
+    /// Adds what a handshake that ends in an odd way often means: a server with TLS answers plain bytes with
+    /// a few of its own and hangs up.
     fn explain(&self, error: Error) -> Error {
+        if self.tls.is_some() || matches!(self.address, Address::Unix { .. }) {
+            return error;
+        }
+        let hint = "; is it an innet-replay server, and one without TLS (that would be innets://)?";
         match error {
-            Error::Protocol(reason) if self.tls.is_none() => Error::Protocol(format!(
-                "{} is no innet-replay server, or one with TLS (innets://): {reason}",
-                self.address
-            )),
+            Error::Protocol(reason) => Error::Protocol(reason + hint),
+            Error::Disconnected { address, reason } => Error::Disconnected {
+                address,
+                reason: reason + hint,
+            },
             other => other,
         }
     }
@@ -244,15 +249,14 @@ impl Connection {
     /// [`Error::Deadline`] when the server does not answer; those of [`Link::call`].
     pub fn call(
         &mut self,
-        address: &Address,
+        dialer: &Dialer,
         wait: &Wait<'_>,
         body: RequestBody,
     ) -> Result<ReplyBody> {
-        let late = || no_answer(address);
+        let until = wait.deadline.map(|d| d + dialer.options.grace);
+        let late = || no_answer(&dialer.address);
         let deadline_ms = deadline_ms(wait.deadline);
-        self.run(wait, wait.deadline.map(|d| d + GRACE), late, |link| {
-            link.call(deadline_ms, body)
-        })
+        self.run(wait, until, late, |link| link.call(deadline_ms, body))
     }
 
     /// Whether the connection, on which nothing is under way, still stands.

@@ -20,6 +20,7 @@ pub mod push;
 pub mod sample;
 pub mod tls;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +28,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorCode, Result};
 pub use crate::net::Address;
 use crate::replay::{
     OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -48,6 +49,9 @@ pub struct ConnectOptions {
     pub tls_ca: Option<PathBuf>,
     /// How long connecting and shaking hands may take.
     pub connect_timeout: Duration,
+    /// How long after a call's deadline its answer is still waited for. The server keeps the deadline and says who
+    /// was waited for; this covers the way of its answer, and ends a call where there is none.
+    pub grace: Duration,
     /// How long a call tries to connect again after its connection broke, deadline or not.
     pub reconnect_for: Duration,
     /// Largest frame taken from the server, in bytes.
@@ -64,6 +68,7 @@ impl Default for ConnectOptions {
             token: None,
             tls_ca: None,
             connect_timeout: Duration::from_secs(10),
+            grace: Duration::from_secs(5),
             reconnect_for: Duration::from_secs(60),
             max_frame_bytes: 1 << 30,
             push_window: 32,
@@ -78,6 +83,7 @@ impl std::fmt::Debug for ConnectOptions {
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("tls_ca", &self.tls_ca)
             .field("connect_timeout", &self.connect_timeout)
+            .field("grace", &self.grace)
             .field("reconnect_for", &self.reconnect_for)
             .field("max_frame_bytes", &self.max_frame_bytes)
             .field("push_window", &self.push_window)
@@ -139,7 +145,7 @@ impl Client {
                 .take(&self.dialer, wait)
                 .and_then(|mut connection| {
                     let stamp = connection.stamp;
-                    let reply = connection.call(&self.dialer.address, wait, question(stamp));
+                    let reply = connection.call(&self.dialer, wait, question(stamp));
                     // Anything but an answer leaves a request under way, or a broken connection.
                     match &reply {
                         Ok(_) => self.idle.give(connection),
@@ -182,7 +188,16 @@ impl Replay for Client {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        self.ask_done(wait, |_| RequestBody::DropTable(table.into()))
+        let tries = Cell::new(0);
+        let dropped = self.ask_done(wait, |_| {
+            tries.set(tries.get() + 1);
+            RequestBody::DropTable(table.into())
+        });
+        match dropped {
+            // An earlier try dropped it, and its answer was lost.
+            Err(error) if error.code() == ErrorCode::UnknownTable && tries.get() > 1 => Ok(()),
+            dropped => dropped,
+        }
     }
 
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer, GRACE, Retry, deadline_ms};
+use super::connection::{Connection, Dialer, Retry, deadline_ms};
 use super::link::{Link, is_broken, unexpected};
 use crate::error::{Error, ErrorCode, Result};
 use crate::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
@@ -79,7 +79,7 @@ impl Pushes {
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
         let body = RequestBody::OpenWriter(self.open.clone());
-        let opened = match connection.call(&self.dialer.address, wait, body)? {
+        let opened = match connection.call(&self.dialer, wait, body)? {
             ReplyBody::Writer(opened) => opened,
             other => return Err(unexpected(&other)),
         };
@@ -142,7 +142,7 @@ impl Pushes {
             // Only where the server was told this deadline, or an earlier one, is its answer worth the grace.
             let told = self.pending.front().and_then(|p| p.sent?.deadline);
             let grace = match told.is_some_and(|told| Some(told) <= wait.deadline) {
-                true => GRACE,
+                true => self.dialer.options.grace,
                 false => Duration::ZERO,
             };
             let until = wait.deadline.map(|d| d + grace);
@@ -367,7 +367,7 @@ impl Pushes {
             epoch: self.epoch,
         };
         let dialer = self.dialer.clone();
-        match self.connection()?.call(&dialer.address, wait, body)? {
+        match self.connection()?.call(&dialer, wait, body)? {
             ReplyBody::Done => Ok(()),
             other => Err(unexpected(&other)),
         }

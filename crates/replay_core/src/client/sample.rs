@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer, GRACE, Retry, deadline_ms, no_answer};
+use super::connection::{Connection, Dialer, Retry, deadline_ms, no_answer};
 use super::keys::Stamp;
 use super::link::{Link, answer, unexpected};
 use crate::error::{Error, Result};
@@ -92,7 +92,7 @@ impl Samples {
         // Only where the server was told this deadline, or an earlier one, is its answer worth the grace.
         let told = |asked: &Asked| asked.deadline.is_some_and(|d| Some(d) <= wait.deadline);
         let grace = match self.under_way.iter().any(told) {
-            true => GRACE,
+            true => self.dialer.options.grace,
             false => Duration::ZERO,
         };
         let late = || no_answer(&self.dialer.address);

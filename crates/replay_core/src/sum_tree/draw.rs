@@ -3,8 +3,7 @@
 use crate::sync::{Ordering, fence};
 
 use super::SumTree;
-use super::leaf::Leaf;
-use super::node::{Found, Level, find};
+use super::node::{Children, Level};
 
 /// A drawn leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,11 +18,11 @@ pub struct Drawn {
 
 /// Descents that go side by side: enough to hide the misses, few enough that what they fetch stays in the
 /// first-level cache.
-const SIDE_BY_SIDE: usize = 64;
+const SIDE_BY_SIDE: usize = 32;
 
 /// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
-/// mass since its parent was read.
-const RESTARTS: usize = 8;
+/// mass since its parent was read. Under loom every read multiplies what there is to explore.
+const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 
 /// One descent on its way down.
 #[derive(Clone, Copy)]
@@ -43,68 +42,64 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     ///
     /// Nothing is drawn, and 0 returned, when no leaf has mass. Fewer than asked for are drawn when the mass goes
     /// while drawing. A leaf whose priority rises while drawing may have more units than the total.
-    /// O(n depth); O(capacity + n log n) when restarts did not help.
+    /// O(n depth); O(capacity + n log n) when restarts did not help, or the root shows no mass: writers under way
+    /// may hide what there is.
     pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
         out.clear();
         out.reserve(targets.len());
         let total = self.total();
-        if total == 0 && self.live_with_mass() == 0 {
-            return 0;
-        }
-        let mut missed = Vec::new();
-        self.descend(targets, total, out, &mut missed);
+        let mut missed = self.descend(targets, total, out);
         for _ in 0..RESTARTS {
             if missed.is_empty() {
                 return total;
             }
-            let again: Vec<f64> = missed.drain(..).map(another_target).collect();
-            self.descend(&again, self.total(), out, &mut missed);
+            missed
+                .iter_mut()
+                .for_each(|target| *target = another_target(*target));
+            missed = self.descend(&missed, self.total(), out);
         }
         let scanned = self.scan(&missed, out);
         if total == 0 { scanned } else { total }
     }
 
-    fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>, missed: &mut Vec<f64>) {
-        let mut descents = [Descent {
-            node: 0,
-            position: 0,
-            expected: 0,
-        }; SIDE_BY_SIDE];
+    /// Goes down once for each target. Returns the targets that missed.
+    fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+        if total == 0 {
+            return targets.to_vec();
+        }
+        let mut missed = Vec::new();
         let [leaves, sums @ ..] = &*self.levels else {
             unreachable!("a tree has at least its leaves")
         };
+        let mut descents = Vec::with_capacity(targets.len().min(SIDE_BY_SIDE));
         for targets in targets.chunks(SIDE_BY_SIDE) {
-            let descents = &mut descents[..targets.len()];
-            for (descent, &target) in descents.iter_mut().zip(targets) {
-                *descent = Descent {
-                    node: 0,
-                    position: scale(target, total),
-                    expected: total,
-                };
-            }
+            descents.clear();
+            descents.extend(targets.iter().map(|&target| Descent {
+                node: 0,
+                position: scale(target, total),
+                expected: total,
+            }));
             for height in (0..sums.len()).rev() {
                 let below = if height == 0 {
                     leaves
                 } else {
                     &sums[height - 1]
                 };
-                for descent in &mut *descents {
-                    let words = sums[height][descent.node as usize].load();
-                    let found = descent.find_in(Level::Sums, &words);
-                    let Some(found) = found else { continue };
-                    descent.node = descent.node << Self::CHILD_BITS | found.child as u32;
-                    descent.position = found.position;
-                    descent.expected = (words[found.child] as i64).max(0) as u64;
-                    below[descent.node as usize].prefetch();
+                for descent in &mut descents {
+                    let children = sums[height][descent.node as usize].read(Level::Sums);
+                    if let Some(child) = descent.choose(&children) {
+                        descent.node = descent.node << Self::CHILD_BITS | child as u32;
+                        below[descent.node as usize].prefetch();
+                    }
                 }
             }
             for (descent, &target) in descents.iter_mut().zip(targets) {
-                let words = leaves[descent.node as usize].load();
-                match descent.find_in(Level::Leaves, &words) {
-                    Some(found) => {
-                        let leaf = Leaf::from_word(words[found.child]);
+                let children = leaves[descent.node as usize].read(Level::Leaves);
+                match descent.choose(&children) {
+                    Some(child) => {
+                        let leaf = children.leaf(child);
                         out.push(Drawn {
-                            slot: descent.node << Self::CHILD_BITS | found.child as u32,
+                            slot: descent.node << Self::CHILD_BITS | child as u32,
                             generation: leaf.generation(),
                             units: leaf.units(),
                         });
@@ -115,6 +110,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         }
         // Pairs with the Release in `activate`: what was written before a drawn leaf went live is seen from here.
         fence(Ordering::Acquire);
+        missed
     }
 
     /// Draws from one look at every leaf: right whatever the sums above say. Returns the total of what it saw.
@@ -146,37 +142,33 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 }
 
 impl Descent {
-    /// Finds the position among the children, within the sum that `words` have now. `None`, also ever after,
-    /// when that is 0.
+    /// Goes on to the child that the position falls in, within the sum that the children have now. `None`, now
+    /// and on every level below, when that is 0.
     #[inline(always)]
-    fn find_in<const FANOUT: usize>(
-        &mut self,
-        level: Level,
-        words: &[u64; FANOUT],
-    ) -> Option<Found> {
-        let found = find(level, words, self.position);
-        if found.sum == self.expected && self.expected != 0 {
-            return Some(found);
+    fn choose<const FANOUT: usize>(&mut self, children: &Children<FANOUT>) -> Option<usize> {
+        let sum = children.sum();
+        if sum != self.expected || sum == 0 {
+            self.adjust(sum);
+            if self.expected == 0 {
+                return None;
+            }
         }
-        self.find_in_changed(level, words, found.sum)
+        let (child, position) = children.find(self.position);
+        self.position = position;
+        self.expected = children.units(child);
+        Some(child)
     }
 
     /// The node has changed since its parent was read. To scale the position, rather than to start again where
     /// it lies beyond, keeps every child's chance close to its share of the node: otherwise the last children of
     /// a node that others update would be drawn too rarely.
     #[cold]
-    fn find_in_changed<const FANOUT: usize>(
-        &mut self,
-        level: Level,
-        words: &[u64; FANOUT],
-        sum: u64,
-    ) -> Option<Found> {
-        if self.expected == 0 || sum == 0 {
-            self.expected = 0;
-            return None;
+    fn adjust(&mut self, sum: u64) {
+        if self.expected != 0 {
+            let fraction = self.position as f64 / self.expected as f64;
+            self.position = scale(fraction, sum);
+            self.expected = sum;
         }
-        let fraction = self.position as f64 / self.expected as f64;
-        Some(find(level, words, scale(fraction, sum)))
     }
 }
 

@@ -46,9 +46,15 @@ impl Leaf {
         Leaf(units << GENERATION_BITS | self.0 & GENERATION_MASK)
     }
 
+    /// What, added to the word of a dead leaf, makes it live with `units`. An even generation becomes odd, which
+    /// carries nothing over.
+    pub const fn birth(units: u64) -> u64 {
+        units << GENERATION_BITS | 1
+    }
+
     /// The leaf after an item has come or gone.
     pub const fn next_generation(self, units: u64) -> Self {
-        Leaf((self.0 + 1) & GENERATION_MASK).with_units(units)
+        Leaf(self.0.wrapping_add(1) & GENERATION_MASK).with_units(units)
     }
 }
 
@@ -65,6 +71,7 @@ mod tests {
         assert!(!dead.is_live() && !dead.holds(0));
         let live = dead.next_generation(7);
         assert_eq!((live.generation(), live.units()), (1, 7));
+        assert_eq!(live.word(), dead.word() + Leaf::birth(7));
         assert!(live.holds(1));
     }
 }

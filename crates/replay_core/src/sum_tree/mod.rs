@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use leaf::Leaf;
-use node::{Level, Node, units};
+use node::{Level, Node};
 
 pub use batch::Update;
 pub use draw::Drawn;
@@ -130,10 +130,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// When `slot` is not below the capacity or is live.
     pub fn activate(&self, slot: u32, units: u64) -> u32 {
         let word = self.leaf(slot).expect("activate: no such slot");
-        // The owner got the slot from who killed it, so this load cannot be older than that.
-        let dead = Leaf::from_word(word.load(Ordering::Relaxed));
-        assert!(!dead.is_live(), "activate: slot {slot} is live");
-        let live = dead.next_generation(units.min(Self::MAX_UNITS));
+        let units = units.min(Self::MAX_UNITS);
         // Release: pairs with the Acquire fences of `descend` and `scan`. Later changes of the word are
         // read-modify-writes, which carry this release on.
         let publication = if fault::injected(Fault::RelaxedPublication) {
@@ -141,10 +138,11 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         } else {
             Ordering::Release
         };
-        word.store(live.word(), publication);
-        self.spread(slot, live.units());
-        self.count_mass(mass_change(dead, live));
-        live.generation()
+        let dead = Leaf::from_word(word.fetch_add(Leaf::birth(units), publication));
+        assert!(!dead.is_live(), "activate: slot {slot} is live");
+        self.spread(slot, units);
+        self.count_mass(i64::from(units > 0));
+        dead.next_generation(units).generation()
     }
 
     /// Ends the item in `slot` and takes its priority away. True for exactly one caller, who then owns the slot
@@ -190,14 +188,11 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Sum of all priorities in units: what the root shows at this instant. O(1).
     pub fn total(&self) -> u64 {
-        let (level, root) = match &*self.levels {
-            [leaves] => (Level::Leaves, &leaves[0]),
-            [.., root] => (Level::Sums, &root[0]),
+        match &*self.levels {
+            [leaves] => leaves[0].read(Level::Leaves).sum(),
+            [.., root] => root[0].read(Level::Sums).sum(),
             [] => unreachable!("a tree has at least its leaves"),
-        };
-        root.load()
-            .iter()
-            .fold(0, |sum, &word| sum.wrapping_add(units(level, word)))
+        }
     }
 
     /// The smallest positive priority in units, `None` without one. Scans the leaves: O(capacity).
@@ -239,7 +234,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 Level::Sums
             };
             for (index, node) in pair[0].iter().enumerate() {
-                let children: u64 = node.load().iter().map(|&word| units(level, word)).sum();
+                let children = node.read(level).sum();
                 let sum = pair[1][index / FANOUT].words[index % FANOUT].load(Ordering::Relaxed);
                 if sum != children {
                     return Err(Error::Internal(format!(
@@ -325,12 +320,81 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     fn leaves(&self) -> impl Iterator<Item = (u32, Leaf)> + '_ {
-        let nodes = self.levels[0].iter().map(Node::load);
-        (0..).zip(nodes.flatten().map(Leaf::from_word))
+        let words = self.levels[0].iter().flat_map(|node| &node.words);
+        (0..).zip(words.map(|word| Leaf::from_word(word.load(Ordering::Relaxed))))
     }
 }
 
 /// How the number of leaves with mass changes.
 fn mass_change(old: Leaf, new: Leaf) -> i64 {
     i64::from(new.units() > 0) - i64::from(old.units() > 0)
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    /// Every state that a writer may leave behind when it stops between two steps of taking 7 from, or giving 7
+    /// to, the first leaf of three levels: the leaf, then the sums from below.
+    fn stopped_writers() -> impl Iterator<Item = SumTree<2>> {
+        [(7, 0), (0, 7)].into_iter().flat_map(|(before, after)| {
+            (0..=2).map(move |steps| {
+                let tree = SumTree::new(8, 0);
+                tree.activate(0, before);
+                tree.replace(0, 1, after).expect("the item is live");
+                let mut index = 0;
+                for level in tree.levels.iter().skip(1).take(steps) {
+                    index >>= 1;
+                    tree.add(level, index, after.wrapping_sub(before));
+                }
+                tree
+            })
+        })
+    }
+
+    const TARGETS: [f64; 5] = [0.0, 0.3, 0.6, 0.9, 0.99];
+
+    #[test]
+    fn others_finish_while_a_writer_is_stopped() {
+        for tree in stopped_writers() {
+            let mut drawn = Vec::new();
+            let units = tree.units(0, 1).expect("the item is live");
+            tree.draw_batch(&TARGETS, &mut drawn);
+            assert!(
+                drawn
+                    .iter()
+                    .all(|item| (item.slot, item.units) == (0, units))
+            );
+            // Beside it, in its node, and in the other half of the tree.
+            for slot in [1, 6] {
+                let generation = tree.activate(slot, 5);
+                assert!(tree.set(slot, generation, 4));
+            }
+            tree.draw_batch(&TARGETS, &mut drawn);
+            assert_eq!(drawn.len(), TARGETS.len());
+            assert!(
+                drawn
+                    .iter()
+                    .all(|item| item.units == 4 || item.slot == 0 && item.units == 7)
+            );
+            assert!(tree.kill(0, 1) && tree.kill(1, 1));
+            tree.draw_batch(&TARGETS, &mut drawn);
+            assert_eq!(drawn.len(), TARGETS.len());
+            assert!(drawn.iter().all(|item| item.slot == 6));
+        }
+    }
+
+    #[test]
+    fn a_root_below_its_leaves_does_not_hide_their_mass() {
+        let tree = SumTree::<2>::new(8, 0);
+        tree.activate(1, 5);
+        // One writer has given the first leaf 7 and stopped; another takes them away.
+        tree.activate(0, 0);
+        tree.replace(0, 1, 7).expect("the item is live");
+        assert!(tree.set(0, 1, 0));
+        assert_eq!(tree.total(), 0);
+        let mut drawn = Vec::new();
+        assert_eq!(tree.draw_batch(&TARGETS, &mut drawn), 5);
+        assert!(drawn.len() == TARGETS.len() && drawn.iter().all(|item| item.slot == 1));
+    }
 }

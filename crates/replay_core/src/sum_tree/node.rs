@@ -1,6 +1,6 @@
 //! One node: its children's words side by side, read at once and searched without a branch.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, prefetch};
 
 use super::leaf::Leaf;
 
@@ -16,19 +16,8 @@ pub(super) struct Node<const FANOUT: usize> {
 pub(super) enum Level {
     /// [`Leaf`] words.
     Leaves,
-    /// Sums, in units, modulo 2^64.
+    /// Sums in units, modulo 2^64. One that a writer is still adding to may be "negative"; it counts as 0.
     Sums,
-}
-
-/// Where a position falls among the children of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
-    /// The child; `FANOUT` when the position is not below `sum`.
-    pub child: usize,
-    /// The position within the child.
-    pub position: u64,
-    /// Units of all children, as just read.
-    pub sum: u64,
 }
 
 impl<const FANOUT: usize> Node<FANOUT> {
@@ -38,85 +27,126 @@ impl<const FANOUT: usize> Node<FANOUT> {
         }
     }
 
-    /// The children's words. Relaxed: who needs what was written before a leaf went live puts an Acquire fence
-    /// after it.
+    /// The children as they are now. Relaxed: who needs what was written before a leaf went live puts an Acquire
+    /// fence after it.
     #[inline(always)]
-    pub fn load(&self) -> [u64; FANOUT] {
-        std::array::from_fn(|child| self.words[child].load(Ordering::Relaxed))
+    pub fn read(&self, level: Level) -> Children<FANOUT> {
+        let mut words = std::array::from_fn(|child| self.words[child].load(Ordering::Relaxed));
+        let signs = words.iter().fold(0, |signs, word| signs | word);
+        if level == Level::Sums && (signs as i64) < 0 {
+            words = words.map(|word| (word as i64).max(0) as u64);
+        }
+        Children { level, words }
     }
 
     /// Asks for the node's cache lines ahead of their use.
     #[inline(always)]
     pub fn prefetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        for line in self.words.chunks(8) {
-            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch is a hint and reads nothing; SSE is part of every x86_64.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        prefetch(&self.words);
+    }
+}
+
+/// What was read of a node's children at one instant. No sum is negative.
+pub(super) struct Children<const FANOUT: usize> {
+    level: Level,
+    words: [u64; FANOUT],
+}
+
+impl<const FANOUT: usize> Children<FANOUT> {
+    /// A position is searched for among groups first: two searches of 4 take half the work of one of 16.
+    const GROUP: usize = if FANOUT < 4 { FANOUT } else { 4 };
+
+    /// Units of a child.
+    #[inline(always)]
+    pub fn units(&self, child: usize) -> u64 {
+        match self.level {
+            Level::Leaves => self.leaf(child).units(),
+            Level::Sums => self.words[child],
         }
     }
-}
 
-/// Units of a word. A sum that a writer is still adding to may be "negative"; it counts as 0.
-#[inline(always)]
-pub(super) fn units(level: Level, word: u64) -> u64 {
-    match level {
-        Level::Leaves => Leaf::from_word(word).units(),
-        Level::Sums => (word as i64).max(0) as u64,
+    /// A child as a leaf; of use on [`Level::Leaves`] alone.
+    #[inline(always)]
+    pub fn leaf(&self, child: usize) -> Leaf {
+        Leaf::from_word(self.words[child])
+    }
+
+    #[inline(always)]
+    fn group(&self, group: usize) -> u64 {
+        let children = group * Self::GROUP..(group + 1) * Self::GROUP;
+        children.fold(0, |sum, child| sum.wrapping_add(self.units(child)))
+    }
+
+    /// Units of all children. Never wraps at rest: 2^24 leaves of 39 bits stay under 2^63.
+    #[inline(always)]
+    pub fn sum(&self) -> u64 {
+        let groups = 0..FANOUT / Self::GROUP;
+        groups.fold(0, |sum, group| sum.wrapping_add(self.group(group)))
+    }
+
+    /// The first child whose running sum passes `position`, and the position within it. `position` is below
+    /// [`Children::sum`], so a child without units is never found.
+    #[inline(always)]
+    pub fn find(&self, position: u64) -> (usize, u64) {
+        let groups = 0..FANOUT / Self::GROUP;
+        let (group, position) = first_beyond(groups, position, |group| self.group(group));
+        let first = group * Self::GROUP;
+        let children = first..first + Self::GROUP;
+        first_beyond(children, position, |child| self.units(child))
     }
 }
 
-/// The first child whose running sum passes `position`. A child without units is never found.
+/// The first of `range` whose running sum of `units` passes `position`, the last when none does, and the position
+/// within it.
 #[inline(always)]
-pub(super) fn find<const FANOUT: usize>(
-    level: Level,
-    words: &[u64; FANOUT],
+fn first_beyond(
+    range: std::ops::Range<usize>,
     position: u64,
-) -> Found {
-    let (mut sum, mut child, mut before) = (0u64, 0, 0);
-    for &word in words {
-        // Wrapping never happens at rest: 2^24 leaves of 39 bits stay under 2^63.
-        sum = sum.wrapping_add(units(level, word));
+    units: impl Fn(usize) -> u64,
+) -> (usize, u64) {
+    let (mut found, mut before, mut sum) = (range.start, 0, 0u64);
+    for index in range.start..range.end - 1 {
+        sum = sum.wrapping_add(units(index));
         let passed = sum <= position;
-        child += usize::from(passed);
+        found += usize::from(passed);
         before = if passed { sum } else { before };
     }
-    Found {
-        child,
-        position: position - before,
-        sum,
-    }
+    (found, position - before)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 
+    fn read(level: Level, words: [u64; 8]) -> Children<8> {
+        let node = Node {
+            words: words.map(AtomicU64::new),
+        };
+        node.read(level)
+    }
+
     #[test]
     fn a_position_falls_into_the_child_that_covers_it() {
-        let words = [0, 3, 0, 2];
-        let children: Vec<_> = (0..6).map(|p| find(Level::Sums, &words, p).child).collect();
-        assert_eq!(children, [1, 1, 1, 3, 3, 4]);
-        assert_eq!(
-            find(Level::Sums, &words, 4),
-            Found {
-                child: 3,
-                position: 1,
-                sum: 5
-            }
-        );
+        let children = read(Level::Sums, [0, 3, 0, 2, 0, 0, 1, 0]);
+        assert_eq!(children.sum(), 6);
+        let found: Vec<_> = (0..6).map(|position| children.find(position)).collect();
+        assert_eq!(found, [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (6, 0)]);
     }
 
     #[test]
     fn a_negative_sum_counts_as_nothing() {
-        let words = [5u64.wrapping_neg(), 4];
-        assert_eq!(
-            find(Level::Sums, &words, 0),
-            Found {
-                child: 1,
-                position: 0,
-                sum: 4
-            }
-        );
+        let children = read(Level::Sums, [5u64.wrapping_neg(), 4, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(children.sum(), 4);
+        assert_eq!(children.find(0), (1, 0));
+    }
+
+    #[test]
+    fn a_leaf_counts_its_units_alone() {
+        let leaf = |units| Leaf::from_word(1).with_units(units).word();
+        let words = [leaf(0), leaf(Leaf::MAX_UNITS), 0, 0, 0, 0, 0, leaf(2)];
+        let children = read(Level::Leaves, words);
+        assert_eq!(children.sum(), Leaf::MAX_UNITS + 2);
+        assert_eq!(children.find(Leaf::MAX_UNITS - 1).0, 1);
+        assert_eq!(children.find(Leaf::MAX_UNITS), (7, 0));
     }
 }

@@ -7,7 +7,7 @@
 //! | [`stored`] | chunks, what readers pin of them, the bytes they hold |
 //! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
 //! | `residents` | live chunks in the order of arrival |
-//! | `insert` | pushes and eviction: one short lock |
+//! | `insert`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
 //! | `sample` | draws: no lock |
 //! | `update` | priorities, corrupt items |
 //! | `stats` | counters |
@@ -15,8 +15,10 @@
 pub mod items;
 pub mod stored;
 
+mod evict;
 mod insert;
 mod order;
+mod prepare;
 mod residents;
 mod sample;
 mod stats;

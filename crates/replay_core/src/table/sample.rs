@@ -12,14 +12,20 @@ use crate::error::{Error, Result};
 use crate::limiter::{Admitted, Limiter};
 use crate::replay::{BlobSegment, SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::slab::Pinned;
+use crate::sum_tree::Drawn;
+use crate::sync::prefetch;
 
-use super::items::{Claim, ItemKey, Window};
+use super::items::{Claim, ItemKey, Metadata, Window};
 use super::order::InsertionOrder;
 use super::stored::{Held, PinnedSlice, StoredChunk};
+use super::writers::lock;
 use super::{Attempt, Table};
 
 /// How often a batch draws again for items that were evicted under it before it gives up.
 const ROUNDS: usize = 32;
+
+/// Items whose rows are looked up side by side: enough to hide the cache misses, few enough to stay in the cache.
+const SIDE_BY_SIDE: usize = 64;
 
 type PinnedChunk = Pinned<Box<StoredChunk>>;
 
@@ -27,6 +33,16 @@ type PinnedChunk = Pinned<Box<StoredChunk>>;
 struct Piece {
     chunk: PinnedChunk,
     rows: Range<u32>,
+}
+
+/// A drawn item on its way into a batch.
+struct Candidate {
+    key: ItemKey,
+    units: u64,
+    probability: f64,
+    metadata: Metadata,
+    /// The chunk of its first row, unless that is gone.
+    oldest: Option<PinnedChunk>,
 }
 
 /// A batch that is being drawn. Dropped before it is [`Batch::finish`]ed, it gives everything back.
@@ -128,8 +144,8 @@ impl Table {
                 }
             }
         }
-        if batch.reserved > 0 && !(short && !batch.items.is_empty()) {
-            if batch.items.is_empty() && self.items.live() > 0 && self.items.without_mass(1) {
+        if batch.reserved > 0 && (batch.items.is_empty() || !short) {
+            if batch.items.is_empty() && self.is_massless() {
                 return Err(Error::NoMass {
                     table: self.config.name.clone(),
                     items: self.items.live(),
@@ -145,6 +161,13 @@ impl Table {
         batch
             .finish(live_items, min_probability)
             .map(Attempt::Ready)
+    }
+
+    /// Whether there are items and none has mass, for a draw that found nothing. The only lock on the way of a draw:
+    /// a push counts an item before it has its mass, and an eviction after it has lost it.
+    fn is_massless(&self) -> bool {
+        let _no_births_or_evictions = lock(&self.residents);
+        self.items.live() > 0 && self.items.without_mass(1)
     }
 }
 
@@ -190,14 +213,8 @@ impl<'a> Batch<'a> {
             if first_total == 0 {
                 first_total = total;
             }
-            for leaf in &drawn {
-                let key = ItemKey {
-                    slot: leaf.slot,
-                    generation: leaf.generation,
-                };
-                // A leaf that rose while it was drawn may have more than the total.
-                let probability = (leaf.units as f64 / total as f64).min(1.0);
-                self.take(key, leaf.units, probability)?;
+            for leaves in drawn.chunks(SIDE_BY_SIDE) {
+                self.take_side_by_side(leaves, total)?;
             }
             if self.reserved == 0 || (drawn.is_empty() && table.items.without_mass(1)) {
                 break;
@@ -206,14 +223,62 @@ impl<'a> Batch<'a> {
         Ok(first_total)
     }
 
+    /// Takes drawn leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
+    /// chunk, chunk, rows each wait for the one before.
+    fn take_side_by_side(&mut self, leaves: &[Drawn], total: u64) -> Result<()> {
+        let Table { items, chunks, .. } = self.table;
+        for leaf in leaves {
+            items.prefetch(leaf.slot);
+        }
+        let mut candidates = Vec::with_capacity(leaves.len());
+        for leaf in leaves {
+            let metadata = items.metadata(leaf.slot);
+            chunks.prefetch(metadata.window.oldest);
+            candidates.push(Candidate {
+                key: ItemKey {
+                    slot: leaf.slot,
+                    generation: leaf.generation,
+                },
+                units: leaf.units,
+                // A leaf that rose while it was drawn may have more than the total.
+                probability: (leaf.units as f64 / total as f64).min(1.0),
+                metadata,
+                oldest: None,
+            });
+        }
+        for candidate in &mut candidates {
+            candidate.oldest = chunks.pin(candidate.metadata.window.oldest);
+            if let Some(chunk) = &candidate.oldest {
+                prefetch::<StoredChunk>(chunk);
+            }
+        }
+        for candidate in &candidates {
+            if let Some(chunk) = &candidate.oldest {
+                chunk.packed.prefetch(candidate.metadata.window.first_row);
+            }
+        }
+        for candidate in candidates {
+            self.take(candidate)?;
+        }
+        Ok(())
+    }
+
     /// Draws the oldest items, each until it has no draw left.
     fn take_oldest(&mut self, order: &InsertionOrder) -> Result<()> {
-        let items = &self.table.items;
+        let Table { items, chunks, .. } = self.table;
         let mut from = 0;
         while self.reserved > 0
             && let Some((position, key)) = order.first_live(from, |key| items.confirm(key))
         {
-            if !self.take(key, 1, 1.0)? {
+            let metadata = items.metadata(key.slot);
+            let taken = self.take(Candidate {
+                key,
+                units: 1,
+                probability: 1.0,
+                metadata,
+                oldest: chunks.pin(metadata.window.oldest),
+            })?;
+            if !taken {
                 from = position + 1;
             }
         }
@@ -221,27 +286,28 @@ impl<'a> Batch<'a> {
     }
 
     /// Takes a drawn item: pins its rows and counts the draw. False when it is gone, or has no draw left.
-    fn take(&mut self, key: ItemKey, units: u64, probability: f64) -> Result<bool> {
+    fn take(&mut self, candidate: Candidate) -> Result<bool> {
+        let Candidate { key, metadata, .. } = candidate;
         let items = &self.table.items;
-        let metadata = items.metadata(key.slot);
         let window = metadata.window;
         let before = window.before.min(self.request.before);
         let after = window.after.min(self.request.after);
         let pinned = self.pieces.len();
         // The metadata and pins may be a later item's until `confirm` has said no.
-        let claim = self
-            .pin(&window, before, after)
+        let claim = candidate
+            .oldest
+            .and_then(|oldest| self.pin(oldest, &window, before, after))
             .filter(|()| items.confirm(key))
             .map(|()| self.check_view(&self.pieces[pinned].chunk))
             .transpose()?
-            .and_then(|()| items.claim(key, &metadata, units));
+            .and_then(|()| items.claim(key, &metadata, candidate.units));
         let Some(claim) = claim else {
             self.pieces.truncate(pinned);
             return Ok(false);
         };
         self.items.push(SampledItem {
             key: key.to_bits(),
-            probability,
+            probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,
             before,
@@ -252,13 +318,12 @@ impl<'a> Batch<'a> {
         Ok(true)
     }
 
-    /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it; `None` when a chunk is
-    /// gone.
-    fn pin(&mut self, window: &Window, before: u16, after: u16) -> Option<()> {
-        let chunks = &self.table.chunks;
+    /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it, from its oldest chunk
+    /// on; `None` when a chunk is gone.
+    fn pin(&mut self, oldest: PinnedChunk, window: &Window, before: u16, after: u16) -> Option<()> {
         let mut skip = window.first_row + u32::from(window.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
-        let mut chunk = chunks.pin(window.oldest)?;
+        let mut chunk = oldest;
         loop {
             let rows = chunk.packed.rows();
             let next = chunk.next();
@@ -274,7 +339,7 @@ impl<'a> Batch<'a> {
             if wanted == 0 {
                 return Some(());
             }
-            chunk = chunks.pin(next?)?;
+            chunk = self.table.chunks.pin(next?)?;
         }
     }
 

@@ -2,6 +2,9 @@
 
 use std::collections::VecDeque;
 
+/// Chunks at a stream's end that a window is looked for in first.
+const RECENT: usize = 8;
+
 /// A chunk of a stream that was alive when it was last looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
@@ -99,7 +102,15 @@ impl Stream {
                 "steps up to {last}, and the stream has been written up to step {end}, exclusive"
             ));
         }
-        let begin = self.links.partition_point(|l| l.end() <= first);
+        let before = |link: &Link| link.end() <= first;
+        // Nearly always in one of the last chunks: the others are not looked at.
+        let recent = self.links.len().saturating_sub(RECENT);
+        let begin = match self.links.get(recent) {
+            Some(link) if before(link) => {
+                recent + self.links.range(recent..).take_while(|l| before(l)).count()
+            }
+            _ => self.links.partition_point(before),
+        };
         let mut rest = self.links.range(begin..).copied().chain(pushed);
         let Some(holder) = rest.next() else {
             return Ok(Place::Evicted);

@@ -122,7 +122,8 @@ impl RowLayout {
                 out.len()
             ));
         }
-        match lz4_flex::block::decompress_into(blob, out) {
+        // A column has at most 2^28 bytes.
+        match lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out) {
             Ok(written) if written == out.len() => Ok(()),
             Ok(written) => fault(format!(
                 "its LZ4 block unpacks to {written} bytes instead of {}",

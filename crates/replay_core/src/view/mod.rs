@@ -129,8 +129,8 @@ impl ViewSpec {
     /// Rows the view needs before the anchor.
     pub fn before(&self) -> u16 {
         match self {
-            ViewSpec::NStep(view) => view.stack - 1,
-            ViewSpec::Sequence(view) => view.stack - 1,
+            ViewSpec::NStep(view) => view.stack.saturating_sub(1),
+            ViewSpec::Sequence(view) => view.stack.saturating_sub(1),
             ViewSpec::Window(view) => view.before,
         }
     }
@@ -139,7 +139,7 @@ impl ViewSpec {
     pub fn after(&self) -> u16 {
         match self {
             ViewSpec::NStep(view) => view.n,
-            ViewSpec::Sequence(view) => view.burn_in + view.length,
+            ViewSpec::Sequence(view) => view.burn_in.saturating_add(view.length),
             ViewSpec::Window(view) => view.after,
         }
     }
@@ -153,28 +153,46 @@ impl ViewSpec {
         }
     }
 
-    /// Checks the numbers, and that the table has what the view reads.
+    /// Checks the numbers, which needs no table.
     ///
     /// # Errors
-    /// [`Error::Config`] for a number out of its range, [`Error::Schema`] for a column that is missing, has
-    /// another shape, or a name that the view gives to an array of its own.
-    pub fn validate(&self, config: &TableConfig) -> Result<()> {
+    /// [`Error::Config`] for a number out of its range.
+    pub fn check_numbers(&self) -> Result<()> {
         match self {
             ViewSpec::NStep(view) => {
                 within("stack", view.stack, 1, LARGEST_STACK)?;
                 within("n", view.n, 1, LARGEST_N)?;
-                check_gamma(view.gamma)?;
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
-                refuse_names(config, &["next_observation", "discount"])?;
-                self.refuse_other_observation(config)?;
+                check_gamma(view.gamma)
             }
             ViewSpec::Sequence(view) => {
                 within("stack", view.stack, 1, LARGEST_STACK)?;
                 within("length", view.length, 1, LARGEST_LENGTH)?;
                 within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
                 within("period", view.period, 1, u16::MAX)?;
-                check_gamma(view.gamma)?;
+                check_gamma(view.gamma)
+            }
+            ViewSpec::Window(view) => {
+                within("before", view.before, 0, LARGEST_LENGTH)?;
+                within("after", view.after, 0, LARGEST_LENGTH)
+            }
+        }
+    }
+
+    /// Checks the numbers, and that the table has what the view reads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a number out of its range, [`Error::Schema`] for a column that is missing, has
+    /// another shape, or a name that the view gives to an array of its own.
+    pub fn validate(&self, config: &TableConfig) -> Result<()> {
+        self.check_numbers()?;
+        match self {
+            ViewSpec::NStep(view) => {
+                find_column(config, &view.observation)?;
+                find_scalar(config, REWARD)?;
+                refuse_names(config, &["next_observation", "discount"])?;
+                self.refuse_other_observation(config)?;
+            }
+            ViewSpec::Sequence(view) => {
                 find_column(config, &view.observation)?;
                 find_scalar(config, REWARD)?;
                 for name in &view.state {
@@ -191,9 +209,7 @@ impl ViewSpec {
                 )?;
                 self.refuse_other_observation(config)?;
             }
-            ViewSpec::Window(view) => {
-                within("before", view.before, 0, LARGEST_LENGTH)?;
-                within("after", view.after, 0, LARGEST_LENGTH)?;
+            ViewSpec::Window(_) => {
                 refuse_names(
                     config,
                     &["mask", "terminated", "truncated", "first", "final"],

@@ -188,7 +188,6 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
         let header = Header::parse(self.start, &self.limits)?;
         self.filled = 0;
-        self.control = Word::allocate_zeroed_vec(header.control as usize / 8);
         self.header = Some(header);
         Ok(Some(header))
     }
@@ -202,6 +201,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Err(Error::Internal("a frame's body before its header".into()));
         };
         if !self.control_done {
+            if self.control.is_empty() {
+                self.control = Word::allocate_zeroed_vec(header.control as usize / 8);
+            }
             let control = Word::words_to_bytes_mut(&mut self.control);
             fill(&mut self.reader, control, &mut self.filled, &self.peer).await?;
             self.control_done = true;

@@ -1,7 +1,5 @@
 //! Rows and LZ4 blobs, packed into one open chunk per stream (layout: `schema/innet.capnp`).
 
-use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
-
 use crate::schema::{Codec, TableConfig};
 
 /// The steps of one stream that have not been pushed yet.
@@ -33,7 +31,7 @@ impl OpenChunk {
 /// be a good part of them.
 pub(super) struct Packer {
     columns: Vec<PackedColumn>,
-    /// A compressed value, before its length is known.
+    /// A compressed value; as many bytes as the largest column, for a longer block is of no use.
     scratch: Vec<u8>,
     /// As many as the largest column has bytes.
     zeros: Vec<u8>,
@@ -41,8 +39,7 @@ pub(super) struct Packer {
 
 struct PackedColumn {
     bytes: usize,
-    /// The hash table of the LZ4 encoder, `None` for a raw column.
-    lz4: Option<CompressTable>,
+    codec: Codec,
 }
 
 impl Packer {
@@ -52,14 +49,14 @@ impl Packer {
             .iter()
             .map(|column| PackedColumn {
                 bytes: column.bytes(),
-                lz4: (column.codec == Codec::Lz4).then(CompressTable::default),
+                codec: column.codec,
             })
             .collect();
         let largest = columns.iter().map(|column| column.bytes).max();
         let largest = largest.unwrap_or_default();
         Packer {
             columns,
-            scratch: vec![0; get_maximum_output_size(largest)],
+            scratch: vec![0; largest],
             zeros: vec![0; largest],
         }
     }
@@ -79,18 +76,20 @@ impl Packer {
         chunk.steps += 1;
         chunk.rows.push(flags);
         for (index, column) in columns.iter().enumerate() {
-            if column.lz4.is_none() {
+            if column.codec == Codec::None {
                 let raw = value(index).unwrap_or(&zeros[..column.bytes]);
                 chunk.rows.extend_from_slice(raw);
             }
         }
-        for (index, column) in columns.iter_mut().enumerate() {
-            let Some(table) = &mut column.lz4 else {
+        for (index, column) in columns.iter().enumerate() {
+            if column.codec == Codec::None {
                 continue;
-            };
+            }
             let raw = value(index).unwrap_or(&zeros[..column.bytes]);
-            let blob = match compress_into_with_table(raw, scratch, table) {
-                Ok(length) if length < raw.len() => &scratch[..length],
+            let packed = &mut scratch[..raw.len()];
+            // An error says that the block does not fit, so that it would not be shorter.
+            let blob = match lz4::block::compress_to_buffer(raw, None, false, packed) {
+                Ok(length) if length < raw.len() => &packed[..length],
                 _ => raw,
             };
             chunk.blobs.extend_from_slice(blob);

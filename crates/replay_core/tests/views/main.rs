@@ -4,6 +4,7 @@
 mod arrays;
 mod bad_input;
 mod environment;
+mod in_process;
 mod oracle;
 mod recorder;
 

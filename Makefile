@@ -1,0 +1,74 @@
+# Two commands: `make demo` and `make test`. Both set everything up first, in .venv and target.
+#
+#   make demo TORCH=cpu    takes torch without CUDA (a tenth of the download)
+#   make PYTHON=python3.12 takes another interpreter (3.11 or newer)
+
+PYTHON ?= python3
+TORCH ?= auto
+MINUTES ?= 3
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+# uv knows PyTorch's own indexes: `--torch-backend cpu` takes its build without CUDA.
+TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--torch-backend cpu)
+NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
+RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo test --workspace --no-fail-fast --lib --bins --tests)
+
+export VIRTUAL_ENV := $(abspath $(VENV))
+
+.PHONY: help setup build demo test format lint rust-test loom python-test clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: build ## train Breakout for MINUTES=3 on this machine, with a live page
+	$(BIN)/python examples/breakout_apex.py --minutes $(MINUTES)
+
+test: lint rust-test loom python-test ## every check: formatting, lints, types, Rust, loom, Python, stubs
+
+setup: $(VENV)/.installed
+
+$(BIN)/uv:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+
+# Everything but the package itself. The stamp names the choice of torch, so that another choice installs again.
+$(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
+	$(UV) --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra dev
+	@touch $@
+
+$(VENV)/.torch-$(TORCH): $(BIN)/uv
+	@rm -f $(VENV)/.torch-*
+	@touch $@
+
+build: setup ## build the extension into .venv, optimised
+	$(BIN)/maturin develop --release --uv --quiet
+
+format: setup ## format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup ## formatting, clippy, ruff, mypy
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- --deny warnings
+	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+rust-test: setup ## Rust tests
+	$(RUST_TESTS)
+
+loom: ## model checks of the lock-free parts, and the mutations that must make them fail
+	cargo test --package replay_core --features loom --test 'loom_*'
+
+python-test: build ## Python tests, stub check and the examples of the documents
+	$(BIN)/python -m pytest
+
+clean: ## remove what was built
+	cargo clean
+	rm -rf $(VENV)

@@ -1,0 +1,130 @@
+//! Eviction: the oldest chunks make room, in steps, bytes and items. Chunks leave the order of arrival and their
+//! items die under the insert lock; the chunks are dropped after it is released, or when their last reader lets go.
+
+use std::sync::atomic::Ordering;
+
+use super::Table;
+use super::prepare::Prepared;
+use super::residents::{Resident, Residents};
+use super::writers::lock;
+
+/// Chunks taken out under the lock, to be dropped after it.
+pub type Evicted = Vec<Box<Resident>>;
+
+/// Chunks evicted under one hold of the insert lock: bounds the hold, and the list of them is allocated before.
+pub const EVICTED_AT_ONCE: usize = 64;
+
+/// What a look at the table under the insert lock leads to.
+pub enum Room {
+    Enough,
+    /// These were evicted and have to be dropped before another look.
+    AfterDropping,
+    Blocked(String),
+}
+
+impl Table {
+    /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes.
+    pub(super) fn make_room(
+        &self,
+        residents: &mut Residents,
+        push: &Prepared,
+        evicted: &mut Evicted,
+    ) -> Room {
+        if !push.items.is_empty()
+            && let Err(waits) = self.limiter.admit_insert(self.items.live())
+        {
+            return Room::Blocked(waits);
+        }
+        // Held by nobody but readers, and by chunks that another push has evicted and is about to drop.
+        let pinned = self.held.bytes().saturating_sub(residents.bytes());
+        if pinned + push.bytes > self.capacity_bytes {
+            return Room::Blocked(format!(
+                "table {:?} has {pinned} of its {} bytes in evicted chunks that readers still hold; waiting for them \
+                 to let go of {}",
+                self.config.name,
+                self.capacity_bytes,
+                pinned + push.bytes - self.capacity_bytes
+            ));
+        }
+        let items = push.items.len();
+        let order_full = || {
+            self.order
+                .as_ref()
+                .is_some_and(|order| !order.has_room(items, |key| self.items.confirm(key)))
+        };
+        while residents.steps() + push.rows > self.config.capacity
+            || residents.bytes() + pinned + push.bytes > self.capacity_bytes
+            || self.items.free() < items
+            || order_full()
+        {
+            if evicted.len() == evicted.capacity() {
+                return Room::AfterDropping;
+            }
+            let Some(oldest) = residents.pop() else {
+                return Room::Blocked(format!(
+                    "table {:?} waits for readers that are taking its last items",
+                    self.config.name
+                ));
+            };
+            self.end_items(&oldest);
+            evicted.push(oldest);
+        }
+        self.first_arrival
+            .store(residents.first(), Ordering::Relaxed);
+        if self.held.bytes() + push.bytes > self.capacity_bytes {
+            // What was just evicted counts until it is dropped, without the lock.
+            return Room::AfterDropping;
+        }
+        Room::Enough
+    }
+
+    /// Lets every chunk go that is live now, and its items; the limiter starts from nothing. Writers go on, and
+    /// windows do not reach back over this.
+    pub(crate) fn empty(&self) {
+        let mut removed = Vec::with_capacity(EVICTED_AT_ONCE);
+        let mut residents = lock(&self.residents);
+        let end = residents.end();
+        self.limiter.reset();
+        loop {
+            while removed.len() < EVICTED_AT_ONCE && residents.first() < end {
+                let Some(oldest) = residents.pop() else { break };
+                for &key in &oldest.items {
+                    self.items.kill(key);
+                }
+                removed.push(oldest);
+            }
+            self.first_arrival
+                .store(residents.first(), Ordering::Relaxed);
+            drop(residents);
+            if removed.is_empty() {
+                break;
+            }
+            self.retire(&mut removed);
+            residents = lock(&self.residents);
+        }
+        self.held.changed.notify(usize::MAX);
+    }
+
+    /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.
+    fn end_items(&self, chunk: &Resident) {
+        let ended = chunk
+            .items
+            .iter()
+            .filter(|&&key| self.items.kill(key))
+            .count();
+        let counters = &self.counters;
+        counters
+            .evicted_items
+            .fetch_add(ended as u64, Ordering::Relaxed);
+        counters
+            .evicted_steps
+            .fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
+    }
+
+    /// Drops evicted chunks, now or with their last pin. Without the insert lock.
+    pub(super) fn retire(&self, evicted: &mut Evicted) {
+        for chunk in evicted.drain(..) {
+            self.chunks.retire(chunk.handle);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The oldest chunks go first, by steps and by bytes; what readers hold counts and stays valid; tables are
+//! emptied, dropped, and bounded together.
+
+use std::time::Duration;
+
+use event_listener::Listener;
+use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::replay::SampleRequest;
+use replay_core::{Error, ErrorCode, TableConfig};
+
+use crate::support::*;
+
+#[test]
+fn the_oldest_chunks_make_room_for_steps() {
+    let table = table(&config(10));
+    let mut actor = Actor::open(&table, 1);
+    (0..5).for_each(|_| actor.push_next(3));
+    assert_eq!((stat(&table, "steps"), stat(&table, "items")), (9, 9));
+    assert_eq!(stat(&table, "evicted_steps"), 6);
+    assert_eq!(stat(&table, "evicted_items"), 6);
+    let mut drawn = anchors(&sample(&table, 9));
+    drawn.sort_unstable();
+    assert!(
+        drawn.into_iter().eq(6..15),
+        "equal strata draw each item once"
+    );
+    table.check_at_rest().unwrap();
+}
+
+#[test]
+fn an_item_dies_with_the_oldest_chunk_of_its_window() {
+    let table = table(&config(10));
+    let mut actor = Actor::open(&table, 1);
+    actor.push(Body::default().chunk(0, 0, 5));
+    actor.push(
+        Body::default()
+            .chunk(0, 5, 5)
+            .window(0, 5, (1, 0), None)
+            .window(0, 6, (1, 0), None),
+    );
+    actor.push(Body::default().chunk(1, 0, 1));
+    assert_eq!(stat(&table, "items"), 1);
+    let wide = SampleRequest {
+        before: 1,
+        ..request(1)
+    };
+    assert_eq!(windows(&sample_as(&table, &wide)), [[(0, 5), (0, 6)]]);
+}
+
+#[test]
+fn the_oldest_chunks_make_room_for_bytes() {
+    let three = steps_bytes(0, 3) + steps_bytes(3, 3) + steps_bytes(6, 3);
+    let table = table(&TableConfig {
+        capacity_bytes: three,
+        ..config(1000)
+    });
+    let mut actor = Actor::open(&table, 1);
+    (0..3).for_each(|_| actor.push_next(3));
+    assert_eq!(stat(&table, "bytes"), three);
+    actor.push_next(3);
+    assert_eq!(
+        stat(&table, "steps"),
+        6,
+        "one more is longer than one of the three"
+    );
+    assert!(stat(&table, "bytes") <= three);
+    for _ in 0..50 {
+        actor.push_next(3);
+        assert!(stat(&table, "bytes") <= three);
+        assert_eq!(stat(&table, "pinned_bytes"), 0);
+    }
+    table.check_at_rest().unwrap();
+}
+
+#[test]
+fn pinned_bytes_count_until_the_reader_lets_go() {
+    let chunk = steps_bytes(0, 16);
+    let table = table(&TableConfig {
+        capacity_bytes: 2 * chunk,
+        ..config(1000)
+    });
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(16);
+    let first = sample(&table, 1);
+    actor.push_next(16);
+    actor.push_next(16);
+    // The first chunk is evicted but read: the third had room only because the second went too.
+    assert_eq!(
+        (stat(&table, "steps"), stat(&table, "pinned_bytes")),
+        (16, chunk)
+    );
+    let second = sample(&table, 1);
+    let text = blocked(actor.try_push(Body::default().chunk(0, 48, 16).chunk(1, 0, 16)));
+    assert!(text.contains("readers still hold"), "{text}");
+    assert_eq!(
+        stat(&table, "steps"),
+        16,
+        "a blocked push evicts nothing for nothing"
+    );
+    assert_eq!(stat(&table, "blocked_pushes"), 1);
+
+    let changed = table.changed();
+    assert!(anchors(&first)[0] < 16);
+    drop(first);
+    let heard = changed.wait_timeout(Duration::ZERO).is_some();
+    assert!(heard, "the blocked push hears of it");
+    actor.push(Body::default().chunk(0, 48, 16));
+    drop(second);
+}
+
+#[test]
+fn a_push_whose_chunks_are_all_gone_but_one_counts_whole() {
+    let push = |step| {
+        Body::default()
+            .chunk(0, step, 4)
+            .chunk(1, step, 4)
+            .item(1, step, 1.0)
+    };
+    let table = table(&config(16));
+    let mut actor = Actor::open(&table, 1);
+    actor.push(push(0));
+    let bytes = stat(&table, "bytes");
+    let held = sample(&table, 1);
+    actor.push(push(4));
+    actor.push(push(8));
+    // The chunks of a push share one buffer: a reader of one holds all of it.
+    assert_eq!(stat(&table, "pinned_bytes"), bytes);
+    drop(held);
+    assert_eq!(stat(&table, "pinned_bytes"), 0);
+}
+
+#[test]
+fn an_emptied_table_starts_again_and_its_writers_go_on() {
+    let memory = memory();
+    let table = memory
+        .create_table(&TableConfig {
+            samples_per_insert: 1.0,
+            slack: 4.0,
+            ..config(100)
+        })
+        .unwrap();
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(4);
+    let old = sample(&table, 4);
+    memory.empty_table("t").unwrap();
+    assert_eq!((stat(&table, "steps"), stat(&table, "items")), (0, 0));
+    assert_eq!(
+        (
+            stat(&table, "limiter_drawn"),
+            stat(&table, "limiter_inserted")
+        ),
+        (0, 0)
+    );
+    assert_eq!(anchors(&old).len(), 4, "a drawn batch stays whole");
+    assert_eq!(
+        table
+            .update_priorities(&keys(&old), &[1.0; 4])
+            .unwrap()
+            .stale,
+        4
+    );
+    drop(old);
+    assert_eq!(stat(&table, "limiter_drawn"), 0, "an old credit is void");
+    assert_eq!(stat(&table, "bytes"), 0);
+
+    // Step numbers go on; a window does not reach back over the emptying.
+    actor.push(
+        Body::default()
+            .chunk(0, 4, 4)
+            .window(0, 4, (1, 0), None)
+            .window(0, 5, (1, 0), None),
+    );
+    assert_eq!((stat(&table, "items"), stat(&table, "late_items")), (1, 1));
+    table.check_at_rest().unwrap();
+    assert_eq!(
+        refusal(memory.empty_table("other")).code(),
+        ErrorCode::UnknownTable
+    );
+}
+
+#[test]
+fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
+    let limits = MemoryLimits {
+        max_bytes: 1000,
+        receive_bytes: 100,
+        seed: None,
+    };
+    let memory = Memory::new(limits);
+    let with_bytes = |name: &str, bytes| TableConfig {
+        name: name.into(),
+        capacity_bytes: bytes,
+        ..config(100)
+    };
+    let error = refusal(memory.create_table(&with_bytes("t", 901))).to_string();
+    assert!(error.contains("there are 900 left"), "{error}");
+    let table = memory.create_table(&with_bytes("t", 900)).unwrap();
+    assert!(memory.create_table(&with_bytes("u", 1)).is_err());
+    assert!(memory.reserve_receive(101).is_none());
+    assert!(memory.reserve_receive(100).is_some());
+
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(10);
+    let held = sample(&table, 2);
+    memory.drop_table("t").unwrap();
+    let error = refusal(memory.table("t"));
+    assert!(
+        error.to_string().contains("nobody has made a table yet"),
+        "{error}"
+    );
+    for error in [
+        refusal(actor.try_push(actor.next(1))),
+        refusal(table.try_sample(&request(1), false)),
+        refusal(table.update_priorities(&[1], &[1.0])),
+        refusal(table.open_writer(&open(2))),
+        refusal(memory.drop_table("t")),
+    ] {
+        assert!(matches!(error, Error::UnknownTable { .. }), "{error}");
+    }
+    drop((actor, table));
+    assert!(
+        memory.create_table(&with_bytes("u", 900)).is_err(),
+        "a reader still holds its bytes"
+    );
+    assert_eq!(anchors(&held).len(), 2);
+    drop(held);
+    memory.create_table(&with_bytes("u", 900)).unwrap();
+}
+
+#[test]
+fn the_same_table_again_is_fine_and_another_one_shows_the_difference() {
+    let memory = memory();
+    memory.create_table(&config(100)).unwrap();
+    memory.create_table(&config(100)).unwrap();
+    let error = refusal(memory.create_table(&TableConfig {
+        min_size: 5,
+        ..config(200)
+    }));
+    assert!(matches!(error, Error::TableDiffers { .. }));
+    let text = error.to_string();
+    assert!(text.contains("capacity is 100, asked for 200"), "{text}");
+    assert!(text.contains("min_size is 1, asked for 5"), "{text}");
+    assert_eq!(
+        refusal(memory.create_table(&TableConfig {
+            name: "u".into(),
+            ..config(0)
+        }))
+        .code(),
+        ErrorCode::Table
+    );
+    let stats = memory.stats();
+    assert_eq!(
+        stats["incarnation"],
+        format!("{:016x}", memory.incarnation())
+    );
+    assert_eq!(stats["tables"]["t"]["capacity"], 100);
+}

@@ -1,0 +1,204 @@
+//! Blocking: who waits for whom, credits, deadlines, interruption. Waits end by events, never by the clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use replay_core::memory::Memory;
+use replay_core::replay::{PushBody, SampleRequest, Wait};
+use replay_core::{Error, Replay, TableConfig};
+
+use crate::support::*;
+
+fn limited() -> TableConfig {
+    TableConfig {
+        samples_per_insert: 2.0,
+        slack: 8.0,
+        min_size: 4,
+        ..config(100)
+    }
+}
+
+fn one_try() -> Wait<'static> {
+    Wait::until(Some(Instant::now()))
+}
+
+fn body(first: u64, rows: u32) -> PushBody {
+    let body = Body::default().chunk(0, first, rows);
+    (first..first + u64::from(rows))
+        .fold(body, |body, step| body.item(0, step, 1.0))
+        .build()
+}
+
+fn deadline(result: replay_core::Result<impl Sized>) -> String {
+    match refusal(result) {
+        Error::Deadline { waited_for } => waited_for,
+        other => panic!("expected the deadline, got {other}"),
+    }
+}
+
+#[test]
+fn inserts_and_draws_wait_for_each_other() {
+    let memory = memory();
+    Replay::create_table(&*memory, &limited(), &one_try()).unwrap();
+    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    let text = deadline(memory.sample(&request(1), &one_try()));
+    assert!(text.contains("holds 0 items of the 4"), "{text}");
+    writer.push(body(0, 4), &one_try()).unwrap();
+    // 8 drawn items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
+    (4..8).for_each(|step| writer.push(body(step, 1), &one_try()).unwrap());
+    let text = deadline(writer.push(body(8, 1), &one_try()));
+    assert!(
+        text.contains("waits for its readers to draw 2 more"),
+        "{text}"
+    );
+    // Down to 8 behind.
+    let batch = memory.sample(&request(14), &one_try()).unwrap();
+    let text = deadline(memory.sample(&request(4), &one_try()));
+    assert!(
+        text.contains("waits for writers to insert 1 more"),
+        "{text}"
+    );
+    writer.push(body(8, 1), &one_try()).unwrap();
+
+    // A batch that nobody received is taken back.
+    let table = memory.table("t").unwrap();
+    assert_eq!(stat(&table, "limiter_drawn"), 14);
+    drop(batch);
+    assert_eq!(stat(&table, "limiter_drawn"), 0);
+    let batch = memory.sample(&request(14), &one_try()).unwrap();
+    batch.credit.unwrap().delivered();
+    assert_eq!(stat(&table, "limiter_drawn"), 14);
+}
+
+#[test]
+fn steps_without_items_are_not_limited() {
+    let table = table(&limited());
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(8);
+    blocked(actor.try_push(actor.next(1)));
+    actor.push(Body::default().chunk(0, 8, 4));
+    actor.sequence = 0;
+    actor.push(actor.next(1));
+    assert_eq!(
+        stat(&table, "limiter_inserted"),
+        8,
+        "a push sent again does not count"
+    );
+}
+
+#[test]
+fn a_draw_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
+    let table = table(&limited());
+    Actor::open(&table, 1).push_next(8);
+    let error = refusal(table.try_sample(&request(15), false));
+    assert!(error.to_string().contains("a slack of 9"), "{error}");
+    let asked = SampleRequest {
+        allow_short: true,
+        ..request(100)
+    };
+    blocked(table.try_sample(&asked, false));
+    let memory = memory_with(&limited());
+    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    writer.push(body(0, 8), &one_try()).unwrap();
+    assert_eq!(memory.sample(&asked, &one_try()).unwrap().items.len(), 16);
+}
+
+fn memory_with(config: &TableConfig) -> Arc<Memory> {
+    let memory = memory();
+    memory.create_table(config).unwrap();
+    memory
+}
+
+#[test]
+fn a_blocked_draw_goes_on_when_a_push_comes() {
+    let memory = memory_with(&limited());
+    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    thread::scope(|scope| {
+        let draw = scope.spawn(|| memory.sample(&request(4), &Wait::forever()).unwrap());
+        (0..4).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
+        assert_eq!(anchors(&draw.join().unwrap()).len(), 4);
+    });
+}
+
+#[test]
+fn actors_and_learner_take_turns_to_the_end() {
+    let memory = memory_with(&limited());
+    const ITEMS: u64 = 500;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = memory.open_writer(open(1), &Wait::forever()).unwrap();
+            (0..ITEMS).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
+        });
+        let mut batches = memory.sampler(request(4), 1).unwrap();
+        // All but the slack: 2 * 500 items.
+        for _ in 0..(2 * ITEMS - 8) / 4 {
+            let batch = batches.next(&Wait::forever()).unwrap();
+            assert_eq!(anchors(&batch).len(), 4);
+            batch.credit.unwrap().delivered();
+        }
+    });
+    let table = memory.table("t").unwrap();
+    assert_eq!(stat(&table, "limiter_inserted"), ITEMS);
+    assert_eq!(stat(&table, "limiter_drawn"), 2 * ITEMS - 8);
+}
+
+#[test]
+fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
+    let memory = memory_with(&limited());
+    let asked = AtomicU32::new(0);
+    let interrupted = || asked.fetch_add(1, Ordering::Relaxed) > 0;
+    let wait = Wait {
+        deadline: None,
+        interrupted: &interrupted,
+    };
+    assert!(matches!(
+        refusal(memory.sample(&request(1), &wait)),
+        Error::Interrupted
+    ));
+
+    let waiting = AtomicBool::new(false);
+    let say_so = || {
+        waiting.store(true, Ordering::Release);
+        false
+    };
+    thread::scope(|scope| {
+        let call = scope.spawn(|| {
+            let wait = Wait {
+                deadline: None,
+                interrupted: &say_so,
+            };
+            memory.sample(&request(1), &wait).map(drop)
+        });
+        while !waiting.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        memory.drop_table("t").unwrap();
+        assert!(matches!(
+            refusal(call.join().unwrap()),
+            Error::UnknownTable { .. }
+        ));
+    });
+}
+
+#[test]
+fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
+    let memory = memory_with(&TableConfig {
+        max_times_sampled: 1,
+        ..config(100)
+    });
+    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    writer.push(body(0, 3), &one_try()).unwrap();
+    writer.flush(&one_try()).unwrap();
+    writer.close(&one_try()).unwrap();
+    let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
+    let asked = SampleRequest {
+        allow_short: true,
+        ..request(4)
+    };
+    assert_eq!(memory.sample(&asked, &soon).unwrap().items.len(), 3);
+    let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
+    let text = deadline(memory.sample(&asked, &soon));
+    assert!(text.contains("holds 0 items"), "{text}");
+}

@@ -1,0 +1,11 @@
+//! How the replay memory behaves, seen through `Memory`, `Table` and `Replay`.
+
+mod support;
+
+mod eviction;
+mod keys;
+mod limiter;
+mod parameters;
+mod pushes;
+mod sampling;
+mod threads;

@@ -1,0 +1,305 @@
+//! `Writer`: one `append` a step, one row a stream.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use replay_core::replay::Replay;
+use replay_core::schema::{Dtype, TableConfig};
+use replay_core::view::ViewSpec;
+use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterOptions};
+
+use crate::array::{self, Input, Meant};
+use crate::handle::Handle;
+use crate::{error, wait};
+
+/// How long the end of a `with` block that failed waits for what the writer still holds.
+const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// Writes the steps of `streams` environments.
+#[pyclass(name = "Writer", module = "innet_drl", frozen)]
+pub struct PyWriter {
+    writer: Handle<Arc<Mutex<Writer>>>,
+    config: Arc<TableConfig>,
+    name: String,
+    streams: usize,
+    /// `final_` and the name of the view's observation.
+    final_observation: Option<String>,
+}
+
+impl PyWriter {
+    pub fn open(
+        py: Python<'_>,
+        replay: &dyn Replay,
+        table: &str,
+        streams: u32,
+        view: &ViewSpec,
+        options: WriterOptions,
+        deadline: Option<Instant>,
+    ) -> PyResult<Self> {
+        let name = options.name.clone();
+        let (config, writer) = wait::blocking(py, deadline, |wait| {
+            let config = replay.table_config(table, wait)?;
+            let writer = Writer::over_channel(config.clone(), streams, view, options, |open| {
+                replay.open_writer(open, wait)
+            })?;
+            Ok((config, writer))
+        })?;
+        Ok(PyWriter {
+            writer: Handle::new("writer", Arc::new(Mutex::new(writer))),
+            config,
+            name,
+            streams: streams as usize,
+            final_observation: view.observation().map(|column| format!("final_{column}")),
+        })
+    }
+
+    /// Reads one argument of `append`, of which a row has `shape`.
+    fn read(
+        &self,
+        name: &str,
+        value: &Bound<'_, PyAny>,
+        dtype: Dtype,
+        row: &[u32],
+    ) -> PyResult<Input> {
+        let shape: Vec<usize> = std::iter::once(self.streams)
+            .chain(row.iter().map(|&n| n as usize))
+            .collect();
+        let meant = Meant {
+            dtype,
+            shape: &shape,
+        };
+        array::read(value, Some(meant))?.map_err(|reason| {
+            error::schema(
+                value.py(),
+                &self.config.name,
+                format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name()),
+            )
+        })
+    }
+
+    fn refuse(&self, py: Python<'_>, name: &str, expected: &str, got: &Input) -> PyErr {
+        error::schema(
+            py,
+            &self.config.name,
+            format!(
+                "{name:?} has to be {expected}[{}] (streams), got {}{:?}",
+                self.streams,
+                got.dtype.name(),
+                got.shape
+            ),
+        )
+    }
+
+    fn flags(&self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
+        let input = self.read(name, value, Dtype::Bool, &[])?;
+        if input.dtype != Dtype::Bool || input.shape != [self.streams] {
+            return Err(self.refuse(value.py(), name, "bool", &input));
+        }
+        // Not as they lie: a byte of a NumPy bool may be more than 1.
+        Ok(input
+            .bytes
+            .as_slice()
+            .iter()
+            .map(|&byte| byte != 0)
+            .collect())
+    }
+
+    fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
+        let input = self.read("priority", value, Dtype::Float64, &[])?;
+        let bytes = input.bytes.as_slice();
+        match input.dtype {
+            Dtype::Float32 if input.shape == [self.streams] => {
+                let (values, _) = bytes.as_chunks();
+                Ok(values.iter().map(|&b| f32::from_ne_bytes(b)).collect())
+            }
+            Dtype::Float64 if input.shape == [self.streams] => {
+                let (values, _) = bytes.as_chunks();
+                Ok(values
+                    .iter()
+                    .map(|&b| f64::from_ne_bytes(b) as f32)
+                    .collect())
+            }
+            _ => Err(self.refuse(value.py(), "priority", "float32 or float64", &input)),
+        }
+    }
+
+    fn column(&self, name: &str, column: &str, value: &Bound<'_, PyAny>) -> PyResult<Input> {
+        let found = self
+            .config
+            .columns
+            .iter()
+            .find(|known| known.name == column);
+        match found {
+            Some(column) => self.read(name, value, column.dtype, &column.shape),
+            // The core names the columns there are.
+            None => self.read(name, value, Dtype::Float32, &[]),
+        }
+    }
+
+    /// The view's observation as a final one, unless the table itself has a column of that name.
+    fn is_final_observation(&self, name: &str) -> bool {
+        self.final_observation.as_deref() == Some(name)
+            && self.config.columns.iter().all(|column| column.name != name)
+    }
+}
+
+fn values(input: &Input) -> Values<'_> {
+    Values {
+        dtype: input.dtype,
+        shape: &input.shape,
+        bytes: input.bytes.as_slice(),
+    }
+}
+
+fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
+    writer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[pymethods]
+impl PyWriter {
+    /// Appends one row to every stream.
+    #[pyo3(signature = (
+        *, terminated, truncated, first, r#final = None, q = None, priority = None, final_q = None,
+        timeout = None, **columns
+    ))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn append(
+        &self,
+        py: Python<'_>,
+        terminated: &Bound<'_, PyAny>,
+        truncated: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+        r#final: Option<&Bound<'_, PyAny>>,
+        q: Option<&Bound<'_, PyAny>>,
+        priority: Option<&Bound<'_, PyAny>>,
+        final_q: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        columns: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let writer = self.writer.get(py)?;
+        let terminated = self.flags("terminated", terminated)?;
+        let truncated = self.flags("truncated", truncated)?;
+        let first = self.flags("first", first)?;
+        let finals = r#final
+            .map(|value| self.flags("final", value))
+            .transpose()?;
+        let priority = priority.map(|value| self.priorities(value)).transpose()?;
+        let read_q = |name, value| self.read(name, value, Dtype::Float32, &[]);
+        let q = q.map(|value| read_q("q", value)).transpose()?;
+        let final_q = final_q.map(|value| read_q("final_q", value)).transpose()?;
+        let mut inputs: Vec<(String, Input)> = Vec::new();
+        let mut final_observation = None;
+        for (name, value) in columns.into_iter().flatten() {
+            let name: String = name.extract()?;
+            if self.is_final_observation(&name) {
+                let column = &name["final_".len()..];
+                final_observation = Some(self.column(&name, column, &value)?);
+            } else {
+                let input = self.column(&name, &name, &value)?;
+                inputs.push((name, input));
+            }
+        }
+        if final_q.is_some() && final_observation.is_none() {
+            return Err(error::schema(
+                py,
+                &self.config.name,
+                "final_q belongs to final observations, and there are none",
+            ));
+        }
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| {
+            let columns: Vec<(&str, Values<'_>)> = inputs
+                .iter()
+                .map(|(name, input)| (name.as_str(), values(input)))
+                .collect();
+            let same_step = final_observation
+                .as_ref()
+                .map(|observation| FinalObservations {
+                    observation: values(observation),
+                    ended: finals.as_deref(),
+                    q: final_q.as_ref().map(values),
+                });
+            let step = StepBatch {
+                columns: &columns,
+                terminated: Some(&terminated),
+                truncated: Some(&truncated),
+                first: Some(&first),
+                final_rows: finals.as_deref().filter(|_| same_step.is_none()),
+                final_observations: same_step,
+                q: q.as_ref().map(values),
+                priority: priority.as_deref(),
+            };
+            lock(&writer).append(&step, wait)
+        })
+    }
+
+    /// Sends what is packed and waits until everything is in the table; open windows stay open.
+    #[pyo3(signature = (timeout = None))]
+    fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let writer = self.writer.get(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| lock(&writer).flush(wait))
+    }
+
+    /// Flushes and ends the writer. Windows that are still open never become items.
+    #[pyo3(signature = (timeout = None))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let writer = self.writer.get(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| lock(&writer).close(wait))
+    }
+
+    /// Steps appended, over all streams, without final rows.
+    #[getter]
+    fn steps(&self, py: Python<'_>) -> PyResult<u64> {
+        let writer = self.writer.get(py)?;
+        Ok(py.detach(|| lock(&writer).counters().steps))
+    }
+
+    /// Items made.
+    #[getter]
+    fn items(&self, py: Python<'_>) -> PyResult<u64> {
+        let writer = self.writer.get(py)?;
+        Ok(py.detach(|| lock(&writer).counters().items))
+    }
+
+    /// Windows that never became items: after a reset that no end announced, or a truncation without final row.
+    #[getter]
+    fn dropped_windows(&self, py: Python<'_>) -> PyResult<u64> {
+        let writer = self.writer.get(py)?;
+        let counters = py.detach(|| lock(&writer).counters());
+        Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exception_type: &Bound<'_, PyAny>,
+        _exception: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if exception_type.is_none() {
+            return self.close(py, None);
+        }
+        // What ended the block is the error to see; this one would only follow from it.
+        let _ = self.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<Writer {:?} of table {:?}, {} streams>",
+            self.name, self.config.name, self.streams
+        )
+    }
+}

@@ -1,0 +1,370 @@
+"""Bad input to the replay: one clear error that says what to do, and nothing else breaks."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import MakeReplay
+from steps import VIEW, fill, step, table
+from wire_client import FIRST, PROTOCOL, SCHEMA, TERMINATED, WireClient
+
+import innet_drl as innet
+from innet_drl import errors
+
+
+def still_works(replay: innet.Replay) -> bool:
+    """A writer and a reader find the replay as it should be."""
+    fill(replay, 20)
+    return len(replay.sample("t", 4, VIEW, timeout=10)) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frame": np.zeros((1, 12, 8), np.float32)}, r'"frame" has to be uint8\[1, 12, 8\].*got float32\[1, 12, 8\]'),
+        ({"frame": np.zeros((1, 8, 12), np.uint8)}, r'"frame" has to be uint8\[1, 12, 8\].*got uint8\[1, 8, 12\]'),
+        ({"frame": np.zeros((2, 12, 8), np.uint8)}, r'"frame".*got uint8\[2, 12, 8\]'),
+        ({"reward": np.zeros(1, np.float64)}, r'"reward" has to be float32\[1\].*got float64\[1\]'),
+        ({"reward": np.float64(1)}, r'"reward".*got float64\[\]'),
+        ({"action": [1.5]}, r'"action" has to be int64\[1\].*got float64\[1\]'),
+        ({"action": 2**63}, r'"action" has to be int64\[1\].*got uint64'),
+        ({"action": ["left"]}, r'"action" has to be int64\[1\]: elements of <U4 cannot be stored'),
+        ({"frame": [[1], [2, 3]]}, r'"frame".*not an array: .*inhomogeneous'),
+        ({"terminated": np.zeros(1, np.int8)}, r'"terminated" has to be bool\[1\].*got int8\[1\]'),
+        ({"truncated": np.zeros(3, bool)}, r'"truncated" has to be bool\[1\].*got bool\[3\]'),
+        ({"first": [0]}, r'"first" has to be bool\[1\].*got int64\[1\]'),
+        ({"colour": 3}, r'no column "colour"'),
+        ({"q": np.zeros((1, 4))}, r'"q" has to be float32\[1, 4\].*got float64\[1, 4\]'),
+        ({"q": np.full((1, 4), np.nan, np.float32), "action": 1}, "q has to be finite"),
+        ({"q": np.zeros((1, 4), np.float32), "action": 4}, "action 4 .*q has 4 actions"),
+        ({"final_q": np.zeros((1, 4), np.float32)}, "final_q belongs to final observations"),
+        ({"final": True}, "final row, but the row before it neither terminated nor truncated"),
+        ({"final_frame": np.zeros((1, 12, 8), np.uint8), "final": True}, "neither terminates nor truncates"),
+        ({"priority": np.zeros(2)}, r'"priority" has to be float32 or float64\[1\].*got float64\[2\]'),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused(
+    make_replay: MakeReplay, change: dict[str, Any], message: str
+) -> None:
+    replay = make_replay([table()])
+    with replay.writer("t", 1, VIEW) as writer:
+        with pytest.raises(errors.SchemaError, match=message):
+            writer.append(**{**step(0), **change})
+        assert writer.steps == 0
+        for t in range(5):
+            writer.append(**step(t))
+    assert len(replay.sample("t", 2, VIEW, timeout=10)) == 2
+
+
+def test_a_missing_column_is_named(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    with replay.writer("t", 1, VIEW) as writer:
+        without = step(0)
+        del without["action"]
+        with pytest.raises(errors.SchemaError, match='column "action" is missing'):
+            writer.append(**without)
+
+
+def test_python_numbers_become_what_the_column_holds() -> None:
+    with innet.Replay([table()]) as replay, replay.writer("t", 2, innet.NStep(stack=1, n=1)) as writer:
+        writer.append(
+            frame=7, action=[1, 2], reward=0.1, terminated=True, truncated=False, first=[True, True]
+        )
+        writer.flush()
+        batch = replay.sample("t", 50, innet.NStep(stack=1, n=1))
+        assert (batch.observation == 7).all()
+        assert set(batch.action.tolist()) == {1, 2}
+        assert (batch.reward == np.float32(0.1)).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_bad_priorities_change_nothing(make_replay: MakeReplay, bad: float) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    with replay.writer("t", 1, VIEW) as writer:
+        with pytest.raises(errors.PriorityError, match="finite and not negative"):
+            writer.append(**step(0, priority=np.array([bad])))
+    fill(replay, 20, priority=1.0)
+    batch = replay.sample("t", 8, VIEW, timeout=10)
+    priorities = np.full(8, 5.0)
+    priorities[6] = bad
+    with pytest.raises(errors.PriorityError, match="finite and not negative") as caught:
+        replay.update_priorities("t", batch.key, priorities)
+    assert isinstance(caught.value, ValueError)
+    np.testing.assert_allclose(replay.sample("t", 30, VIEW, timeout=10).probability, 1 / 20, rtol=1e-3)
+
+
+def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 20)
+    key = replay.sample("t", 4, VIEW, timeout=10).key
+    with pytest.raises(errors.ConfigError, match="key has one dimension of uint64 or int64, got float64"):
+        replay.update_priorities("t", key.astype(float), np.ones(4))
+    with pytest.raises(errors.ConfigError, match="priority has one dimension"):
+        replay.update_priorities("t", key, np.ones((4, 1)))
+    with pytest.raises(errors.ReplayError, match=r"4.*3|3.*4"):
+        replay.update_priorities("t", key, np.ones(3))
+    assert replay.update_priorities("t", key, np.ones(4, np.float16)).stale == 0
+
+
+def test_an_unknown_table_is_named_with_those_there_are(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    for use in (
+        lambda: replay.table("apex"),
+        lambda: replay.writer("apex", 1, VIEW),
+        lambda: replay.sample("apex", 1, VIEW),
+        lambda: replay.batches("apex", 1, VIEW),
+        lambda: replay.update_priorities("apex", [1], [1.0]),
+        lambda: replay.empty_table("apex"),
+        lambda: replay.drop_table("apex"),
+    ):
+        with pytest.raises(errors.UnknownTableError, match='no table "apex".*"t"|no table "apex".* t'):
+            use()
+    assert still_works(replay)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, "capacity is 1 to 16777216 steps, got 0"),
+        ({"capacity": 2**24 + 1}, "capacity is 1 to"),
+        ({"columns": {}}, "1 to 256 columns"),
+        ({"columns": {"a": ("uint8", (4, 0))}}, "empty shape"),
+        ({"priority_exponent": -1.0}, "priority_exponent is 0 to 4"),
+        ({"samples_per_insert": 8.0, "slack": 1.0}, "slack 1 is too small"),
+        ({"name": ""}, "a name has 1 to 128 bytes"),
+    ],
+)
+def test_a_table_that_cannot_be_made_says_why(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.TableError, match=message):
+        innet.Table(**{"name": "t", "columns": {"a": "uint8"}, "capacity": 10, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: innet.Column("complex64"), "dtype is bool, an integer or a float.*complex64"),
+        (lambda: innet.Column(">f4"), "byte order"),
+        (lambda: innet.Column("uint8", -1), "shape is a tuple of positive integers, got -1"),
+        (lambda: innet.Column("uint8", (), "zstd"), 'codec is "lz4", "none" or None, got "zstd"'),
+        (lambda: table(sampler="lifo"), 'sampler is "prioritized", "uniform" or "fifo"'),
+        (lambda: innet.NStep(stack=0), "stack is 1 to 1024, got 0"),
+        (lambda: innet.NStep(n=2000), "n is 1 to 1024, got 2000"),
+        (lambda: innet.NStep(gamma=1.5), "gamma is 0 to 1, got 1.5"),
+        (lambda: innet.NStep(padding="edge"), 'padding is "zero" or "repeat"'),
+        (lambda: innet.Sequence(0), "length is 1 to"),
+        (lambda: innet.Window(0, 65535), "after is 0 to"),
+    ],
+)
+def test_definitions_that_cannot_be_used_say_why(make: Any, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        make()
+
+
+def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    with pytest.raises(errors.SchemaError, match='reads column "pixels", the table has frame, action, reward'):
+        replay.writer("t", 1, innet.NStep(observation="pixels"))
+    with pytest.raises(TypeError, match="a view is an NStep, a Sequence or a Window, got str"):
+        replay.sample("t", 1, "nstep")  # type: ignore[arg-type]
+    fill(replay, 20, view=innet.NStep(stack=2, n=1))
+    with pytest.raises(errors.ViewError, match="needs 3 steps before and 3 after.*written with 1 and 1"):
+        replay.sample("t", 1, VIEW, timeout=10)
+
+
+def test_a_table_beyond_the_limit_is_refused() -> None:
+    with innet.Replay(max_bytes=100_000) as replay:
+        with pytest.raises(errors.TooLargeError, match="limit"):
+            replay.create_table(table(capacity=1_000_000))
+        replay.create_table(table(capacity=500))
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for address in (f"innet://127.0.0.1:{port}", f"unix://{tmp_path}/nobody"):
+        with pytest.raises(errors.ConnectError, match="is `innet-replay serve` running there"):
+            innet.connect(address, timeout=5)
+    for address in ("http://a:1", "unix://relative", "innet://:7710", "innet://host:port"):
+        with pytest.raises(errors.ConfigError, match="an address is innet://host:port"):
+            innet.connect(address)
+
+
+def test_a_server_that_does_not_answer_is_left_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises((errors.ConnectError, errors.DeadlineError)):
+            innet.connect(f"innet://127.0.0.1:{listener.getsockname()[1]}", timeout=0.3)
+
+
+def test_an_address_in_use_is_named(tmp_path: Path) -> None:
+    with innet.Replay() as replay, replay.serve(f"unix://{tmp_path}/s"):
+        with pytest.raises(errors.ReplayError, match="a server is running there"):
+            replay.serve(f"unix://{tmp_path}/s")
+        with pytest.raises(errors.ConfigError, match="can be reached from other machines and needs a token"):
+            replay.serve("innet://0.0.0.0:0")
+
+
+def answer_once(listener: socket.socket, reply: bytes) -> None:
+    """Takes one connection, reads what comes first and sends `reply`."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(reply)
+        # Until the client has read the reply and left.
+        connection.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        ("version", errors.VersionError, r"server speaks protocol 999 \(release 9\.9\.9\).*same release at both"),
+        ("oversized", errors.ReplayError, "limit"),
+        ("http", errors.ReplayError, "."),
+        ("garbage", errors.ReplayError, "."),
+    ],
+)
+def test_a_server_that_is_none_of_ours(reply: str, error: type[Exception], message: str) -> None:
+    if reply == "version":
+        challenge = {"protocol": 999, "release": "9.9.9", "nonce": bytes(32), "maxFrameBytes": 1 << 20}
+        control = SCHEMA.Reply.new_message(id=1, challenge=challenge).to_bytes()
+        data = struct.pack("<II", len(control), 0) + control
+    elif reply == "oversized":
+        data = struct.pack("<II", 8, 0xFFFF_FFF8)
+    elif reply == "http":
+        data = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+    else:
+        data = struct.pack("<II", 64, 0) + bytes(range(64))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=answer_once, args=(listener, data))
+        server.start()
+        with pytest.raises(error, match=message):
+            innet.connect(f"innet://127.0.0.1:{listener.getsockname()[1]}", timeout=10)
+        server.join()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(struct.pack("<II", 0xFFFF_FFF8, 0), id="oversized control"),
+        pytest.param(struct.pack("<II", 8, 0xFFFF_FFFF), id="oversized payload"),
+        pytest.param(struct.pack("<II", 7, 0), id="odd length"),
+        pytest.param(struct.pack("<II", 64, 0) + b"\xff" * 64, id="no message"),
+        pytest.param(struct.pack("<II", 4096, 0) + b"\x00" * 100, id="truncated"),
+        pytest.param(b"\x00" * 3, id="truncated header"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="http"),
+    ],
+)
+@pytest.mark.parametrize("welcomed", [False, True])
+def test_a_bad_frame_ends_its_own_connection_alone(tmp_path: Path, data: bytes, welcomed: bool) -> None:
+    path = f"{tmp_path}/s"
+    with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}") as server:
+        with innet.connect(server.addresses[0]) as replay, WireClient(path, handshake=welcomed) as other:
+            other.socket.sendall(data)
+            other.socket.shutdown(socket.SHUT_WR)
+            while other.socket.recv(4096):
+                pass
+            assert still_works(replay)
+
+
+def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = f"{tmp_path}/s"
+    view = innet.NStep(stack=1, n=1)
+    with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}") as server:
+        with WireClient(path) as client:
+            names = {"table": "t", "writer": 5, "streams": 1, "windowBefore": 0, "windowAfter": 1}
+            opened = client.call(openWriter=SCHEMA.OpenWriter.new_message(name="careless", **names))[0].writer
+            blob = b"\xf0not an LZ4 block"
+            row = struct.pack("<BqfI", FIRST | TERMINATED, 3, 1.0, len(blob))
+            push = SCHEMA.Push.new_message(
+                table="t",
+                writer=5,
+                epoch=opened.epoch,
+                sequence=1,
+                chunks=[{"stream": 0, "rows": 1, "firstStep": 0, "bytes": len(row + blob)}],
+                items=[{"anchor": 0, "stream": 0, "before": 0, "after": 0, "priority": 50.0}],
+            )
+            client.call(row + blob, push=push)
+        for replay in (memory, innet.connect(server.addresses[0])):
+            fill(replay, 20, view=view, priority=1.0)
+        with caplog.at_level(logging.WARNING, logger="innet_drl"):
+            batch = memory.sample("t", 64, view, timeout=10)
+        # The bad item was drawn (its mass makes it certain but for 1 in 10^20), and left out.
+        assert 0 < len(batch) < 64
+        assert all(len(array) == len(batch) for array in batch.values())
+        assert "careless" in caplog.text
+        assert 'column "frame"' in caplog.text
+        # It is gone.
+        assert len(memory.sample("t", 64, view, timeout=10)) == 64
+
+
+def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
+    path = f"{tmp_path}/s"
+    with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}"), WireClient(path) as client:
+        names = {"table": "t", "writer": 9, "streams": 1, "windowBefore": 0, "windowAfter": 1}
+        client.call(openWriter=SCHEMA.OpenWriter.new_message(name="first", **names))
+        with WireClient(path) as second:
+            assert second.call(openWriter=SCHEMA.OpenWriter.new_message(name="second", **names))[0].writer.epoch == 2
+        assert PROTOCOL == 1
+
+
+INTERRUPTED = """
+import sys, innet_drl as innet
+from steps import VIEW, step, table
+
+memory = innet.Replay([table(min_size=500, samples_per_insert=1.0, slack=10.0)])
+where, call = sys.argv[1:]
+if where == "process":
+    replay = memory
+else:
+    server = memory.serve(f"unix://{where}")
+    replay = innet.connect(server.addresses[0])
+writer = replay.writer("t", 1, VIEW, chunk_steps=1)
+batches = replay.batches("t", 4, VIEW)
+
+
+def write():
+    for t in range(5000):
+        writer.append(**step(t))
+        writer.flush()
+
+
+calls = {
+    "sample": lambda: replay.sample("t", 4, VIEW),
+    "batches": lambda: next(batches),
+    "write": write,
+}
+print("ready", flush=True)
+try:
+    calls[call]()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    batches.close()
+    replay.close()
+"""
+
+
+@pytest.mark.parametrize("where", ["process", "server"])
+@pytest.mark.parametrize("call", ["sample", "batches", "write"])
+def test_ctrl_c_ends_a_wait(tmp_path: Path, where: str, call: str) -> None:
+    arguments = [where if where == "process" else f"{tmp_path}/s", call]
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{INTERRUPTED}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        output, problems = child.communicate(timeout=60)
+    assert output == "interrupted\n", problems
+    assert child.returncode == 0

@@ -1,0 +1,78 @@
+"""The stub of the compiled core says what the core has, and everything public is documented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import innet_drl as innet
+from innet_drl import _core, errors
+
+STUB = Path(_core.__file__).parent / "_core.pyi"
+
+
+def test_the_stub_agrees_with_the_core() -> None:
+    pytest.importorskip("mypy")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy.stubtest", "innet_drl._core"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def public(names: list[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]
+
+
+def test_every_public_name_is_documented() -> None:
+    for name in innet.__all__:
+        assert hasattr(innet, name), name
+        if not name.startswith("_"):
+            assert inspect.getdoc(getattr(innet, name)), name
+    for name in errors.__all__:
+        assert issubclass(getattr(errors, name), innet.ReplayError), name
+        assert inspect.getdoc(getattr(errors, name)), name
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    assert defined == set(errors.__all__)
+
+
+def test_the_stub_documents_every_class_method_and_property() -> None:
+    tree = ast.parse(STUB.read_text())
+    undocumented = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not ast.get_docstring(node):
+            undocumented.append(node.name)
+        if isinstance(node, ast.ClassDef):
+            overloaded: set[str] = set()
+            for member in node.body:
+                if not isinstance(member, ast.FunctionDef) or member.name.startswith("_"):
+                    continue
+                if not ast.get_docstring(member) and member.name not in overloaded:
+                    undocumented.append(f"{node.name}.{member.name}")
+                overloaded.add(member.name)
+    assert not undocumented
+
+
+def test_the_core_says_the_same_as_its_stub() -> None:
+    """`help()` shows the first line of the stub's documentation."""
+    tree = ast.parse(STUB.read_text())
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        check_first_line(getattr(_core, node.name), node, node.name)
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and ast.get_docstring(member):
+                    name = f"{node.name}.{member.name}"
+                    check_first_line(inspect.getattr_static(getattr(_core, node.name), member.name), member, name)
+
+
+def check_first_line(value: object, node: ast.ClassDef | ast.FunctionDef, name: str) -> None:
+    stub, core = ast.get_docstring(node), inspect.getdoc(value)
+    assert core, f"{name} is not documented in the core"
+    assert stub is not None
+    assert core.splitlines()[0] == stub.splitlines()[0], name

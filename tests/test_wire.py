@@ -1,0 +1,321 @@
+"""The wire is a contract: a client written from the schema file alone uses every call of a real server."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wire_client import FINAL, FIRST, SCHEMA, TERMINATED, ServerError, WireClient, lz4_run, running_server
+
+FRAME = 1000
+STEPS = 20
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    with running_server(f"unix://{tmp_path}/replay.sock") as address:
+        yield address.removeprefix("unix://")
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[WireClient]:
+    with WireClient(server) as client:
+        yield client
+
+
+def table(name: str = "steps", **options: Any) -> Any:
+    columns = [
+        {"name": "frame", "dtype": "uint8", "shape": [FRAME], "codec": "lz4"},
+        {"name": "action", "dtype": "int32", "shape": [], "codec": "none"},
+        {"name": "reward", "dtype": "float32", "shape": [], "codec": "none"},
+    ]
+    fields = {"capacity": 1000, "priorityExponent": 1.0, "priorityUnitLog2": -19, "minSize": 1}
+    return SCHEMA.TableConfig.new_message(name=name, columns=columns, **(fields | options))
+
+
+def row(step: int) -> tuple[bytes, bytes]:
+    """The packed row of a step, and its blob: raw for odd steps, an LZ4 block for even ones."""
+    blob = bytes((step + i) % 256 for i in range(FRAME)) if step % 2 else lz4_run(step, FRAME)
+    flags = (FIRST if step == 0 else 0) | (TERMINATED if step == STEPS - 1 else 0)
+    return struct.pack("<BifI", flags, -step, step / 2, len(blob)), blob
+
+
+def chunk(first: int, rows: int) -> bytes:
+    packed = [row(step) for step in range(first, first + rows)]
+    return b"".join(head for head, _ in packed) + b"".join(blob for _, blob in packed)
+
+
+def open_writer(client: WireClient, writer: int = 7) -> Any:
+    fields = {"table": "steps", "writer": writer, "name": "python", "streams": 1}
+    window = {"windowBefore": 1, "windowAfter": 1}
+    return client.call(openWriter=SCHEMA.OpenWriter.new_message(**fields, **window))[0].writer
+
+
+def push(epoch: int, sequence: int, first: int, rows: int, **changes: Any) -> tuple[Any, bytes]:
+    """Steps `first..first + rows`, with an item at each whose window these steps complete."""
+    payload = chunk(first, rows)
+    last = first + rows - 1
+    anchors = range(max(first - 1, 0), last + 1 if last == STEPS - 1 else last)
+    items = [
+        {
+            "anchor": anchor,
+            "stream": 0,
+            "before": min(anchor, 1),
+            "after": 0 if anchor == STEPS - 1 else 1,
+            "priority": 1 + anchor,
+        }
+        for anchor in anchors
+    ]
+    head = {"stream": 0, "rows": rows, "firstStep": first, "bytes": len(payload)}
+    fields = {"table": "steps", "writer": 7, "epoch": epoch, "sequence": sequence} | changes
+    return SCHEMA.Push.new_message(chunks=[head], items=items, **fields), payload
+
+
+def fill(client: WireClient) -> None:
+    client.call(createTable=table())
+    opened = open_writer(client)
+    assert (opened.epoch, opened.lastSequence) == (1, 0)
+    for sequence, first in enumerate(range(0, STEPS, 5), start=1):
+        message, payload = push(1, sequence, first, 5)
+        reply = client.call(payload, push=message)[0]
+        assert reply.pushed.steps == first + 5
+
+
+def draw(client: WireClient, count: int, before: int = 1, after: int = 1) -> tuple[Any, bytes]:
+    fields = {"table": "steps", "count": count, "before": before, "after": after}
+    reply, payload = client.call(sample=SCHEMA.Sample.new_message(**fields, minPriority=True))
+    return reply.sampled, payload
+
+
+def windows(sampled: Any, payload: bytes) -> list[list[tuple[int, bytes, bytes]]]:
+    """The rows of each item as (step number, packed row, blob)."""
+    size = struct.calcsize("<BifI")
+    blobs = sampled.rowBytes
+    out, at = [], 0
+    for before, after in zip(sampled.before, sampled.after, strict=True):
+        window = []
+        for _ in range(before + 1 + after):
+            head = payload[at : at + size]
+            _, action, _, length = struct.unpack("<BifI", head)
+            window.append((-action, head, payload[blobs : blobs + length]))
+            at, blobs = at + size, blobs + length
+        out.append(window)
+    assert (at, blobs) == (sampled.rowBytes, len(payload))
+    return out
+
+
+def test_windows_come_back_byte_for_byte(client: WireClient) -> None:
+    fill(client)
+    sampled, payload = draw(client, 64)
+    assert sampled.items == STEPS
+    mass = sum(range(1, STEPS + 1))
+    for window, probability, before in zip(
+        windows(sampled, payload), sampled.probabilities, sampled.before, strict=True
+    ):
+        anchor = window[before][0]
+        assert [step for step, _, _ in window] == list(range(max(anchor - 1, 0), min(anchor + 2, STEPS)))
+        assert all((head, blob) == row(step) for step, head, blob in window)
+        assert probability == pytest.approx((1 + anchor) / mass, rel=1e-5)
+    assert sampled.minProbability == pytest.approx(1 / mass, rel=1e-5)
+    assert all(times >= 1 for times in sampled.timesSampled)
+
+
+def test_a_narrower_window_may_be_asked_for_and_a_wider_one_not(client: WireClient) -> None:
+    fill(client)
+    sampled, payload = draw(client, 8, before=0, after=0)
+    assert list(sampled.before) == list(sampled.after) == [0] * 8
+    assert all(len(window) == 1 for window in windows(sampled, payload))
+    with pytest.raises(ServerError) as refused:
+        draw(client, 8, before=2)
+    assert refused.value.code == "view"
+
+
+def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> None:
+    fill(client)
+    sampled, _ = draw(client, 64)
+    keys = sorted(set(sampled.keys))
+
+    def update(keys: list[int], priorities: list[float]) -> tuple[int, int]:
+        message = SCHEMA.UpdatePriorities.new_message(table="steps", keys=keys, priorities=priorities)
+        updated = client.call(updatePriorities=message)[0].updated
+        return updated.applied, updated.stale
+
+    assert update(keys, [0.0] * len(keys)) == (len(keys), 0)
+    again, _ = draw(client, 64)
+    assert not set(again.keys) & set(keys)
+    with pytest.raises(ServerError) as refused:
+        update(keys, [float("nan")] * len(keys))
+    assert refused.value.code == "priority"
+
+    report = SCHEMA.ReportCorrupt.new_message(table="steps", key=keys[0], reason="a test")
+    assert client.call(reportCorrupt=report)[0].corrupt == "python"
+    assert client.call(reportCorrupt=report)[0].corrupt == ""
+    assert update(keys[:1], [1.0]) == (0, 1)
+    client.call(emptyTable="steps")
+    assert update(keys, [1.0] * len(keys)) == (0, len(keys))
+
+
+def test_a_push_is_applied_once(client: WireClient, server: str) -> None:
+    client.call(createTable=table())
+    open_writer(client)
+    message, payload = push(1, 1, 0, 5)
+    for _ in range(2):
+        assert client.call(payload, push=message)[0].pushed.steps == 5
+    with WireClient(server) as second:
+        opened = open_writer(second)
+        assert (opened.epoch, opened.lastSequence) == (2, 1)
+        message, payload = push(2, 2, 5, 5)
+        assert second.call(payload, push=message)[0].pushed.steps == 10
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"epoch": 1, "sequence": 3}, "fenced"),
+        ({"epoch": 2, "sequence": 4}, "protocol"),
+        ({"epoch": 1, "sequence": 1, "writer": 8}, "expired"),
+        ({"epoch": 2, "sequence": 3, "table": "nowhere"}, "unknownTable"),
+    ]
+    for changes, code in refusals:
+        message, payload = push(first=10, rows=5, **changes)
+        with pytest.raises(ServerError) as refused:
+            client.call(payload, push=message)
+        assert refused.value.code == code
+    close = SCHEMA.CloseWriter.new_message(table="steps", writer=7, epoch=2)
+    assert client.call(closeWriter=close)[0].which() == "done"
+
+
+@pytest.mark.parametrize("cut", ["rows", "lengths", "payload"])
+def test_chunks_that_do_not_add_up_are_refused(client: WireClient, cut: str) -> None:
+    client.call(createTable=table())
+    open_writer(client)
+    message, payload = push(1, 1, 0, 5)
+    if cut == "rows":
+        message.chunks[0].rows = 6
+    elif cut == "lengths":
+        payload = payload[:9] + struct.pack("<I", FRAME + 1) + payload[13:]
+    else:
+        payload = payload[:-1]
+    with pytest.raises(ServerError) as refused:
+        client.call(payload, push=message)
+    assert refused.value.code == "schema"
+    message, payload = push(1, 1, 0, 5)
+    assert client.call(payload, push=message)[0].pushed.steps == 5
+
+
+def test_final_rows_are_kept_as_the_last_of_a_truncated_episode(client: WireClient) -> None:
+    client.call(createTable=table())
+    open_writer(client)
+    raw = bytes(FRAME)
+    rows = b"".join(struct.pack("<BifI", flags, 0, 0, FRAME) for flags in (FIRST, 4, FINAL))
+    payload = rows + 3 * raw
+    head = {"stream": 0, "rows": 3, "firstStep": 0, "bytes": len(payload)}
+    item = {"anchor": 1, "stream": 0, "before": 1, "after": 1}
+    message = SCHEMA.Push.new_message(
+        table="steps", writer=7, epoch=1, sequence=1, chunks=[head], items=[item]
+    )
+    assert client.call(payload, push=message)[0].which() == "pushed"
+    sampled, drawn = draw(client, 1)
+    assert drawn == payload
+    assert list(sampled.probabilities) == [1.0]
+
+
+def test_parameters_are_whole_versions(client: WireClient) -> None:
+    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    file = struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.5, -2.5)
+    get = SCHEMA.GetParameters.new_message(name="policy", newerThan=0)
+    reply, payload = client.call(getParameters=get)
+    assert (reply.parameters.version, payload) == (0, b"")
+    assert client.call(file, putParameters="policy")[0].parameters.version == 1
+    reply, payload = client.call(getParameters=get)
+    assert (reply.parameters.version, payload) == (1, file)
+    get.newerThan = 1
+    reply, payload = client.call(getParameters=get)
+    assert (reply.parameters.version, payload) == (0, b"")
+    with pytest.raises(ServerError) as refused:
+        client.call(b"no safetensors file", putParameters="policy")
+    assert refused.value.code == "parameters"
+
+
+def test_tables_are_described_and_dropped(client: WireClient) -> None:
+    client.call(createTable=table())
+    described = client.call(describeTable="steps")[0].table
+    assert described.to_dict()["columns"] == table().to_dict()["columns"]
+    with pytest.raises(ServerError) as refused:
+        client.call(createTable=table(capacity=999))
+    assert refused.value.code == "tableDiffers"
+    stats = json.loads(client.call(stats=None)[0].stats)
+    assert "steps" in stats["tables"]
+    client.call(dropTable="steps")
+    with pytest.raises(ServerError) as refused:
+        client.call(describeTable="steps")
+    assert refused.value.code == "unknownTable"
+
+
+def test_requests_are_pipelined_and_a_draw_that_waits_holds_up_nobody(client: WireClient) -> None:
+    client.call(createTable=table())
+    open_writer(client)
+    sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)
+    waiting = client.send(sample=sample, deadline_ms=60_000)
+    described = client.send(describeTable="steps")
+    assert client.receive()[0].id == described
+    message, payload = push(1, 1, 0, 5)
+    pushed = client.send(payload, push=message)
+    replies = {reply.id: reply.which() for reply, _ in (client.receive(), client.receive())}
+    assert replies == {waiting: "sampled", pushed: "pushed"}
+
+
+def test_a_draw_from_nothing_ends_at_its_deadline(client: WireClient) -> None:
+    client.call(createTable=table())
+    for deadline_ms in (0, 20):
+        sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)
+        with pytest.raises(ServerError) as refused:
+            client.call(sample=sample, deadline_ms=deadline_ms)
+        assert refused.value.code == "deadline"
+
+
+def test_the_token_is_proved_and_never_sent() -> None:
+    with running_server("innet://127.0.0.1:0", token="a secret") as address:
+        host, port = address.removeprefix("innet://").split(":")
+        with WireClient((host, int(port)), token="a secret") as client:
+            assert client.incarnation != 0
+            assert client.call(stats=None)[0].which() == "stats"
+        with pytest.raises(ServerError) as refused:
+            WireClient((host, int(port)))
+        assert refused.value.code == "authentication"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        struct.pack("<II", 12, 0),
+        struct.pack("<II", 1 << 31, 0),
+        struct.pack("<II", 16, 0) + b"\xff" * 16,
+    ],
+    ids=["no multiple of 8", "over the limit", "no message"],
+)
+def test_a_bad_frame_ends_its_own_connection_alone(client: WireClient, server: str, sent: bytes) -> None:
+    with WireClient(server) as bad:
+        bad.socket.sendall(sent)
+        reply, _ = bad.receive()
+        assert (reply.id, reply.which()) == (0, "error")
+        with pytest.raises(ConnectionError):
+            bad.receive()
+    client.call(stats=None)
+
+
+def test_anything_before_the_handshake_ends_the_connection(server: str) -> None:
+    with WireClient(server, handshake=False) as client:
+        with pytest.raises(ServerError) as refused:
+            client.call(stats=None)
+        assert refused.value.code == "protocol"
+        with pytest.raises(ConnectionError):
+            client.receive()
+
+
+def test_another_protocol_version_is_named_by_both_ends(server: str) -> None:
+    with WireClient(server, handshake=False) as client:
+        hello = SCHEMA.Hello.new_message(protocol=9, release="9.9.9", nonce=bytes(32))
+        with pytest.raises(ServerError, match=r"\b1\b.*\b9\b.*9\.9\.9") as refused:
+            client.call(hello=hello)
+        assert refused.value.code == "version"
