@@ -12,10 +12,18 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from innet_drl.learner import Update
-from innet_drl.metrics import TENSORBOARD_NAMES, ActorReport, Game, Meter, Metrics, MetricsFiles
+from innet_drl.metrics import ActorReport, Game, Meter, Metrics
+from innet_drl.records import TENSORBOARD_NAMES, MetricsFiles
 from innet_drl.terminal import Page, plain_line
 
-TABLE = {"items": 90, "steps": 100, "bytes": 5000, "inserted_steps": 200, "sampled_items": 640, "stale_updates": 3}
+TABLE = {
+    "items": 90,
+    "steps": 100,
+    "bytes": 5000,
+    "inserted_items": 200,
+    "sampled_items": 640,
+    "stale_updates": 3,
+}
 
 REQUIRED = {
     "time_s",

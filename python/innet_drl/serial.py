@@ -22,9 +22,9 @@ _ACTOR_PREFIX = "actor."
 
 @dataclass
 class _Counts:
-    """What went through the memory since it was made."""
+    """Transitions that went through the memory since it was made."""
 
-    rows: int = 0
+    inserted: int = 0
     drawn: int = 0
 
 
@@ -70,10 +70,11 @@ def train(session: Session) -> None:
         session.note = "serial"
         while not session.finished:
             actor.step()
-            counts.rows += config.environments
-            session.meter.add_report(actor.report())
+            report = actor.report()
+            counts.inserted += report.steps
+            session.meter.add_report(report)
             session.stopwatch.lap("act")
-            while counts.drawn + config.batch_size <= config.samples_per_insert * (counts.rows - config.min_size):
+            while counts.drawn + config.batch_size <= config.samples_per_insert * (counts.inserted - config.min_size):
                 batch = next(batches)
                 counts.drawn += config.batch_size
                 session.stopwatch.lap("draw")

@@ -20,7 +20,8 @@ from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation, evaluate
 from innet_drl.folder import Checkpoint, RunFolder
 from innet_drl.learner import Learner, Update, choose_numerics
-from innet_drl.metrics import Meter, Metrics, MetricsFiles, Stopwatch
+from innet_drl.metrics import Meter, Metrics, Stopwatch
+from innet_drl.records import MetricsFiles
 from innet_drl.terminal import Page
 
 
