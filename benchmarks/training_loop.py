@@ -3,8 +3,8 @@
     python benchmarks/training_loop.py --rounds 3 --seconds 60
 
 Both sides have the same network, optimizer, batch, replay ratio and number of environments. The plain loop
-steps the environments, stores the steps in NumPy arrays, draws uniformly from them and updates, one after the
-other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process. The
+steps the environments, stores the steps in NumPy arrays, draws uniformly from them and updates, one after
+the other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process. The
 sides take turns, each round in a process of its own; one JSON line for each turn says how many updates a second
 were made once learning ran, and where the time went; the last line has the medians and their ratio.
 """
@@ -25,8 +25,9 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from innet_drl.config import PRESETS, Config
 from numpy.typing import NDArray
+
+from innet_drl.config import PRESETS, Config
 
 WARM_UP_SHARE = 0.25
 """Part of the learning time that is left out: caches and the limiter's slack fill up in it."""
@@ -96,12 +97,10 @@ class PlainReplay:
             "weight": np.ones(count, np.float32),
         }
 
-    def _stacks(
-        self, row: NDArray[np.int64], environment: NDArray[np.int64], stack: int
-    ) -> NDArray[np.uint8]:
+    def _stacks(self, row: NDArray[np.int64], environment: NDArray[np.int64], stack: int) -> NDArray[np.uint8]:
         capacity = len(self.frames)
         rows = row[:, None] + np.arange(1 - stack, 1)
-        frames = self.frames[rows % capacity, environment[:, None]]
+        frames: NDArray[np.uint8] = self.frames[rows % capacity, environment[:, None]]
         visible = np.ones(len(row), np.bool_)
         for place in range(stack - 1, -1, -1):
             frames[~visible, place] = 0
@@ -112,6 +111,7 @@ class PlainReplay:
 def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
     """Trains in one process and returns its rates."""
     import torch
+
     from innet_drl import environments
     from innet_drl.batches import TorchBatch
     from innet_drl.exploration import annealed, choose, epsilon_ladder
@@ -148,9 +148,7 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
         )
         first, final, observation = final, step.terminated | step.truncated, step.observation
         stopwatch.lap("store")
-        while learner.updates * config.batch_size < config.samples_per_insert * (
-            replay.rows * count - config.min_size
-        ):
+        while learner.updates * config.batch_size < config.samples_per_insert * (replay.rows * count - config.min_size):
             arrays = replay.draw(config.batch_size, config.stack, config.n_step, config.gamma)
             stopwatch.lap("draw")
             batch = {name: torch.from_numpy(array) for name, array in arrays.items()}

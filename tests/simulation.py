@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from oracle import Row, Stream
 
 Autoreset = Literal["next_step", "same_step"]
@@ -51,7 +52,7 @@ class Simulation:
         life_lost = playing & ~end & (rng.random(streams) < self.life_loss_probability)
         terminated = (end & ~truncated) | life_lost
         following = self._frames()
-        row = {
+        row: dict[str, Any] = {
             "frame": self._frame,
             "action": action,
             "reward": reward,
@@ -80,8 +81,8 @@ class Simulation:
         else:
             row["final"] = end
             row["final_frame"] = self._frames()
-            for i in np.flatnonzero(end):
-                self.recorded[i].rows.append(Row(row["final_frame"][i], final=True))
+            for ended in np.flatnonzero(end):
+                self.recorded[ended].rows.append(Row(row["final_frame"][ended], final=True))
             self._first = end
         self._frame = following
         return row

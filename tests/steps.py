@@ -8,7 +8,7 @@ import numpy as np
 
 import innet_drl as innet
 
-COLUMNS = {"frame": ("uint8", (12, 8)), "action": "int64", "reward": "float32"}
+COLUMNS: dict[str, Any] = {"frame": ("uint8", (12, 8)), "action": "int64", "reward": "float32"}
 VIEW = innet.NStep(stack=4, n=3, gamma=0.9)
 
 
@@ -50,7 +50,7 @@ def fill(
     priority: float | None = None,
 ) -> None:
     """Writes `steps` steps of each stream, and waits until they are in the table."""
-    extra = {} if priority is None else {"priority": np.full(streams, priority)}
+    extra: dict[str, Any] = {} if priority is None else {"priority": np.full(streams, priority)}
     with replay.writer(name, streams, view) as writer:
         for t in range(steps):
             writer.append(**step(t, streams, **extra))

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from training import small
 
 from innet_drl import launch
 from innet_drl.cli import main
 from innet_drl.faults import ActorError, RunFolderError
 from innet_drl.folder import RunFolder
+from training import small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 
@@ -26,9 +26,7 @@ def test_a_missing_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert message == "error: there is no Atari game 'breakot': did you mean breakout?"
 
 
-def test_a_missing_rom(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_rom(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
     message = error_of(["train", "--out", str(tmp_path / "run")], capsys)
     assert "the ROM of 'breakout' cannot be used" in message
@@ -63,9 +61,7 @@ def test_a_full_disk_while_actors_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "the disk is full" in message
 
 
-def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     launch.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint()

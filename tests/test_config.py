@@ -29,7 +29,18 @@ def test_every_field_is_documented_in_the_help(capsys: pytest.CaptureFixture[str
 
 def test_flags_change_the_preset() -> None:
     flags = parse_train(
-        ["--preset", "cartpole", "--learning-rate", "0.01", "--layers", "32", "16", "--serial", "--minutes", "2"]
+        [
+            "--preset",
+            "cartpole",
+            "--learning-rate",
+            "0.01",
+            "--layers",
+            "32",
+            "16",
+            "--serial",
+            "--minutes",
+            "2",
+        ]
     )
     assert flags.config == dataclasses.replace(
         PRESETS["cartpole"], learning_rate=0.01, layers=(32, 16), serial=True, minutes=2.0

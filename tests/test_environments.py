@@ -137,7 +137,8 @@ def test_an_environment_that_does_not_tell_its_mode_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("Pendulum-v1", "discrete"), ("FrozenLake-v1", "vectors"), ("CartPole-v99", "CartPole")]
+    ("name", "reason"),
+    [("Pendulum-v1", "discrete"), ("FrozenLake-v1", "vectors"), ("CartPole-v99", "CartPole")],
 )
 def test_an_environment_that_does_not_fit_is_refused(name: str, reason: str) -> None:
     with pytest.raises(UnavailableEnvironmentError, match=reason):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MakeReplay
-from steps import COLUMNS, VIEW, fill, step, table
 
 import innet_drl as innet
+from conftest import MakeReplay
 from innet_drl import errors
+from steps import COLUMNS, VIEW, fill, step, table
 
 
 def test_tables_are_made_described_emptied_and_dropped(make_replay: MakeReplay) -> None:

@@ -12,10 +12,18 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from innet_drl.learner import Update
-from innet_drl.metrics import TENSORBOARD_NAMES, ActorReport, Game, Meter, Metrics, MetricsFiles
+from innet_drl.metrics import ActorReport, Game, Meter, Metrics
+from innet_drl.records import TENSORBOARD_NAMES, MetricsFiles
 from innet_drl.terminal import Page, plain_line
 
-TABLE = {"items": 90, "steps": 100, "bytes": 5000, "inserted_steps": 200, "sampled_items": 640, "stale_updates": 3}
+TABLE = {
+    "items": 90,
+    "steps": 100,
+    "bytes": 5000,
+    "inserted_items": 200,
+    "sampled_items": 640,
+    "stale_updates": 3,
+}
 
 REQUIRED = {
     "time_s",
@@ -43,9 +51,7 @@ def update(loss: float) -> Update:
 
 def filled_meter() -> Meter:
     meter = Meter(environments=4, frames_per_step=4)
-    meter.add_report(
-        ActorReport(0, 100, [Game(0, 1.0), Game(1, 9.0)], 8, {"environment": 3.0, "inference": 1.0})
-    )
+    meter.add_report(ActorReport(0, 100, [Game(0, 1.0), Game(1, 9.0)], 8, {"environment": 3.0, "inference": 1.0}))
     meter.add_report(ActorReport(1, 50, [Game(2, 4.0), Game(3, 6.0)], 6, {"environment": 4.0}))
     meter.add_update(update(1.0), 10.0)
     meter.add_update(update(3.0), 20.0)

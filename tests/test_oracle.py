@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+
+import innet_drl as innet
 from conftest import MakeReplay
 from oracle import Stream, n_step, sequence
 from simulation import FRAME_SHAPE, Autoreset, Simulation
-
-import innet_drl as innet
 
 # The sockets differ below what the views see: one of them is enough.
 pytestmark = pytest.mark.parametrize("make_replay", ["process", "unix"], indirect=True)
@@ -101,9 +101,7 @@ def test_n_step_transitions_equal_the_oracle(
 def covers_every_case(recorded: list[Stream]) -> bool:
     """Whether the episodes had terminations, truncations, final rows and lives lost within an episode."""
     rows = [row for stream in recorded for row in stream.rows]
-    followed = [
-        (row, after) for stream in recorded for row, after in zip(stream.rows, stream.rows[1:], strict=False)
-    ]
+    followed = [(row, after) for stream in recorded for row, after in zip(stream.rows, stream.rows[1:], strict=False)]
     return (
         any(row.truncated for row in rows)
         and any(row.final for row in rows)
@@ -157,7 +155,7 @@ def test_sequences_equal_the_oracle(
             known = len(expected.observation)
             np.testing.assert_array_equal(batch.observation[i, :known], expected.observation)
             np.testing.assert_array_equal(batch.action[i, :steps], expected.action)
-            np.testing.assert_array_equal(batch.reward[i, :steps], np.float32(expected.reward))
+            np.testing.assert_array_equal(batch.reward[i, :steps], np.array(expected.reward, np.float32))
             np.testing.assert_allclose(batch.discount[i, :steps], expected.discount)
             np.testing.assert_array_equal(batch.terminated[i, :steps], expected.terminated)
             np.testing.assert_array_equal(batch.truncated[i, :steps], expected.truncated)
@@ -171,8 +169,7 @@ def test_sequences_equal_the_oracle(
         (number, t)
         for number, stream in enumerate(simulation.recorded)
         for t in stream.sequence_starts(period)
-        if sequence(stream, t, length=length, burn_in=burn_in, stack=stack, gamma=0.9, padding=padding)
-        is not None
+        if sequence(stream, t, length=length, burn_in=burn_in, stack=stack, gamma=0.9, padding=padding) is not None
     }
 
 

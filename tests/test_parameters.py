@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import MakeReplay
 
 import innet_drl as innet
+from conftest import MakeReplay
 from innet_drl import errors
 
 
@@ -32,20 +32,7 @@ def test_versions_rise_and_only_newer_ones_are_handed_out(make_replay: MakeRepla
 
 @pytest.mark.parametrize(
     "dtype",
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "uint32",
-        "int32",
-        "uint64",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-    ],
+    ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"],
 )
 def test_every_dtype_and_layout_comes_back_bit_for_bit(make_replay: MakeReplay, dtype: str) -> None:
     replay = make_replay()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from wire_client import FINAL, FIRST, SCHEMA, TERMINATED, ServerError, WireClient, lz4_run, running_server
 
 FRAME = 1000
@@ -211,9 +212,7 @@ def test_final_rows_are_kept_as_the_last_of_a_truncated_episode(client: WireClie
     payload = rows + 3 * raw
     head = {"stream": 0, "rows": 3, "firstStep": 0, "bytes": len(payload)}
     item = {"anchor": 1, "stream": 0, "before": 1, "after": 1}
-    message = SCHEMA.Push.new_message(
-        table="steps", writer=7, epoch=1, sequence=1, chunks=[head], items=[item]
-    )
+    message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=1, sequence=1, chunks=[head], items=[item])
     assert client.call(payload, push=message)[0].which() == "pushed"
     sampled, drawn = draw(client, 1)
     assert drawn == payload

@@ -38,9 +38,7 @@ class ServerError(Exception):
 class WireClient:
     """One connection. `address` is a path of a Unix socket or a pair of host and port."""
 
-    def __init__(
-        self, address: str | tuple[str, int], token: str | None = None, *, handshake: bool = True
-    ) -> None:
+    def __init__(self, address: str | tuple[str, int], token: str | None = None, *, handshake: bool = True) -> None:
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.settimeout(60)

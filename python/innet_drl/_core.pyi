@@ -645,9 +645,7 @@ class Replay:
         Raises:
             ParametersError: An array of a dtype that cannot be stored, or too much of it.
         """
-    def get_parameters(
-        self, name: str, newer_than: int = 0, timeout: float | None = None
-    ) -> Parameters | None:
+    def get_parameters(self, name: str, newer_than: int = 0, timeout: float | None = None) -> Parameters | None:
         """The newest version of named parameters, or `None` when it is not newer than `newer_than`.
 
         A reader gets one whole version, never parts of two.

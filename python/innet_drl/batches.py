@@ -102,7 +102,7 @@ class _Upload:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Page-locked memory by size, each piece with the event after its last copy, oldest first.
         self._staging: defaultdict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]] = defaultdict(deque)
 
@@ -125,7 +125,7 @@ class _Upload:
     def _copy(self, flat: torch.Tensor) -> torch.Tensor:
         size = 1 << (flat.numel() - 1).bit_length()
         used = self._staging[size]
-        if used and used[0][1].query():
+        if used and used[0][1].query():  # type: ignore[no-untyped-call]
             staging, _ = used.popleft()
         else:
             staging = torch.empty(size, dtype=torch.uint8, pin_memory=True)

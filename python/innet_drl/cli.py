@@ -156,9 +156,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     )
     evaluation = evaluator.evaluate(config, network, seed=flags.seed)
     assert evaluation is not None
-    print(
-        json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)})
-    )
+    print(json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
 
 
 def record(arguments: Sequence[str]) -> None:

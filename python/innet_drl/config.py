@@ -186,9 +186,7 @@ class Config:
         for name in ("minutes", "steps"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
-        _require(
-            self.min_size < self.capacity, "min_size", self.min_size, f"below the capacity ({self.capacity})"
-        )
+        _require(self.min_size < self.capacity, "min_size", self.min_size, f"below the capacity ({self.capacity})")
         under_way = self.environments * (self.chunk_steps + self.n_step)
         _require(
             self.min_size > under_way,
@@ -241,9 +239,7 @@ class Config:
         try:
             values: Any = yaml.safe_load(path.read_text())
         except OSError as error:
-            raise ConfigurationError(
-                f"{path.parent} is no run: {path} cannot be read ({error.strerror})"
-            ) from error
+            raise ConfigurationError(f"{path.parent} is no run: {path} cannot be read ({error.strerror})") from error
         except yaml.YAMLError as error:
             raise ConfigurationError(f"{path} is not YAML: {error}") from error
         known = {field.name for field in dataclasses.fields(cls)}

@@ -182,11 +182,7 @@ def rom_name(environment: str) -> str:
     games = roms.get_all_rom_ids()
     if game not in games:
         close = difflib.get_close_matches(game, games, n=3)
-        hint = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else "names are as in ale_py.roms.get_all_rom_ids()"
-        )
+        hint = f"did you mean {' or '.join(close)}?" if close else "names are as in ale_py.roms.get_all_rom_ids()"
         raise UnavailableEnvironmentError(f"there is no Atari game {game!r}: {hint}")
     try:
         roms.get_rom_path(game)
@@ -225,11 +221,7 @@ def _make_gymnasium(name: str, count: int) -> Environments:
         ) from error
     observation, action = vector.single_observation_space, vector.single_action_space
     if not isinstance(action, gymnasium.spaces.Discrete):
-        raise UnavailableEnvironmentError(
-            f"{name!r} has the actions {action}: Q-learning needs a few discrete ones"
-        )
+        raise UnavailableEnvironmentError(f"{name!r} has the actions {action}: Q-learning needs a few discrete ones")
     if not isinstance(observation, gymnasium.spaces.Box) or len(observation.shape) != 1:
-        raise UnavailableEnvironmentError(
-            f"{name!r} has the observations {observation}: supported are flat vectors"
-        )
+        raise UnavailableEnvironmentError(f"{name!r} has the observations {observation}: supported are flat vectors")
     return Environments(vector, Spec(int(action.n), 1, observation.shape, "float32", 1))

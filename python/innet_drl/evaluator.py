@@ -67,9 +67,7 @@ def evaluate(
     quota = -(-games // count)
     device = next(network.parameters()).device
     random = np.random.default_rng([seed, SEED_OFFSET])
-    arena = environments.make(
-        config, count, episode_frames=config.evaluation_frames, threads=os.cpu_count() or 1
-    )
+    arena = environments.make(config, count, episode_frames=config.evaluation_frames, threads=os.cpu_count() or 1)
     observation = arena.reset(seed + SEED_OFFSET)
     epsilon = np.full(count, config.evaluation_epsilon)
     running = np.zeros(count)

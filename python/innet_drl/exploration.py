@@ -27,9 +27,7 @@ def annealed(epsilon: NDArray[np.float64], step: int, anneal_steps: int) -> NDAr
     return 1.0 + (epsilon - 1.0) * (step / anneal_steps)
 
 
-def choose(
-    q: NDArray[np.float32], epsilon: NDArray[np.float64], random: np.random.Generator
-) -> NDArray[np.int64]:
+def choose(q: NDArray[np.float32], epsilon: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
     """Epsilon-greedy actions int64 [N] for Q-values [N, actions]."""
     count, actions = q.shape
     explores = random.random(count) < epsilon

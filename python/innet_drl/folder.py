@@ -61,9 +61,7 @@ class RunFolder:
             RunFolderError: There is a run in it already, or it cannot be written.
         """
         if (path / "config.yaml").exists():
-            raise RunFolderError(
-                f"{path} holds a run already: go on with --resume {path}, or choose another --out"
-            )
+            raise RunFolderError(f"{path} holds a run already: go on with --resume {path}, or choose another --out")
         folder = cls(path)
         with folder.writing():
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -137,9 +135,7 @@ class RunFolder:
         """
         paths = self._checkpoint_paths()
         if not paths:
-            raise RunFolderError(
-                f"{self.path} has no checkpoint yet: start the run again, with another --out"
-            )
+            raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
         try:
             with safetensors.safe_open(paths[-1], framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping

@@ -63,9 +63,7 @@ class Journal:
         """The journal as tensors for a checkpoint."""
         arrays: dict[str, NDArray[Any]] = {"draws_after_row": np.array(self._draws_after_row, np.int64)}
         if self._rows:
-            arrays |= {
-                _ROW_PREFIX + name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]
-            }
+            arrays |= {_ROW_PREFIX + name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
         if self._keys:
             arrays |= {"keys": np.stack(self._keys), "priorities": np.stack(self._priorities)}
         return {_PREFIX + name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -76,12 +74,8 @@ class Journal:
         Raises:
             RunFolderError: The memory draws other items than it did.
         """
-        arrays = {
-            name.removeprefix(_PREFIX): t.numpy() for name, t in tensors.items() if name.startswith(_PREFIX)
-        }
-        rows = {
-            name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)
-        }
+        arrays = {name.removeprefix(_PREFIX): t.numpy() for name, t in tensors.items() if name.startswith(_PREFIX)}
+        rows = {name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)}
         draw = 0
         for index, draws in enumerate(arrays["draws_after_row"]):
             self.append(**{name: array[index] for name, array in rows.items()})

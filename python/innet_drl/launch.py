@@ -134,9 +134,7 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
     table = make_table(config, session.spec, session.name)
     if config.replay != "embedded":
         with connect(config, config.replay, (table,)) as replay:
-            logger.info(
-                f"the replay memory is table {table.name!r} at {config.replay}; it stays there afterwards"
-            )
+            logger.info(f"the replay memory is table {table.name!r} at {config.replay}; it stays there afterwards")
             yield replay, config.replay
         return
     # Not in the run's folder: the path of a Unix socket may have 107 bytes.

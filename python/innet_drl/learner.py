@@ -112,9 +112,7 @@ class Learner:
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """The online network as it is published: its tensors, and `updates`, the age of these parameters."""
-        tensors = {
-            name: value.cpu().contiguous().numpy() for name, value in self.network.state_dict().items()
-        }
+        tensors = {name: value.cpu().contiguous().numpy() for name, value in self.network.state_dict().items()}
         return {**tensors, UPDATES: np.array(self.updates, np.int64)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -123,11 +121,7 @@ class Learner:
         return {
             **{f"model.{name}": value for name, value in self.network.state_dict().items()},
             **{f"target.{name}": value for name, value in self.target.state_dict().items()},
-            **{
-                f"optimizer.{index}.{name}": value
-                for index, state in moments.items()
-                for name, value in state.items()
-            },
+            **{f"optimizer.{index}.{name}": value for index, state in moments.items() for name, value in state.items()},
         }
 
     def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:

@@ -1,20 +1,15 @@
-"""What a run measures: the line of metrics, the meter that gathers it, and the files it goes to."""
+"""What a run measures: the line of metrics, and the meter that gathers it from learner and actors.
+
+The files it goes to are in `records.py`: actors import this module, and have no use for TensorBoard.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-import socket
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 if TYPE_CHECKING:
     from innet_drl.learner import Update
@@ -58,7 +53,7 @@ class Metrics:
     sample_age: float | None
     """Steps inserted between a drawn transition's insertion and its draw, mean since the last line."""
     samples_per_insert: float
-    """Transitions drawn for each step inserted, over the memory's life."""
+    """Transitions drawn for each one inserted, over the memory's life."""
     stale_updates: int
     """Priorities that came back for transitions already evicted."""
     games: int
@@ -69,29 +64,6 @@ class Metrics:
     """Shares of the learner's time since the last line."""
     actor_time: dict[str, float]
     """Shares of the actors' time since the last line."""
-
-
-TENSORBOARD_NAMES: dict[str, str] = {
-    "return_mean": "charts/episodic_return",
-    "return_best": "charts/best_return",
-    "agent_steps_per_s": "charts/SPS",
-    "learner_updates_per_s": "charts/updates_per_s",
-    "evaluation_mean": "charts/evaluation_return",
-    "td_loss": "losses/td_loss",
-    "q_mean": "losses/q_values",
-    "replay_steps": "replay/steps",
-    "replay_bytes": "replay/bytes",
-    "sample_age": "replay/sample_age",
-    "samples_per_insert": "replay/samples_per_insert",
-    "stale_updates": "replay/stale_updates",
-    "parameter_version": "parameters/version",
-    "parameter_lag": "parameters/lag",
-    "env_frames": "counts/env_frames",
-    "learner_updates": "counts/learner_updates",
-    "games": "counts/games",
-    "time_s": "counts/time_s",
-}
-"""Metric to TensorBoard tag; the x-axis is `agent_steps`."""
 
 
 class Stopwatch:
@@ -233,7 +205,7 @@ class Meter:
             parameter_version=publications,
             parameter_lag=_mean(lags),
             sample_age=float(sums.age) / sums.updates if sums.updates else None,
-            samples_per_insert=table["sampled_items"] / max(table["inserted_steps"], 1),
+            samples_per_insert=table["sampled_items"] / max(table["inserted_items"], 1),
             stale_updates=table["stale_updates"],
             games=self.games,
             evaluation_mean=self.evaluation_mean,
@@ -266,49 +238,6 @@ class Meter:
         self._scores.extend(state["scores"])
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
-
-
-class MetricsFiles:
-    """`metrics.jsonl` and the TensorBoard events of a run, both appended to and flushed line by line.
-
-    Args:
-        folder: The run's folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-        # Not through TensorBoard's own thread, so that a full disk is an error of `write`.
-        self._events_file = events.open("wb")
-        self._events = RecordWriter(self._events_file)
-        self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-
-    def write(self, metrics: Metrics) -> None:
-        """Appends one line to both.
-
-        Raises:
-            OSError: The disk is full, or the folder is gone.
-        """
-        values = dataclasses.asdict(metrics)
-        self._lines.write(json.dumps(values) + "\n")
-        self._lines.flush()
-        scalars = [
-            Summary.Value(tag=tag, simple_value=values[name])
-            for name, tag in TENSORBOARD_NAMES.items()
-            if values[name] is not None
-        ]
-        for kind in ("learner_time", "actor_time"):
-            scalars += [
-                Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()
-            ]
-        event = Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
-        self._events.write(event.SerializeToString())
-        self._events.flush()
-
-    def close(self) -> None:
-        """Closes both files."""
-        self._events_file.close()
-        self._lines.close()
 
 
 def _add(totals: dict[str, float], seconds: dict[str, float]) -> None:

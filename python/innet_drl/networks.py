@@ -76,9 +76,7 @@ class QNetwork(nn.Module):
 def make_network(config: Config, spec: Spec) -> QNetwork:
     """The configured network for an environment, with fresh weights."""
     if len(spec.frame_shape) == 2:
-        torso: ConvolutionTorso | VectorTorso = ConvolutionTorso(
-            spec.stack, config.channels, *spec.frame_shape
-        )
+        torso: ConvolutionTorso | VectorTorso = ConvolutionTorso(spec.stack, config.channels, *spec.frame_shape)
     else:
         torso = VectorTorso(spec.frame_shape[0], config.layers)
     return QNetwork(torso, config.hidden, spec.actions)

@@ -141,9 +141,7 @@ class Actors:
     """
 
     def __init__(self, config: Config, address: str, name: str, first_step: int) -> None:
-        self._assignments = [
-            Assignment(config, index, address, name, first_step) for index in range(config.actors)
-        ]
+        self._assignments = [Assignment(config, index, address, name, first_step) for index in range(config.actors)]
         self._restarts_left = config.actor_restarts
         # A forked child would inherit threads and locks of torch and of the replay in unknown states.
         self._context = multiprocessing.get_context("spawn")

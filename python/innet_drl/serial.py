@@ -22,9 +22,9 @@ _ACTOR_PREFIX = "actor."
 
 @dataclass
 class _Counts:
-    """What went through the memory since it was made."""
+    """Transitions that went through the memory since it was made."""
 
-    rows: int = 0
+    inserted: int = 0
     drawn: int = 0
 
 
@@ -32,9 +32,7 @@ def train(session: Session) -> None:
     """Trains until the session is finished, and leaves a checkpoint."""
     config, spec, name = session.config, session.spec, session.name
     with (
-        innet.Replay(
-            [make_table(config, spec, name)], max_bytes=config.max_bytes, seed=config.seed
-        ) as replay,
+        innet.Replay([make_table(config, spec, name)], max_bytes=config.max_bytes, seed=config.seed) as replay,
         replay.batches(
             name,
             config.batch_size,
@@ -67,19 +65,16 @@ def train(session: Session) -> None:
                 session.checkpoint()
                 return
             published = {_ACTOR_PREFIX + key: value for key, value in actor.network.state_dict().items()}
-            session.checkpoint(
-                journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)}
-            )
+            session.checkpoint(journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)})
 
         session.note = "serial"
         while not session.finished:
             actor.step()
-            counts.rows += config.environments
-            session.meter.add_report(actor.report())
+            report = actor.report()
+            counts.inserted += report.steps
+            session.meter.add_report(report)
             session.stopwatch.lap("act")
-            while counts.drawn + config.batch_size <= config.samples_per_insert * (
-                counts.rows - config.min_size
-            ):
+            while counts.drawn + config.batch_size <= config.samples_per_insert * (counts.inserted - config.min_size):
                 batch = next(batches)
                 counts.drawn += config.batch_size
                 session.stopwatch.lap("draw")

@@ -20,7 +20,8 @@ from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation, evaluate
 from innet_drl.folder import Checkpoint, RunFolder
 from innet_drl.learner import Learner, Update, choose_numerics
-from innet_drl.metrics import Meter, Metrics, MetricsFiles, Stopwatch
+from innet_drl.metrics import Meter, Metrics, Stopwatch
+from innet_drl.records import MetricsFiles
 from innet_drl.terminal import Page
 
 
@@ -38,9 +39,7 @@ class Session:
         RunFolderError: The folder cannot be written.
     """
 
-    def __init__(
-        self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None
-    ) -> None:
+    def __init__(self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None) -> None:
         self.config = config
         self.folder = folder
         # On a server, runs are told apart by their folders. A memory of our own has one name for all, since
@@ -153,9 +152,7 @@ class Session:
         metrics = self.meter.line(self.learner.updates, self.learner.publications, table)
         with self.folder.writing():
             self.files.write(metrics)
-        scores = {
-            actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores
-        }
+        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
         self.page.show(metrics, scores, self.note)
         self.stopwatch.lap("report")
         return metrics
@@ -181,9 +178,7 @@ class Session:
         """Whether `checkpoint_minutes` passed since the last one."""
         return time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
 
-    def checkpoint(
-        self, tensors: dict[str, torch.Tensor] | None = None, state: dict[str, Any] | None = None
-    ) -> None:
+    def checkpoint(self, tensors: dict[str, torch.Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
         """Writes a checkpoint of the learner, with more tensors and state beside it.
 
         Raises:
@@ -194,9 +189,7 @@ class Session:
             "meter": self.meter.state(),
             **(state or {}),
         }
-        self.folder.save_checkpoint(
-            self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state
-        )
+        self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
         self._last_checkpoint = time.monotonic()
         self.stopwatch.lap("checkpoint")
 

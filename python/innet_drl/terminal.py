@@ -89,9 +89,7 @@ class Page:
             ("evaluation", _number(metrics.evaluation_mean)),
         ]
         for row in range(0, len(cells), 4):
-            numbers.add_row(
-                *(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4])
-            )
+            numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4]))
         actors = "  ".join(f"{actor}: {score:.1f}" for actor, score in sorted(scores_by_actor.items()))
         return Panel(
             Group(

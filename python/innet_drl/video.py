@@ -51,7 +51,12 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
                 height, width = picture.shape[:2]
                 # An even height and width is all that H.264 wants.
                 writer = imageio_ffmpeg.write_frames(
-                    str(path), (width, height), fps=frames_per_second, macro_block_size=2, quality=7, ffmpeg_log_level="quiet"
+                    str(path),
+                    (width, height),
+                    fps=frames_per_second,
+                    macro_block_size=2,
+                    quality=7,
+                    ffmpeg_log_level="quiet",
                 )
                 writer.send(None)
             writer.send(np.ascontiguousarray(picture))
@@ -78,9 +83,7 @@ def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple
             return
 
 
-def _play_gymnasium(
-    config: Config, network: nn.Module, seed: int
-) -> Iterator[tuple[NDArray[np.uint8], float]]:
+def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
     random = np.random.default_rng(seed)
     try:
         environment = gymnasium.make(config.environment, render_mode="rgb_array")

@@ -3,7 +3,9 @@
 //! replies from where their blobs lie. So a draw that waits holds up nothing but itself, and a client that
 //! does not read holds up nobody else.
 
-use std::collections::HashMap;
+mod lanes;
+mod welcome;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +13,9 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use lanes::{Lanes, Turn, lane};
 
 use crate::budget::Reservation;
 use crate::error::{Error, Result};
@@ -139,7 +143,13 @@ impl<S: Stack> Connection<'_, S> {
     {
         let allowed = self.context.handshake_deadline;
         let deadline = self.stack.now() + allowed;
-        match until(self.stack, deadline, self.welcome(frames, write)).await {
+        let mut phase = self.phase.clone();
+        let welcomed = tokio::select! {
+            biased;
+            () = reached(&mut phase, Phase::Draining) => return Err(Error::Closed("the server")),
+            welcomed = until(self.stack, deadline, self.welcome(frames, write)) => welcomed,
+        };
+        match welcomed {
             Some(Ok(true)) => {}
             Some(Ok(false)) => return Ok(()),
             Some(Err(error)) => return Err(error),
@@ -167,72 +177,6 @@ impl<S: Stack> Connection<'_, S> {
         // means that nobody listens, and ends all.
         let (end, ()) = tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write))?;
         end
-    }
-
-    /// The handshake; `false` where the client left.
-    async fn welcome<R, W>(&self, frames: &mut FrameReader<R>, write: &mut W) -> Result<bool>
-    where
-        R: AsyncRead + Unpin,
-        W: AsyncWrite + Unpin,
-    {
-        let handshake = &self.context.handshake;
-        let Some(request) = self.handshake_request(frames, write).await? else {
-            return Ok(false);
-        };
-        let challenged = match &request.body {
-            RequestBody::Hello(hello) => handshake.challenge(hello),
-            _ => Err(Error::Protocol(
-                "the first request of a connection is hello".to_owned(),
-            )),
-        };
-        let (challenge, challenged) = self.or_reply(write, request.id, challenged).await?;
-        self.write_reply(write, request.id, ReplyBody::Challenge(challenge))
-            .await?;
-        let Some(request) = self.handshake_request(frames, write).await? else {
-            return Ok(false);
-        };
-        let known = match request.body {
-            RequestBody::Authenticate(proof) => handshake.authenticate(&challenged, proof),
-            _ => Err(Error::Protocol(
-                "the request after the challenge is authenticate".to_owned(),
-            )),
-        };
-        self.or_reply(write, request.id, known).await?;
-        self.write_reply(write, request.id, ReplyBody::Welcome)
-            .await?;
-        Ok(true)
-    }
-
-    async fn handshake_request<R, W>(
-        &self,
-        frames: &mut FrameReader<R>,
-        write: &mut W,
-    ) -> Result<Option<Request>>
-    where
-        R: AsyncRead + Unpin,
-        W: AsyncWrite + Unpin,
-    {
-        let request = match frames.frame().await {
-            Ok(None) => return Ok(None),
-            Ok(Some(frame)) => wire::decode_request(frame),
-            Err(error) => Err(error),
-        };
-        self.or_reply(write, NO_REQUEST, request).await.map(Some)
-    }
-
-    /// Replies with an error before it is passed on.
-    async fn or_reply<T, W: AsyncWrite + Unpin>(
-        &self,
-        write: &mut W,
-        id: u64,
-        result: Result<T>,
-    ) -> Result<T> {
-        if let Err(error) = &result {
-            self.count_bad_frame(error);
-            // The connection ends with the first error, whether or not this one reaches the client.
-            let _ = self.write_error(write, id, error).await;
-        }
-        result
     }
 
     async fn write_reply<W: AsyncWrite + Unpin>(
@@ -501,52 +445,6 @@ impl<S: Stack> Connection<'_, S> {
 enum Tried {
     Answered(Answer),
     Waits(Received, Turn),
-}
-
-/// The writers of one connection: what a writer sends is applied in the order in which it came, also when
-/// some of it has to wait.
-#[derive(Default)]
-struct Lanes {
-    /// For each writer the end of its last request that waits.
-    last: HashMap<u64, oneshot::Receiver<()>>,
-}
-
-/// A place in a lane.
-#[derive(Default)]
-struct Turn {
-    /// Ends when the request ahead is answered.
-    ahead: Option<oneshot::Receiver<()>>,
-    /// Dropped when this one is.
-    done: Option<oneshot::Sender<()>>,
-}
-
-impl Lanes {
-    fn is_free(&mut self, writer: u64) -> bool {
-        self.last.get_mut(&writer).is_none_or(is_over)
-    }
-
-    fn enter(&mut self, writer: u64) -> Turn {
-        // Writers that have nothing waiting are forgotten, so at most MAX_UNDER_WAY are known.
-        self.last.retain(|_, last| !is_over(last));
-        let (done, last) = oneshot::channel();
-        Turn {
-            ahead: self.last.insert(writer, last),
-            done: Some(done),
-        }
-    }
-}
-
-fn is_over(last: &mut oneshot::Receiver<()>) -> bool {
-    !matches!(last.try_recv(), Err(oneshot::error::TryRecvError::Empty))
-}
-
-/// The writer whose order a request has to keep.
-fn lane(request: &RequestBody) -> Option<u64> {
-    match request {
-        RequestBody::Push(push) => Some(push.writer),
-        RequestBody::CloseWriter { writer, .. } => Some(*writer),
-        _ => None,
-    }
 }
 
 /// Names the writer behind a connection: the lines that follow in its span are about this writer.

@@ -22,7 +22,7 @@
 //!   [`FrameReader::body`].
 //! - [`encode_request`], [`encode_reply`]: a payload is never copied; its segments are written from where
 //!   they lie. The credit of a sampled batch counts as delivered once its last byte is written.
-//! - [`decode_request`], [`decode_reply`]: any bytes give a message or an [`Error`](crate::Error), never a panic,
+//! - [`decode_request`], [`decode_reply`]: any bytes give a message or an [`Error`], never a panic,
 //!   and no more memory than a small multiple of the frame. Payloads are slices of the receive buffer.
 //! - `innet_capnp.rs` is generated (`examples/generate_wire.rs`) and committed.
 

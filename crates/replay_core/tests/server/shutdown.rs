@@ -80,6 +80,20 @@ fn nobody_is_accepted_after_the_end_has_begun() {
 }
 
 #[test]
+fn a_handshake_does_not_hold_up_the_end() {
+    World::run(5, config(table()), |world| async move {
+        let mut silent = TestClient::new(world.connect());
+        world
+            .until(|world| world.server_stat("connections") == 1)
+            .await;
+        let start = world.stack.now();
+        world.server.shut_down();
+        assert!(silent.receive().await.unwrap().is_none());
+        assert!(world.stack.now() - start < Duration::from_secs(1));
+    });
+}
+
+#[test]
 fn a_client_that_does_not_read_cannot_hold_up_the_end() {
     let config = ServerConfig {
         drain_deadline_ms: 1_000,

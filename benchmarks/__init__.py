@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks NAME` prints JSON lines; see `benchmarks/README.md`."""
