@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
 import innet_drl as innet
+
+# Imported before the first test: on a busy machine this alone takes longer than a test may.
+with suppress(ImportError):
+    import torch  # noqa: F401
 
 MakeReplay: TypeAlias = Callable[..., innet.Replay]
 

@@ -54,3 +54,9 @@ def fill(
     with replay.writer(name, streams, view) as writer:
         for t in range(steps):
             writer.append(**step(t, streams, **extra))
+
+
+def connect_and_fill(address: str) -> None:
+    """What a child process does; it imports this module, which is quick."""
+    with innet.connect(address) as replay:
+        fill(replay, 20)

@@ -15,7 +15,7 @@ import pytest
 import innet_drl as innet
 from conftest import MakeReplay
 from innet_drl import errors
-from steps import COLUMNS, VIEW, fill, step, table
+from steps import COLUMNS, VIEW, connect_and_fill, fill, step, table
 
 
 def test_tables_are_made_described_emptied_and_dropped(make_replay: MakeReplay) -> None:
@@ -436,7 +436,7 @@ def test_definitions_are_values() -> None:
     }
 
 
-def _use_in_child(replay: innet.Replay, failures: Any) -> None:
+def use_in_child(replay: innet.Replay, failures: Any) -> None:
     try:
         replay.stats()
     except errors.ForkError as error:
@@ -448,7 +448,7 @@ def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> No
     replay = make_replay([table()])
     fork = multiprocessing.get_context("fork")
     failures = fork.Queue()
-    child = fork.Process(target=_use_in_child, args=(replay, failures))
+    child = fork.Process(target=use_in_child, args=(replay, failures))
     child.start()
     assert "spawn" in failures.get(timeout=30)
     child.join(30)
@@ -458,15 +458,10 @@ def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> No
     assert len(replay.sample("t", 4, VIEW, timeout=5)) == 4
 
 
-def _write_in_child(address: str) -> None:
-    with innet.connect(address) as replay:
-        fill(replay, 20)
-
-
 def test_spawned_children_connect_to_their_parent(tmp_path: Any) -> None:
     spawn = multiprocessing.get_context("spawn")
     with innet.Replay([table()]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
-        child = spawn.Process(target=_write_in_child, args=(server.addresses[0],))
+        child = spawn.Process(target=connect_and_fill, args=(server.addresses[0],))
         child.start()
         assert len(replay.sample("t", 8, VIEW, timeout=60)) == 8
         child.join(30)

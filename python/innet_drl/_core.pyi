@@ -406,7 +406,9 @@ class Writer:
         timeout: float | None = None,
         **columns: ArrayLike,
     ) -> None:
-        """Appends one row to every stream. Every array has a leading dimension of `streams`.
+        """Appends one row to every stream.
+
+        Every array has a leading dimension of `streams`.
 
         Args:
             terminated: bool `(streams,)`: the value after this step is 0. Without a following `first` it is a
@@ -464,7 +466,10 @@ class Writer:
 
 @final
 class Server:
-    """A server in front of a `Replay` of this process. Use it as a context manager, or call `close`."""
+    """A server in front of a `Replay` of this process.
+
+    Use it as a context manager, or call `close`.
+    """
 
     @property
     def addresses(self) -> list[str]:

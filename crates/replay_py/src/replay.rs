@@ -27,7 +27,7 @@ use crate::view::ViewArgument;
 use crate::writer::PyWriter;
 use crate::{array, error, log, wait};
 
-/// A replay memory: in this process, or the connection to one on a server.
+/// A replay memory: in this process, or the connection to one on a server (`connect`).
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
 pub struct PyReplay {
     backend: Handle<Backend>,
@@ -389,7 +389,7 @@ impl PyReplay {
         })
     }
 
-    /// Stores a new version of named parameters.
+    /// Stores a new version of named parameters, and returns its number: 1, 2, 3, ...
     #[pyo3(signature = (name, tensors, *, dtype = None, timeout = None))]
     fn put_parameters(
         &self,
@@ -407,7 +407,7 @@ impl PyReplay {
         })
     }
 
-    /// The newest version of named parameters, or None when it is not newer.
+    /// The newest version of named parameters, or `None` when it is not newer than `newer_than`.
     #[pyo3(signature = (name, newer_than = 0, timeout = None))]
     fn get_parameters(
         &self,
@@ -429,7 +429,7 @@ impl PyReplay {
             .transpose()
     }
 
-    /// Counters and gauges of the memory.
+    /// Counters and gauges of the memory: tables, bytes, writers, parameters.
     #[pyo3(signature = (timeout = None))]
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let replay = self.replay(py)?;

@@ -18,7 +18,7 @@ use crate::{error, wait};
 /// How long the end of a `with` block that failed waits for what the writer still holds.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Writes the steps of `streams` environments.
+/// Writes the steps of `streams` environments: one `append` a step, one row a stream.
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
     writer: Handle<Arc<Mutex<Writer>>>,
