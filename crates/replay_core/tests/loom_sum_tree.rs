@@ -3,11 +3,7 @@
 //!
 //! Each property is checked as it is, and again with a fault put in that has to break it.
 #![cfg(feature = "loom")]
-<<<<<<< HEAD
-// loom's cell is not Sync; loom itself is what checks that its accesses do not race.
-=======
 // Loom's cells are not `Sync`: loom itself checks how they are shared.
->>>>>>> tree
 #![allow(clippy::arc_with_non_send_sync)]
 
 use std::sync::Arc;
