@@ -23,7 +23,13 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
     view = innet.NStep(stack=4, n=N, gamma=GAMMA, padding="zero")
     table = innet.Table(
         "atari",
-        {"frame": ("uint8", (84, 84)), "action": "int64", "reward": "float32", "environment": "int16", "step": "int32"},
+        {
+            "frame": ("uint8", (84, 84)),
+            "action": "int64",
+            "reward": "float32",
+            "environment": "int16",
+            "step": "int32",
+        },
         capacity=50_000,
         sampler="fifo",
         max_times_sampled=1,
@@ -37,7 +43,10 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
     playing = np.zeros((STEPS, ENVIRONMENTS), bool)
     ends = {"terminated": 0, "truncated": 0, "life lost": 0, "bootstrapped early": 0}
 
-    with innet.Replay([table]) as replay, replay.writer("atari", ENVIRONMENTS, view, chunk_steps=CHUNK) as writer:
+    with (
+        innet.Replay([table]) as replay,
+        replay.writer("atari", ENVIRONMENTS, view, chunk_steps=CHUNK) as writer,
+    ):
 
         def check(batch: innet.Batch) -> None:
             step, environment = batch.step, batch.environment

@@ -31,8 +31,14 @@ def still_works(replay: innet.Replay) -> bool:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"frame": np.zeros((1, 12, 8), np.float32)}, r'"frame" has to be uint8\[1, 12, 8\].*got float32\[1, 12, 8\]'),
-        ({"frame": np.zeros((1, 8, 12), np.uint8)}, r'"frame" has to be uint8\[1, 12, 8\].*got uint8\[1, 8, 12\]'),
+        (
+            {"frame": np.zeros((1, 12, 8), np.float32)},
+            r'"frame" has to be uint8\[1, 12, 8\].*got float32\[1, 12, 8\]',
+        ),
+        (
+            {"frame": np.zeros((1, 8, 12), np.uint8)},
+            r'"frame" has to be uint8\[1, 12, 8\].*got uint8\[1, 8, 12\]',
+        ),
         ({"frame": np.zeros((2, 12, 8), np.uint8)}, r'"frame".*got uint8\[2, 12, 8\]'),
         ({"reward": np.zeros(1, np.float64)}, r'"reward" has to be float32\[1\].*got float64\[1\]'),
         ({"reward": np.float64(1)}, r'"reward".*got float64\[\]'),
@@ -86,9 +92,11 @@ def test_python_numbers_become_what_the_column_holds() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 def test_bad_priorities_change_nothing(make_replay: MakeReplay, bad: float) -> None:
     replay = make_replay([table(priority_exponent=1.0)])
-    with replay.writer("t", 1, VIEW) as writer:
-        with pytest.raises(errors.PriorityError, match="finite and not negative"):
-            writer.append(**step(0, priority=np.array([bad])))
+    with (
+        replay.writer("t", 1, VIEW) as writer,
+        pytest.raises(errors.PriorityError, match="finite and not negative"),
+    ):
+        writer.append(**step(0, priority=np.array([bad])))
     fill(replay, 20, priority=1.0)
     batch = replay.sample("t", 8, VIEW, timeout=10)
     priorities = np.full(8, 5.0)
@@ -123,7 +131,11 @@ def test_an_unknown_table_is_named_with_those_there_are(make_replay: MakeReplay)
         lambda: replay.empty_table("apex"),
         lambda: replay.drop_table("apex"),
     ):
+<<<<<<< HEAD
+        with pytest.raises(errors.UnknownTableError, match=r'no table "apex"; .*\bt\b'):
+=======
         with pytest.raises(errors.UnknownTableError, match=r'no table "apex".*"t"|no table "apex".* t'):
+>>>>>>> main
             use()
     assert still_works(replay)
 
@@ -168,7 +180,9 @@ def test_definitions_that_cannot_be_used_say_why(make: Any, message: str) -> Non
 
 def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
-    with pytest.raises(errors.SchemaError, match='reads column "pixels", the table has frame, action, reward'):
+    with pytest.raises(
+        errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward'
+    ):
         replay.writer("t", 1, innet.NStep(observation="pixels"))
     with pytest.raises(TypeError, match="a view is an NStep, a Sequence or a Window, got str"):
         replay.sample("t", 1, "nstep")  # type: ignore[arg-type]
@@ -179,9 +193,11 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
 
 def test_a_table_beyond_the_limit_is_refused() -> None:
     with innet.Replay(max_bytes=100_000) as replay:
-        with pytest.raises(errors.TooLargeError, match="limit"):
+        with pytest.raises(errors.TableError, match="of the 100000 for tables and parameters"):
             replay.create_table(table(capacity=1_000_000))
         replay.create_table(table(capacity=500))
+        with pytest.raises(errors.ReplayError, match="limit"):
+            replay.put_parameters("p", {"a": np.zeros(100_000)})
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
@@ -222,7 +238,11 @@ def answer_once(listener: socket.socket, reply: bytes) -> None:
 @pytest.mark.parametrize(
     ("reply", "error", "message"),
     [
-        ("version", errors.VersionError, r"server speaks protocol 999 \(release 9\.9\.9\).*same release at both"),
+        (
+            "version",
+            errors.VersionError,
+            r"server speaks protocol 999 \(release 9\.9\.9\).*same release at both",
+        ),
         ("oversized", errors.ReplayError, "limit"),
         ("http", errors.ReplayError, "."),
         ("garbage", errors.ReplayError, "."),
@@ -310,7 +330,10 @@ def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
         names = {"table": "t", "writer": 9, "streams": 1, "windowBefore": 0, "windowAfter": 1}
         client.call(openWriter=SCHEMA.OpenWriter.new_message(name="first", **names))
         with WireClient(path) as second:
-            assert second.call(openWriter=SCHEMA.OpenWriter.new_message(name="second", **names))[0].writer.epoch == 2
+            assert (
+                second.call(openWriter=SCHEMA.OpenWriter.new_message(name="second", **names))[0].writer.epoch
+                == 2
+            )
         assert PROTOCOL == 1
 
 

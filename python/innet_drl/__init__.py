@@ -4,12 +4,13 @@ The replay client needs NumPy alone:
 
     import innet_drl as innet
 
-    table = innet.Table("apex", {"frame": ("uint8", (84, 84)), "action": "int64", "reward": "float32"}, 100_000)
+    columns = {"frame": ("uint8", (84, 84)), "action": "int64", "reward": "float32"}
+    table = innet.Table("apex", columns, capacity=100_000)
     replay = innet.Replay([table])                      # in this process, or
     replay = innet.connect("innet://host:7710")         # on a server: the same interface
 
-`docs/api.md` walks through the whole interface; `innet_drl.errors` lists what can go wrong. Training needs the
-extra `train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
+`docs/api.md` walks through the whole interface; `innet_drl.errors` lists what can go wrong. Training needs
+the extra `train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
 """
 
 from innet_drl import errors

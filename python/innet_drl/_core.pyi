@@ -140,8 +140,9 @@ class Table:
 
 @final
 class NStep:
-    """Transitions with n-step returns (Sutton & Barto, 2018, equation 7.1; Mnih et al., 2013, for the stack).
+    """Transitions with n-step returns.
 
+    Sutton & Barto (2018), equation 7.1; the observation stack is that of Mnih et al. (2013).
     For the anchor step t with m <= n steps to the end of the episode or life: `observation` is the stack
     that ends at t, `action` is a_t, `reward` is r_{t+1} + gamma r_{t+2} + ... + gamma^(m-1) r_{t+m},
     `next_observation` is the stack that ends at t+m, and `discount` is gamma^m: 0 where t+m terminated, and
@@ -185,11 +186,12 @@ class NStep:
 
 @final
 class Sequence:
-    """Sequences for recurrent agents (R2D2: Kapturowski et al., 2019).
+    """Sequences for recurrent agents.
 
-    An item covers `burn_in + length` steps and the observation after the last. A new item starts every `period`
-    steps, counted from the start of the episode (or life). An item needs one step beyond its burn-in; where the
-    episode ends earlier, the rest is padded with zeros and `mask` is false.
+    As R2D2 has them (Kapturowski et al., 2019), with stored state and burn-in.
+    An item covers `burn_in + length` steps and the observation after the last. A new item starts every
+    `period` steps, counted from the start of the episode (or life). An item needs one step beyond its
+    burn-in; where the episode ends earlier, the rest is padded with zeros and `mask` is false.
 
     Args:
         length: Steps to learn from.
@@ -244,7 +246,9 @@ class Sequence:
 
 @final
 class Window:
-    """The raw rows around an anchor, for uses that `NStep` and `Sequence` do not cover.
+    """The raw rows around an anchor.
+
+    For uses that `NStep` and `Sequence` do not cover.
 
     Args:
         before: Rows before the anchor.
@@ -270,10 +274,14 @@ class Batch:
 
     | array | dtype | shape | meaning |
     | --- | --- | --- | --- |
-    | `observation` | the column's | `(B, stack, *shape)`; `(B, *shape)` with a stack of 1 | stack at the anchor |
+    | `observation` | the column's | `(B, stack, *shape)`, or `(B, *shape)` without stack | at the anchor |
     | `reward` | float32 | `(B,)` | n-step return |
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
+<<<<<<< HEAD
+    | `next_observation` | the column's | as `observation` | to bootstrap from; any where `discount` is 0 |
+=======
     | `next_observation` | the column's | as `observation` | stack to bootstrap from, where `discount` is not 0 |
+>>>>>>> main
     | every other column | the column's | `(B, *shape)` | the anchor's value |
     | `weight` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
     | `probability` | float64 | `(B,)` | P(i) at the instant of the draw |
@@ -281,8 +289,8 @@ class Batch:
     | `age` | uint32 | `(B,)` | steps inserted into the table since the item was |
 
     With T = burn_in + length, `Sequence` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
-    (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first` and
-    every other column as `(B, T, ...)`, except the columns in `state`, which it delivers at the first step alone.
+    (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first`
+    and every other column as `(B, T, ...)`, except the columns in `state`: those of the first step alone.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
     `truncated`, `first` and `final`. Each adds `weight`, `probability`, `key` and `age`.
     """
@@ -345,7 +353,10 @@ class Batches:
     def __iter__(self) -> Self: ...
     def __next__(self) -> Batch: ...
     def close(self) -> None:
-        """Stops drawing ahead and waits for the background thread; batches that were not handed out do not count."""
+        """Stops drawing ahead and waits for the background thread.
+
+        Batches that were not handed out do not count as drawn.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -381,9 +392,9 @@ class Parameters:
 class Writer:
     """Writes the steps of `streams` environments: one `append` a step, one row a stream.
 
-    Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context manager,
-    or call `close`: what a writer has not sent is lost with it. A step is taken whole or, after an error, not at
-    all: it may be appended again.
+    Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context
+    manager, or call `close`: what a writer has not sent is lost with it. A step is taken whole or, after an
+    error, not at all: it may be appended again.
     """
 
     def append(
@@ -402,8 +413,8 @@ class Writer:
         """Appends one row to every stream. Every array has a leading dimension of `streams`.
 
         Args:
-            terminated: bool `(streams,)`: the value after this step is 0. Without a following `first` it is a lost
-                life: learning ends, the observation stack goes on.
+            terminated: bool `(streams,)`: the value after this step is 0. Without a following `first` it is a
+                lost life: learning ends, the observation stack goes on.
             truncated: bool `(streams,)`: the episode was cut after this step; its final row bootstraps.
             first: bool `(streams,)`: the observation starts a new episode and a new stack.
             final: bool `(streams,)`. Without `final_<observation>`: this row is the last observation of an
@@ -442,7 +453,10 @@ class Writer:
         """Items made."""
     @property
     def dropped_windows(self) -> int:
-        """Windows that never became items: after a reset that no end announced, or a truncation without final row."""
+        """Windows that never became items.
+
+        After a reset that no end announced, or a truncation without final row.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -474,14 +488,15 @@ class Server:
 class Replay:
     """A replay memory: in this process, or the connection to one on a server (`connect`).
 
-    Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for ever,
-    0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. The interpreter is free for other threads
-    meanwhile. A replay must not be used in a forked child (`ForkError`): start processes with the method
-    "spawn", and connect there.
+    Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
+    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. The interpreter is free for other
+    threads meanwhile. A replay must not be used in a forked child (`ForkError`): start processes with the
+    method "spawn", and connect there.
 
     Args:
         tables: Tables to make.
-        max_bytes: Bytes that all tables at their capacity and all parameters may take; `None` sets no limit.
+        max_bytes: Bytes that all tables at their capacity and all parameters may take; `None` sets no
+            limit. A server in front takes up to 1 GiB more for what it receives.
         seed: Makes draws repeatable where one thread writes and draws.
 
     Raises:
@@ -496,7 +511,7 @@ class Replay:
 
         Raises:
             TableDiffersError: It exists with another definition; the message shows the difference.
-            TooLargeError: It does not fit the memory's `max_bytes` beside the others.
+            TableError: It does not fit the memory's `max_bytes` beside the others.
         """
     def table(self, name: str, timeout: float | None = None) -> Table:
         """The definition of a table.

@@ -1,8 +1,8 @@
 """Batches as torch tensors: `Replay.batches(..., device=...)`.
 
 On the CPU the tensors share the memory of the NumPy arrays. On a CUDA device every buffer of a batch crosses
-the bus once: through page-locked memory, on a stream of its own, while the device still computes; the stack of
-frames that `observation` and `next_observation` have in common is copied once for both.
+the bus once: through page-locked memory, on a stream of its own, while the device still computes; what
+`observation` and `next_observation` have in common is copied once for both.
 """
 
 from __future__ import annotations

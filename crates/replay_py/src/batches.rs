@@ -123,7 +123,9 @@ impl PyBatches {
         PyBatch::new(py, drawn.delivered()).map(Some)
     }
 
-    /// Stops drawing ahead and waits for the background thread; batches that were not handed out do not count.
+    /// Stops drawing ahead and waits for the background thread.
+    ///
+    /// Batches that were not handed out do not count as drawn.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
         py.detach(|| drop(source));

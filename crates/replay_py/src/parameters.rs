@@ -20,7 +20,9 @@ use crate::error;
 /// One version of named parameters.
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
 pub struct PyParameters {
+    /// Rises by one with every put; the first is 1.
     version: u64,
+    /// The tensors by name, the reader's own to change; bfloat16 comes as float32.
     tensors: Py<PyDict>,
 }
 

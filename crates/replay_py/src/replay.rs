@@ -174,7 +174,10 @@ impl PyReplay {
 #[pymethods]
 impl PyReplay {
     #[new]
-    #[pyo3(signature = (tables = Vec::new(), *, max_bytes = None, seed = None))]
+    #[pyo3(
+        signature = (tables = Vec::new(), *, max_bytes = None, seed = None),
+        text_signature = "(tables=(), *, max_bytes=None, seed=None)"
+    )]
     fn new(
         py: Python<'_>,
         tables: Vec<PyRef<'_, PyTable>>,
@@ -184,7 +187,7 @@ impl PyReplay {
         log::start();
         let mut limits = MemoryLimits::default();
         if let Some(max_bytes) = max_bytes {
-            limits.max_bytes = max_bytes;
+            limits.max_bytes = max_bytes.saturating_add(limits.receive_bytes);
         }
         limits.seed = seed;
         let memory = Memory::new(limits);
@@ -322,10 +325,14 @@ impl PyReplay {
     }
 
     /// Draws again and again, decoding ahead of the reader.
-    #[pyo3(signature = (
-        table, count, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None, normalize = "batch", timeout = None,
-        threads = 1
-    ))]
+    #[pyo3(
+        signature = (
+            table, count, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
+            normalize = "batch", timeout = None, threads = 1
+        ),
+        text_signature = "($self, table, count, view, *, beta=0.4, prefetch=4, device=None, \
+                          normalize='batch', timeout=None, threads=1)"
+    )]
     #[expect(
         clippy::too_many_arguments,
         reason = "the arguments of the Python method"
@@ -509,7 +516,9 @@ impl PyReplay {
 #[pyclass(name = "UpdateReceipt", module = "innet_drl", frozen, get_all, eq)]
 #[derive(PartialEq)]
 pub struct PyUpdateReceipt {
+    /// Keys whose item now has the new priority.
     applied: u32,
+    /// Keys that no longer name an item: counted and ignored.
     stale: u32,
 }
 

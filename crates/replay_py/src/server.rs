@@ -83,6 +83,7 @@ pub fn start(
 
 #[pymethods]
 impl PyServer {
+    /// Where it listens, ports filled in: what `connect` takes.
     #[getter]
     fn addresses(&self) -> Vec<String> {
         self.addresses.clone()
@@ -129,7 +130,10 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Connects to a server.
 #[pyfunction]
-#[pyo3(signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None))]
+#[pyo3(
+    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None)"
+)]
 pub fn connect(
     py: Python<'_>,
     url: &str,

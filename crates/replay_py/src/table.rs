@@ -23,7 +23,10 @@ pub struct PyColumn {
 #[pymethods]
 impl PyColumn {
     #[new]
-    #[pyo3(signature = (dtype, shape = Shape(Vec::new()), codec = None))]
+    #[pyo3(
+        signature = (dtype, shape = Shape(Vec::new()), codec = None),
+        text_signature = "(dtype, shape=(), codec=None)"
+    )]
     fn new(
         py: Python<'_>,
         dtype: &Bound<'_, PyAny>,
@@ -59,16 +62,19 @@ impl PyColumn {
         Ok(PyColumn { column })
     }
 
+    /// Element type.
     #[getter]
     fn dtype<'py>(&self, py: Python<'py>) -> Bound<'py, PyArrayDescr> {
         dtype::to_numpy(py, self.column.dtype)
     }
 
+    /// Shape of one value.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.column.shape)
     }
 
+    /// How values are packed.
     #[getter]
     fn codec(&self) -> &'static str {
         codec_name(self.column.codec)
@@ -134,10 +140,16 @@ pub struct PyTable {
 #[pymethods]
 impl PyTable {
     #[new]
-    #[pyo3(signature = (
-        name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized", priority_exponent = 0.6,
-        priority_unit_log2 = -19, max_times_sampled = 0, min_size = 1, samples_per_insert = 0.0, slack = 0.0
-    ))]
+    #[pyo3(
+        signature = (
+            name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized",
+            priority_exponent = 0.6, priority_unit_log2 = -19, max_times_sampled = 0, min_size = 1,
+            samples_per_insert = 0.0, slack = 0.0
+        ),
+        text_signature = "(name, columns, capacity, *, capacity_bytes=0, sampler='prioritized', \
+                          priority_exponent=0.6, priority_unit_log2=-19, max_times_sampled=0, \
+                          min_size=1, samples_per_insert=0.0, slack=0.0)"
+    )]
     #[expect(
         clippy::too_many_arguments,
         reason = "the arguments of the Python constructor"
@@ -195,11 +207,13 @@ impl PyTable {
         Ok(PyTable { config })
     }
 
+    /// The table's name.
     #[getter]
     fn name(&self) -> &str {
         &self.config.name
     }
 
+    /// The columns by name, in row order.
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = PyDict::new(py);
@@ -215,16 +229,19 @@ impl PyTable {
         Ok(columns)
     }
 
+    /// Steps held before the oldest are evicted.
     #[getter]
     fn capacity(&self) -> u64 {
         self.config.capacity
     }
 
+    /// Bytes held before the oldest are evicted; 0 derives it from `capacity`.
     #[getter]
     fn capacity_bytes(&self) -> u64 {
         self.config.capacity_bytes
     }
 
+    /// How items are chosen.
     #[getter]
     fn sampler(&self) -> &'static str {
         match self.config.sampler {
@@ -234,31 +251,37 @@ impl PyTable {
         }
     }
 
+    /// Alpha.
     #[getter]
     fn priority_exponent(&self) -> f64 {
         self.config.priority_exponent
     }
 
+    /// Base-2 logarithm of the smallest difference of two stored priorities.
     #[getter]
     fn priority_unit_log2(&self) -> i32 {
         self.config.priority_unit_log2
     }
 
+    /// Draws after which an item is removed; 0 is never.
     #[getter]
     fn max_times_sampled(&self) -> u32 {
         self.config.max_times_sampled
     }
 
+    /// Items needed before the first draw.
     #[getter]
     fn min_size(&self) -> u64 {
         self.config.min_size
     }
 
+    /// Items drawn for each item inserted; 0 sets no limit.
     #[getter]
     fn samples_per_insert(&self) -> f64 {
         self.config.samples_per_insert
     }
 
+    /// Drawn items by which the ratio may be off, either way.
     #[getter]
     fn slack(&self) -> f64 {
         self.config.slack

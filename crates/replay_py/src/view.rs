@@ -58,26 +58,31 @@ impl PyNStep {
         Ok(PyNStep(view))
     }
 
+    /// Observations in a stack.
     #[getter]
     fn stack(&self) -> u16 {
         self.0.stack
     }
 
+    /// Steps of the return.
     #[getter]
     fn n(&self) -> u16 {
         self.0.n
     }
 
+    /// Discount of one step.
     #[getter]
     fn gamma(&self) -> f64 {
         self.0.gamma
     }
 
+    /// The observation's column.
     #[getter]
     fn observation(&self) -> &str {
         &self.0.observation
     }
 
+    /// What stands before an episode's first observation.
     #[getter]
     fn padding(&self) -> &'static str {
         padding_name(self.0.padding)
@@ -113,10 +118,14 @@ pub struct PySequence(Sequence);
 #[pymethods]
 impl PySequence {
     #[new]
-    #[pyo3(signature = (
-        length, burn_in = 0, period = None, stack = 1, observation = "frame", padding = "zero", gamma = 0.99,
-        state = Vec::new()
-    ))]
+    #[pyo3(
+        signature = (
+            length, burn_in = 0, period = None, stack = 1, observation = "frame", padding = "zero",
+            gamma = 0.99, state = Vec::new()
+        ),
+        text_signature = "(length, burn_in=0, period=None, stack=1, observation='frame', \
+                          padding='zero', gamma=0.99, state=())"
+    )]
     #[expect(
         clippy::too_many_arguments,
         reason = "the arguments of the Python constructor"
@@ -146,41 +155,49 @@ impl PySequence {
         Ok(PySequence(view))
     }
 
+    /// Steps to learn from.
     #[getter]
     fn length(&self) -> u16 {
         self.0.length
     }
 
+    /// Steps before them.
     #[getter]
     fn burn_in(&self) -> u16 {
         self.0.burn_in
     }
 
+    /// Steps from one item to the next.
     #[getter]
     fn period(&self) -> u16 {
         self.0.period
     }
 
+    /// Observations in a stack.
     #[getter]
     fn stack(&self) -> u16 {
         self.0.stack
     }
 
+    /// The observation's column.
     #[getter]
     fn observation(&self) -> &str {
         &self.0.observation
     }
 
+    /// What stands before an episode's first observation.
     #[getter]
     fn padding(&self) -> &'static str {
         padding_name(self.0.padding)
     }
 
+    /// Discount of one step.
     #[getter]
     fn gamma(&self) -> f64 {
         self.0.gamma
     }
 
+    /// Columns delivered at the first step alone.
     #[getter]
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.0.state)
@@ -230,11 +247,13 @@ impl PyWindow {
         Ok(PyWindow(view))
     }
 
+    /// Rows before the anchor.
     #[getter]
     fn before(&self) -> u16 {
         self.0.before
     }
 
+    /// Rows after the anchor.
     #[getter]
     fn after(&self) -> u16 {
         self.0.after

@@ -269,7 +269,9 @@ impl PyWriter {
         Ok(py.detach(|| lock(&writer).counters().items))
     }
 
-    /// Windows that never became items: after a reset that no end announced, or a truncation without final row.
+    /// Windows that never became items.
+    ///
+    /// After a reset that no end announced, or a truncation without final row.
     #[getter]
     fn dropped_windows(&self, py: Python<'_>) -> PyResult<u64> {
         let writer = self.writer.get(py)?;
