@@ -284,12 +284,8 @@ def test_batches_ask_the_schedule_for_beta() -> None:
             for t in range(10):
                 writer.append(**step(t, priority=np.array([t + 1.0])))
         betas = iter([0.0, 0.0, 1.0])
-<<<<<<< HEAD
         view = innet.NStep(stack=4, n=1)
         with replay.batches("t", 64, view, prefetch=0, beta=lambda: next(betas)) as batches:
-=======
-        with replay.batches("t", 64, innet.NStep(stack=4, n=1), prefetch=0, beta=lambda: next(betas)) as batches:
->>>>>>> main
             assert (next(batches).weight == 1).all()
             batch = next(batches)
             np.testing.assert_allclose(batch.weight, batch.probability.min() / batch.probability, rtol=1e-4)

@@ -169,12 +169,7 @@ def test_sequences_equal_the_oracle(
         (number, t)
         for number, stream in enumerate(simulation.recorded)
         for t in stream.sequence_starts(period)
-<<<<<<< HEAD
-        if sequence(stream, t, length=length, burn_in=burn_in, stack=stack, gamma=0.9, padding=padding)
-        is not None
-=======
         if sequence(stream, t, length=length, burn_in=burn_in, stack=stack, gamma=0.9, padding=padding) is not None
->>>>>>> main
     }
 
 

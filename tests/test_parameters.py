@@ -32,24 +32,7 @@ def test_versions_rise_and_only_newer_ones_are_handed_out(make_replay: MakeRepla
 
 @pytest.mark.parametrize(
     "dtype",
-<<<<<<< HEAD
-    [
-        "bool",
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "uint32",
-        "int32",
-        "uint64",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-    ],
-=======
     ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"],
->>>>>>> main
 )
 def test_every_dtype_and_layout_comes_back_bit_for_bit(make_replay: MakeReplay, dtype: str) -> None:
     replay = make_replay()

@@ -73,9 +73,7 @@ def test_the_core_says_the_same_as_its_stub() -> None:
             for member in node.body:
                 if isinstance(member, ast.FunctionDef) and ast.get_docstring(member):
                     name = f"{node.name}.{member.name}"
-                    check_first_line(
-                        inspect.getattr_static(getattr(_core, node.name), member.name), member, name
-                    )
+                    check_first_line(inspect.getattr_static(getattr(_core, node.name), member.name), member, name)
 
 
 def check_first_line(value: object, node: ast.ClassDef | ast.FunctionDef, name: str) -> None:

@@ -277,11 +277,7 @@ class Batch:
     | `observation` | the column's | `(B, stack, *shape)`, or `(B, *shape)` without stack | at the anchor |
     | `reward` | float32 | `(B,)` | n-step return |
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
-<<<<<<< HEAD
     | `next_observation` | the column's | as `observation` | to bootstrap from; any where `discount` is 0 |
-=======
-    | `next_observation` | the column's | as `observation` | stack to bootstrap from, where `discount` is not 0 |
->>>>>>> main
     | every other column | the column's | `(B, *shape)` | the anchor's value |
     | `weight` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
     | `probability` | float64 | `(B,)` | P(i) at the instant of the draw |
