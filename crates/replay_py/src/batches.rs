@@ -19,7 +19,7 @@ use crate::{error, wait};
 /// Requests under way at a server at a time: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
 
-/// An iterator over batches.
+/// An iterator over batches that ends only with an error or `close`.
 #[pyclass(name = "Batches", module = "innet_drl", frozen)]
 pub struct PyBatches {
     source: Handle<Arc<Source>>,
