@@ -4,9 +4,10 @@
 
 Both sides have the same network, optimizer, batch, replay ratio and number of environments. The plain loop
 steps the environments, stores the steps in NumPy arrays, draws uniformly from them and updates, one after
-the other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process. The
-sides take turns, each round in a process of its own; one JSON line for each turn says how many updates a second
-were made once learning ran, and where the time went; the last line has the medians and their ratio.
+the other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process.
+
+The sides take turns, each in a process of its own. One JSON line for each turn says how many updates a
+second were made once learning ran, and where the time went; the last line has the medians and their ratio.
 """
 
 from __future__ import annotations

@@ -354,8 +354,8 @@ calls = {
     "batches": lambda: next(batches),
     "write": write,
 }
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     calls[call]()
 except KeyboardInterrupt:
     print("interrupted", flush=True)

@@ -45,7 +45,9 @@ def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) ->
     assert result.learner_updates > 100
     assert table["sampled_items"] >= config.batch_size * result.learner_updates
     wanted = config.samples_per_insert * (table["inserted_items"] - config.min_size)
-    assert abs(table["sampled_items"] - wanted) <= config.slack
+    # A push is applied as a whole once it may begin.
+    push = config.samples_per_insert * config.environments * config.chunk_steps
+    assert abs(table["sampled_items"] - wanted) <= config.slack + push
 
 
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,18 +119,15 @@ def lz4_run(value: int, length: int) -> bytes:
 
 
 def server_binary() -> str:
-    """The `innet-replay` command: `INNET_REPLAY_BIN`, the newest build of this checkout, or that on the path.
+    """The `innet-replay` command: `INNET_REPLAY_BIN`, the one of this environment, or that on the path.
 
     Raises:
         FileNotFoundError: There is none.
     """
-    if named := os.environ.get("INNET_REPLAY_BIN"):
-        return named
-    builds = [REPOSITORY / "target" / profile / "innet-replay" for profile in ("debug", "release")]
-    builds = sorted((b for b in builds if b.exists()), key=lambda b: b.stat().st_mtime)
-    found = str(builds[-1]) if builds else shutil.which("innet-replay")
+    beside = Path(sysconfig.get_path("scripts")) / "innet-replay"
+    found = os.environ.get("INNET_REPLAY_BIN") or shutil.which(beside) or shutil.which("innet-replay")
     if found is None:
-        raise FileNotFoundError("no innet-replay: run `cargo build -p replay_core`, or set INNET_REPLAY_BIN")
+        raise FileNotFoundError("no innet-replay: run `make build`, or set INNET_REPLAY_BIN")
     return found
 
 

@@ -6,6 +6,7 @@ ends on SIGTERM, and when the learner's process is gone.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -71,6 +72,9 @@ def run_actor(assignment: Assignment, pipe: multiprocessing.connection.Connectio
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     logger.remove()
+    # The page is the learner's. What the core has to say here, it also says with the errors of its calls.
+    logging.getLogger("innet_drl").addHandler(logging.NullHandler())
+    logging.getLogger("innet_drl").propagate = False
     _end_with_parent()
     try:
         _play(assignment, pipe)
@@ -97,12 +101,13 @@ def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -
     torch.set_num_threads(config.actor_threads)
     arena = environments.make(config, config.environments, threads=config.environment_threads)
     with connect(config, assignment.address) as replay:
+        writer = open_writer(replay, config, arena.spec, name, assignment.index)
         actor = Actor(
             config,
             assignment.index,
             arena,
             make_network(config, arena.spec),
-            open_writer(replay, config, arena.spec, name, assignment.index),
+            writer,
             first_step=assignment.first_step,
         )
         reported = time.monotonic()
@@ -112,6 +117,11 @@ def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -
                 actor.pull(replay, name)
             actor.step()
             vector_steps += 1
+            if vector_steps % config.chunk_steps == 0:
+                # Chunks are full. Waiting for them here keeps the actor from playing ahead of the replay
+                # ratio with old parameters, by as many pushes as the writer would hold under way.
+                writer.flush()
+                actor.stopwatch.lap("write")
             if time.monotonic() - reported >= REPORT_SECONDS:
                 pipe.send(actor.report())
                 reported = time.monotonic()

@@ -74,5 +74,7 @@ class MetricsFiles:
 
     def close(self) -> None:
         """Closes both files."""
-        self._events_file.close()
-        self._lines.close()
+        try:
+            self._events_file.close()
+        finally:
+            self._lines.close()

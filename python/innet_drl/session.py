@@ -84,7 +84,8 @@ class Session:
     ) -> None:
         for name, handler in self._previous_handlers.items():
             signal.signal(name, handler)
-        self.files.close()
+        with self.folder.writing():
+            self.files.close()
 
     @property
     def finished(self) -> bool:

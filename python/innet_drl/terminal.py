@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from types import TracebackType
@@ -21,6 +22,13 @@ PLAIN_SECONDS = 10.0
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
+class _ToLoguru(logging.Handler):
+    """Hands the core's log, which goes to Python's `logging`, on to loguru: one voice."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.log(record.levelname, record.getMessage())
+
+
 class Page:
     """The page of one run.
 
@@ -34,11 +42,13 @@ class Page:
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._handler: int | None = None
+        self._core = _ToLoguru(logging.WARNING)
         self._last_line = -PLAIN_SECONDS
 
     def __enter__(self) -> Self:
         logger.remove()
         self._handler = logger.add(self._print, format=LOG_FORMAT, level="INFO", colorize=False)
+        logging.getLogger("innet_drl").addHandler(self._core)
         if self._live is not None:
             self._live.start()
         return self
@@ -51,6 +61,7 @@ class Page:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        logging.getLogger("innet_drl").removeHandler(self._core)
         if self._handler is not None:
             logger.remove(self._handler)
         logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")

@@ -43,7 +43,7 @@ fn with_tls(folder: &Path) -> ServerConfig {
         token: Some(Secret("a secret".into())),
         tls_cert: Some(certificate),
         tls_key: Some(key),
-        ..local(&["localhost:0"])
+        ..local(&["127.0.0.1:0"])
     }
 }
 
@@ -65,7 +65,7 @@ fn every_address_leads_to_the_same_memory() {
     let socket = format!("unix://{}/a.sock", folder.path().display());
     let config = ServerConfig {
         io_threads: 3,
-        ..local(&["127.0.0.1:0", "[::1]:0", &socket])
+        ..local(&["127.0.0.1:0", "127.0.0.1:0", &socket])
     };
     let running = start(&config).unwrap();
     let addresses = running.addresses().to_vec();
