@@ -25,6 +25,8 @@ from innet_drl.networks import make_network
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that no transition is lost for ever (Schaul et al., 2016, section 3.3)."""
+SLOWER_IS_HOPELESS = 5.0
+"""A first update this many times slower than the best arithmetic's is not measured further."""
 
 
 @dataclass(frozen=True)
@@ -176,14 +178,20 @@ def choose_numerics(config: Config, spec: Spec) -> Numerics:
     candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
     if config.serial or len(candidates) == 1:
         return candidates[0]
-    seconds = {candidate: _seconds_of_update(config, spec, candidate) for candidate in candidates}
+    seconds: dict[Numerics, float] = {}
+    for candidate in candidates:
+        limit = SLOWER_IS_HOPELESS * min(seconds.values(), default=float("inf"))
+        seconds[candidate] = _seconds_of_update(config, spec, candidate, limit)
     fastest = min(seconds, key=lambda candidate: seconds[candidate])
     listed = "; ".join(f"{candidate}: {1e3 * value:.1f} ms" for candidate, value in seconds.items())
     logger.info(f"an update takes {listed}: computing in {fastest}")
     return fastest
 
 
-def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, repeats: int = 3) -> float:
+def _seconds_of_update(
+    config: Config, spec: Spec, numerics: Numerics, limit: float, repeats: int = 3
+) -> float:
+    """The least of a few updates, the first of which also warms up; stops after one beyond the limit."""
     learner = Learner(config, spec)
     learner.use(numerics)
     batch = random_batch(spec, config.batch_size, learner.device)
@@ -192,6 +200,8 @@ def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, repeats: 
         start = time.perf_counter()
         learner.update(batch).priorities()
         best = min(best, time.perf_counter() - start)
+        if best > limit:
+            break
     return best
 
 
