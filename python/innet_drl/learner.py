@@ -188,9 +188,7 @@ def choose_numerics(config: Config, spec: Spec) -> Numerics:
     return fastest
 
 
-def _seconds_of_update(
-    config: Config, spec: Spec, numerics: Numerics, limit: float, repeats: int = 3
-) -> float:
+def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, limit: float, repeats: int = 3) -> float:
     """The least of a few updates, the first of which also warms up; stops after one beyond the limit."""
     learner = Learner(config, spec)
     learner.use(numerics)
