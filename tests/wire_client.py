@@ -45,7 +45,11 @@ class WireClient:
         self.socket.settimeout(60)
         self.socket.connect(address)
         self.last_id = 0
-        self.incarnation = self._handshake(token) if handshake else 0
+        try:
+            self.incarnation = self._handshake(token) if handshake else 0
+        except BaseException:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> WireClient:
         return self
