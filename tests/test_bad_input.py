@@ -375,6 +375,9 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, where: str, call: str) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signal.SIGINT)
-        output, problems = child.communicate(timeout=60)
+        try:
+            output, problems = child.communicate(timeout=60)
+        finally:
+            child.kill()
     assert output == "interrupted\n", problems
     assert child.returncode == 0

@@ -2,9 +2,10 @@
 //! decides what becomes of them.
 
 use std::fmt::{self, Write};
-use std::sync::Once;
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
@@ -13,8 +14,22 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts forwarding, once in a process. Not at import: the command line has a log of its own.
-pub fn start() {
+///
+/// # Errors
+/// What `atexit.register` raises.
+pub fn start(py: Python<'_>) -> PyResult<()> {
     static START: Once = Once::new();
+    if START.is_completed() {
+        return Ok(());
+    }
+    let process = std::process::id();
+    let stop = PyCFunction::new_closure(py, None, None, move |arguments, _| {
+        // A forked child has none of the threads.
+        if process == std::process::id() {
+            stop(arguments.py());
+        }
+    })?;
+    py.import("atexit")?.call_method1("register", (stop,))?;
     START.call_once(|| {
         // Every event takes the interpreter lock, so those of single requests stay away.
         let targets = Targets::new()
@@ -25,6 +40,37 @@ pub fn start() {
         let _ = tracing_subscriber::registry()
             .with(PythonLogging.with_filter(targets))
             .try_init();
+    });
+    Ok(())
+}
+
+/// Threads of the core that are in the interpreter, and whether others may still enter it.
+///
+/// A thread that asks for the interpreter while it shuts down never comes back, and whoever joins it waits for
+/// ever. So forwarding ends before: in an `atexit` handler.
+struct Forwarding {
+    stopped: bool,
+    under_way: usize,
+}
+
+static FORWARDING: Mutex<Forwarding> = Mutex::new(Forwarding {
+    stopped: false,
+    under_way: 0,
+});
+static DONE: Condvar = Condvar::new();
+
+fn forwarding() -> MutexGuard<'static, Forwarding> {
+    FORWARDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends forwarding, and waits for events that are on their way.
+fn stop(py: Python<'_>) {
+    py.detach(|| {
+        let mut state = forwarding();
+        state.stopped = true;
+        while state.under_way > 0 {
+            state = DONE.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     });
 }
 
@@ -41,9 +87,17 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
         let mut line = Line::default();
         event.record(&mut line);
         let text = line.message + &line.fields;
-        // Nobody reads a log while the interpreter shuts down, and a logger that raises must not stop the
-        // core.
+        {
+            let mut state = forwarding();
+            if state.stopped {
+                return;
+            }
+            state.under_way += 1;
+        }
+        // A logger that raises must not stop the core.
         let _ = Python::try_attach(|py| log(py, level, &text));
+        forwarding().under_way -= 1;
+        DONE.notify_all();
     }
 }
 

@@ -184,7 +184,7 @@ impl PyReplay {
         max_bytes: Option<u64>,
         seed: Option<u64>,
     ) -> PyResult<Self> {
-        log::start();
+        log::start(py)?;
         let mut limits = MemoryLimits::default();
         if let Some(max_bytes) = max_bytes {
             limits.max_bytes = max_bytes.saturating_add(limits.receive_bytes);

@@ -142,7 +142,7 @@ pub fn connect(
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
 ) -> PyResult<PyReplay> {
-    log::start();
+    log::start(py)?;
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
     let options = ConnectOptions {
