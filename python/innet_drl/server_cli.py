@@ -1,5 +1,6 @@
 """The command `innet-replay`: the Rust command line, reached through the wheel."""
 
+import signal
 import sys
 
 from innet_drl import _core
@@ -7,4 +8,6 @@ from innet_drl import _core
 
 def main() -> None:
     """Runs `innet-replay` with the arguments of this process and exits with its status."""
+    # The command line handles signals itself; Python's handler would raise KeyboardInterrupt after its end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_core.run_server_cli(["innet-replay", *sys.argv[1:]]))

@@ -197,6 +197,16 @@ fn convert_literal<'py>(
     Ok(converted.cast_into::<PyUntypedArray>()?)
 }
 
+/// Keeps the memory under arrays alive until the last of them is gone.
+#[pyclass(frozen)]
+pub struct Owner(#[expect(dead_code, reason = "held, never read")] Box<dyn Send + Sync>);
+
+impl Owner {
+    pub fn new(memory: impl Send + Sync + 'static) -> Self {
+        Owner(Box::new(memory))
+    }
+}
+
 /// A writable NumPy array over memory that `owner` keeps alive.
 ///
 /// # Safety

@@ -12,10 +12,6 @@ use replay_core::view::{self, Array, Buffer};
 
 use crate::{array, dtype};
 
-/// Keeps a buffer out of its pool while an array on it is alive.
-#[pyclass(frozen)]
-pub struct BufferOwner(#[expect(dead_code, reason = "held, never read")] pub Arc<Buffer>);
-
 /// The arrays of one draw: as attributes, and as a mapping by name.
 #[pyclass(name = "Batch", module = "innet_drl", frozen, mapping)]
 pub struct PyBatch {
@@ -33,7 +29,7 @@ impl PyBatch {
             let owner = match owners.get(&Arc::as_ptr(&array.buffer)) {
                 Some(owner) => owner.clone(),
                 None => {
-                    let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?.into_any();
+                    let owner = Bound::new(py, array::Owner::new(array.buffer.clone()))?.into_any();
                     owners.insert(Arc::as_ptr(&array.buffer), owner.clone());
                     owner
                 }
@@ -186,7 +182,7 @@ impl PyBatch {
             let arrays = match seen.entry(key) {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(entry) => {
-                    let owner = Bound::new(py, BufferOwner(array.buffer.clone()))?;
+                    let owner = Bound::new(py, array::Owner::new(array.buffer.clone()))?;
                     // SAFETY: as in `new`; these are the buffer's bytes.
                     let flat = unsafe {
                         array::over(

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::ops::Range;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use half::{bf16, f16};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
@@ -14,7 +14,6 @@ use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
 use crate::array::{self, ArrayBytes, Input};
-use crate::batch::BufferOwner;
 use crate::error;
 
 /// One version of named parameters.
@@ -28,20 +27,23 @@ pub struct PyParameters {
 
 impl PyParameters {
     pub fn new(py: Python<'_>, version: u64, contents: Contents) -> PyResult<Self> {
-        let buffer = Arc::new(contents.buffer);
-        let owner = Bound::new(py, BufferOwner(buffer.clone()))?;
+        let Contents {
+            tensors: entries,
+            mut memory,
+        } = contents;
+        // Neither kind of memory moves with its owner.
+        let start = memory.as_mut_ptr();
+        let owner = Bound::new(py, array::Owner::new(memory))?;
         let tensors = PyDict::new(py);
-        for entry in contents.tensors {
-            // SAFETY: `read` laid the tensor out in the buffer, at a multiple of its alignment; only arrays on
-            // `owner`, which holds the buffer, touch it from here on.
+        for entry in entries {
+            let Some(dtype) = python_dtype(entry.dtype) else {
+                continue;
+            };
+            // SAFETY: `read` found the tensor's place within the memory, and at a multiple of its alignment;
+            // `owner` holds the memory, and only arrays on it touch it from here on.
             let array = unsafe {
-                array::over(
-                    owner.as_any(),
-                    buffer.as_mut_ptr().add(entry.offset),
-                    entry.dtype,
-                    &entry.shape,
-                    None,
-                )
+                let data = start.add(entry.place.start);
+                array::over(owner.as_any(), data, dtype, &entry.shape, None)
             }?;
             tensors.set_item(entry.name, array)?;
         }
@@ -201,58 +203,106 @@ pub fn write(name: &str, tensors: &HashMap<String, Tensor>) -> replay_core::Resu
 /// The tensors of a file, in memory that belongs to the reader.
 pub struct Contents {
     tensors: Vec<Entry>,
-    buffer: Buffer,
+    memory: Memory,
 }
 
 struct Entry {
     name: String,
-    dtype: Dtype,
+    dtype: FileDtype,
     shape: Vec<usize>,
-    offset: usize,
+    /// Where its elements are, in bytes from the start of the memory.
+    place: Range<usize>,
+}
+
+enum Memory {
+    /// The file itself, as it came over a connection.
+    Received(BytesMut),
+    /// A copy.
+    Unpacked(Buffer),
+}
+
+impl Memory {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        match self {
+            Memory::Received(file) => file.as_mut_ptr(),
+            Memory::Unpacked(buffer) => buffer.as_mut_ptr(),
+        }
+    }
 }
 
 /// Reads a safetensors file; bfloat16, which NumPy does not have, becomes float32.
-pub fn read(name: &str, bytes: &[u8]) -> replay_core::Result<Contents> {
+pub fn read(name: &str, file: Bytes) -> replay_core::Result<Contents> {
     let refuse = |reason: String| replay_core::Error::Parameters {
         name: name.to_owned(),
         reason,
     };
-    let file = SafeTensors::deserialize(bytes).map_err(|error| refuse(error.to_string()))?;
-    let views = file.tensors();
-    let mut tensors = Vec::with_capacity(views.len());
-    let mut end = 0;
-    for (key, view) in &views {
-        let dtype = python_dtype(view.dtype()).ok_or_else(|| {
-            refuse(format!(
-                "tensor {key:?} has elements of {:?}, which NumPy does not have",
-                view.dtype()
-            ))
-        })?;
-        let shape = view.shape().to_vec();
-        let len = dtype.bytes() * shape.iter().product::<usize>();
-        tensors.push(Entry {
-            name: key.clone(),
+    let parsed = SafeTensors::deserialize(&file).map_err(|error| refuse(error.to_string()))?;
+    let tensors = parsed.iter().map(|(key, view)| {
+        let dtype = view.dtype();
+        if python_dtype(dtype).is_none() {
+            return Err(refuse(format!(
+                "tensor {key:?} has elements of {dtype:?}, which NumPy does not have"
+            )));
+        }
+        let start = view.data().as_ptr().addr() - file.as_ptr().addr();
+        Ok(Entry {
+            name: key.to_owned(),
             dtype,
-            shape,
-            offset: end,
-        });
-        end += len.next_multiple_of(Buffer::ALIGNMENT);
+            shape: view.shape().to_vec(),
+            place: start..start + view.data().len(),
+        })
+    });
+    let tensors = tensors.collect::<replay_core::Result<Vec<_>>>()?;
+    let usable = |entry: &Entry| {
+        let address = file.as_ptr().addr() + entry.place.start;
+        let alignment = python_dtype(entry.dtype).map_or(1, Dtype::bytes);
+        entry.dtype != FileDtype::BF16 && address.is_multiple_of(alignment)
+    };
+    if !tensors.iter().all(usable) {
+        return Ok(unpack(tensors, &file));
     }
-    let mut buffer = Buffer::zeros(end);
-    for (entry, (_, view)) in tensors.iter().zip(&views) {
-        let to = &mut buffer.as_mut_slice()[entry.offset..];
-        let from = view.data();
-        if view.dtype() == FileDtype::BF16 {
-            let widened = from.as_chunks().0.iter();
-            let widened = widened.map(|&bits| bf16::from_le_bytes(bits).to_f32());
-            for (to, value) in to.as_chunks_mut().0.iter_mut().zip(widened) {
+    // A file that nobody else holds needs no copy.
+    Ok(match file.try_into_mut() {
+        Ok(file) => Contents {
+            tensors,
+            memory: Memory::Received(file),
+        },
+        Err(shared) => unpack(tensors, &shared),
+    })
+}
+
+/// Copies tensors out of a file.
+fn unpack(mut tensors: Vec<Entry>, file: &[u8]) -> Contents {
+    let widening = |entry: &Entry| if entry.dtype == FileDtype::BF16 { 2 } else { 1 };
+    let size =
+        |entry: &Entry| (widening(entry) * entry.place.len()).next_multiple_of(Buffer::ALIGNMENT);
+    let mut buffer = Buffer::zeros(tensors.iter().map(size).sum());
+    let mut rest = buffer.as_mut_slice();
+    let mut start = 0;
+    for entry in &mut tensors {
+        let from = &file[entry.place.clone()];
+        let len = widening(entry) * from.len();
+        let (to, after) = std::mem::take(&mut rest).split_at_mut(size(entry));
+        rest = after;
+        if entry.dtype == FileDtype::BF16 {
+            let values = from
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&bits| bf16::from_le_bytes(bits).to_f32());
+            for (to, value) in to.as_chunks_mut().0.iter_mut().zip(values) {
                 *to = value.to_ne_bytes();
             }
         } else {
-            to[..from.len()].copy_from_slice(from);
+            to[..len].copy_from_slice(from);
         }
+        entry.place = start..start + len;
+        start += to.len();
     }
-    Ok(Contents { tensors, buffer })
+    Contents {
+        tensors,
+        memory: Memory::Unpacked(buffer),
+    }
 }
 
 fn file_dtype(dtype: Dtype) -> FileDtype {

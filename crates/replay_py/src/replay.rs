@@ -422,7 +422,7 @@ impl PyReplay {
             let Some(found) = replay.get_parameters(name, newer_than, wait)? else {
                 return Ok(None);
             };
-            parameters::read(name, &found.bytes).map(|tensors| Some((found.version, tensors)))
+            parameters::read(name, found.bytes).map(|tensors| Some((found.version, tensors)))
         })?;
         found
             .map(|(version, tensors)| PyParameters::new(py, version, tensors))
