@@ -37,7 +37,7 @@ def test_q_values_have_one_column_for_each_action(preset: str, spec: Spec, dtype
 
 
 def test_the_advantages_have_no_mean() -> None:
-    network = QNetwork(VectorTorso(3, (8,)), hidden=8, actions=4)
+    network = QNetwork(VectorTorso(3, (8,)), hidden=8, actions=4, layer_norm=False)
     observation = torch.randn(6, 3)
     hidden = torch.relu(network.streams(network.torso(observation)))
     torch.testing.assert_close(network(observation).mean(1), network.value(hidden[:, :8]).squeeze(1))
@@ -52,3 +52,15 @@ def test_frames_are_scaled_once() -> None:
     network(frames)
     expected = torch.relu(network.torso.get_submodule("first")(frames.float() / 255))
     torch.testing.assert_close(seen[0], expected)
+
+
+def test_normalised_hidden_units_do_not_depend_on_the_scale_of_the_features() -> None:
+    network = QNetwork(VectorTorso(3, (8,)), hidden=8, actions=4, layer_norm=True)
+    observation = torch.randn(6, 3)
+    before = network(observation)
+    with torch.no_grad():
+        for linear in network.torso.modules():
+            if isinstance(linear, torch.nn.Linear):
+                linear.weight.mul_(100.0)
+                linear.bias.mul_(100.0)
+    torch.testing.assert_close(network(observation), before, rtol=1e-3, atol=1e-3)

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from steps import VIEW, fill, table
 
 import innet_drl as innet
+from steps import VIEW, fill, table
 
 COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
 

@@ -19,10 +19,11 @@ from training import lines, small
 
 def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    result = launch.train(small(actors=2), run)
+    config = small(actors=2, targets_ahead="on", layer_norm=True)
+    result = launch.train(config, run)
     assert result.learner_updates > 100
     assert result.evaluation is not None
-    assert Config.load(run / "config.yaml") == small(actors=2)
+    assert Config.load(run / "config.yaml") == config
     last = lines(run)[-1]
     assert last.keys() == Metrics.__dataclass_fields__.keys()
     assert last["learner_updates"] == result.learner_updates

@@ -80,6 +80,8 @@ class Config:
     """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
     layers: tuple[int, ...] = (128,)
     """Units of the layers before the head, where the observation is a vector."""
+    layer_norm: bool = False
+    """Normalise what enters the head and its hidden units (Ba et al., 2016): steadies higher learning rates."""
 
     # Replay.
 
@@ -121,7 +123,10 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner's network is; `auto` is CUDA where there is one."""
     learner_threads: int = 0
-    """Threads of the learner's network on a CPU; 0 is one for each core."""
+    """Threads of the learner's network on a CPU; 0 is one for each core that actors and `targets_ahead` leave."""
+    targets_ahead: Literal["auto", "on", "off"] = "auto"
+    """Compute the targets of the next batch in a second thread while the learner updates on this one; `auto`
+    does for images on a CPU with more than one core."""
     numerics: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the learner's forward and backward pass; `auto` measures at start-up."""
     layout: Literal["auto", "contiguous", "channels_last"] = "auto"

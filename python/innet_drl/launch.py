@@ -18,13 +18,14 @@ from loguru import logger
 import innet_drl as innet
 from innet_drl import serial, video
 from innet_drl.actor import make_table, make_view
-from innet_drl.batches import TorchBatches
+from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation
 from innet_drl.faults import TrainingError
 from innet_drl.folder import RunFolder
 from innet_drl.processes import Actors, connect
 from innet_drl.session import Session
+from innet_drl.targets import TargetsAhead
 from innet_drl.terminal import Page
 
 WAIT_SECONDS = 0.5
@@ -78,7 +79,7 @@ def train_apart(session: Session) -> None:
     ):
         session.publish(replay)
         actors = running.enter_context(Actors(config, address, name, session.meter.agent_steps))
-        batches = running.enter_context(
+        batches: Iterator[TorchBatch] = running.enter_context(
             replay.batches(
                 name,
                 config.batch_size,
@@ -89,12 +90,14 @@ def train_apart(session: Session) -> None:
                 timeout=WAIT_SECONDS,
             )
         )
+        if session.learner.targets_ahead:
+            batches = running.enter_context(TargetsAhead(session.learner, batches))
         _learn(session, replay, actors, batches)
         session.report_rest(replay)
         session.checkpoint()
 
 
-def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: TorchBatches) -> None:
+def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iterator[TorchBatch]) -> None:
     name = session.name
     unwritten = None
     looked = time.monotonic()
@@ -151,8 +154,9 @@ def _finish(session: Session) -> Result:
     config, learner, meter = session.config, session.learner, session.meter
     evaluation = None
     if learner.updates > 0 and not session.interrupted:
+        logger.info(f"training has ended; the trained agent plays {config.evaluation_games} games (Ctrl-C skips them)")
         evaluation = session.evaluate()
-        if config.video:
+        if config.video and not session.interrupted:
             _record(session)
     seconds = session.meter.state()["time_s"]
     logger.info(

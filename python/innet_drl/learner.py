@@ -6,7 +6,10 @@ What draws the batches and what is done with the new priorities is in `serial.py
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
+import os
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +24,7 @@ from torch.nn import functional
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.environments import Spec
-from innet_drl.networks import make_network
+from innet_drl.networks import QNetwork, make_network
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that no transition is lost for ever (Schaul et al., 2016, section 3.3)."""
@@ -75,9 +78,30 @@ class Learner:
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
         )
+        self._changing = threading.Lock()
         self.updates = 0
         self.publications = 0
         self.numerics = Numerics()
+
+    @property
+    def targets_ahead(self) -> bool:
+        """Whether a second thread computes targets (`innet_drl.targets`)."""
+        if self.config.targets_ahead != "auto":
+            return self.config.targets_ahead == "on"
+        return self.device.type == "cpu" and len(self.spec.frame_shape) == 2 and (os.cpu_count() or 1) > 1
+
+    @property
+    def threads_left(self) -> int:
+        """Threads for each of the learner's passes on a CPU, so that actors and learner do not share cores.
+
+        Two threads that compute together wait for each other many times in an update, and a busy core keeps
+        both: on two cores with one actor, two threads took four times as long as one.
+        """
+        cores = os.cpu_count() or 1
+        if self.config.serial:
+            return cores
+        left = cores - self.config.actors * self.config.actor_threads
+        return max(1, left // 2 if self.targets_ahead else left)
 
     def use(self, numerics: Numerics) -> None:
         """Computes in this way from now on."""
@@ -87,30 +111,47 @@ class Learner:
             self.network.to(memory_format=numerics.layout)
             self.target.to(memory_format=numerics.layout)
 
+    def targets(self, batch: TorchBatch, chooser: QNetwork | None = None) -> Tensor:
+        """Returns r + discount * Q_target(s', argmax_a Q(s', a)) of a batch: float32 [B], on the learner's device.
+
+        Args:
+            batch: Transitions.
+            chooser: The network that chooses a; the online one by default.
+        """
+        with torch.no_grad(), self._autocast():
+            next_observation = self._prepare(batch.next_observation)
+            best = (chooser or self.network)(next_observation).argmax(1, keepdim=True)
+            bootstrap = self.target(next_observation).gather(1, best).squeeze(1).float()
+            target: Tensor = batch.reward + batch.discount * bootstrap
+            return target
+
     def update(self, batch: TorchBatch) -> Update:
         """One step of the optimizer on a batch on the learner's device.
 
-        Loss: mean over the batch of weight * Huber(r + discount * Q_target(s', argmax_a Q(s', a)) - Q(s, a)),
-        with Huber's threshold at 1.
+        Loss: mean over the batch of weight * Huber(target - Q(s, a)), with Huber's threshold at 1 and the
+        batch's own `target` where it has one (`innet_drl.targets`).
         """
+        target = batch["target"] if "target" in batch else self.targets(batch)
         with self._autocast():
-            with torch.no_grad():
-                next_observation = self._prepare(batch.next_observation)
-                best = self.network(next_observation).argmax(1, keepdim=True)
-                bootstrap = self.target(next_observation).gather(1, best).squeeze(1).float()
-                target = batch.reward + batch.discount * bootstrap
             values = self.network(self._prepare(batch.observation))
             q = values.gather(1, batch.action.long().unsqueeze(1)).squeeze(1).float()
         loss = (batch.weight * functional.huber_loss(q, target, reduction="none")).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
-        self.optimizer.step()
+        with self._changing:
+            self.optimizer.step()
         self.updates += 1
         if self.updates % self.config.target_period == 0:
-            self.target.load_state_dict(self.network.state_dict())
+            # A new one: another thread may be computing with the old one.
+            self.target = copy.deepcopy(self.network).requires_grad_(False)
         detached = q.detach()
         return Update((target - detached).abs(), loss.detach(), detached.mean())
+
+    def copy_network(self, to: QNetwork) -> None:
+        """Copies the online network's weights, all of the same update; from any thread."""
+        with torch.no_grad(), self._changing:
+            torch._foreach_copy_(list(to.parameters()), list(self.network.parameters()))
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """The online network as it is published: its tensors, and `updates`, the age of these parameters."""

@@ -53,9 +53,11 @@ class VectorTorso(nn.Module):
 class QNetwork(nn.Module):
     """A torso under a dueling head: Q = V + A - mean(A) (Wang et al., 2016, equation 9)."""
 
-    def __init__(self, torso: ConvolutionTorso | VectorTorso, hidden: int, actions: int) -> None:
+    def __init__(self, torso: ConvolutionTorso | VectorTorso, hidden: int, actions: int, layer_norm: bool) -> None:
         super().__init__()
         self.torso = torso
+        self.features_norm = nn.LayerNorm(torso.features) if layer_norm else nn.Identity()
+        self.hidden_norm = nn.LayerNorm(2 * hidden) if layer_norm else nn.Identity()
         # Both streams' hidden layers as one matrix: the first half is the value's.
         self.streams = nn.Linear(torso.features, 2 * hidden)
         self.value = nn.Linear(hidden, 1)
@@ -70,7 +72,7 @@ class QNetwork(nn.Module):
 
     def _hidden(self, observation: Tensor) -> Tensor:
         floats = observation if observation.is_floating_point() else observation.float()
-        return functional.relu(self.streams(self.torso(floats)))
+        return functional.relu(self.hidden_norm(self.streams(self.features_norm(self.torso(floats)))))
 
 
 def make_network(config: Config, spec: Spec) -> QNetwork:
@@ -79,4 +81,4 @@ def make_network(config: Config, spec: Spec) -> QNetwork:
         torso: ConvolutionTorso | VectorTorso = ConvolutionTorso(spec.stack, config.channels, *spec.frame_shape)
     else:
         torso = VectorTorso(spec.frame_shape[0], config.layers)
-    return QNetwork(torso, config.hidden, spec.actions)
+    return QNetwork(torso, config.hidden, spec.actions, config.layer_norm)

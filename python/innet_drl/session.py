@@ -53,10 +53,9 @@ class Session:
         self.spec = probe.spec
         self.restorable = probe.restorable
         probe.close()
-        if config.learner_threads:
-            torch.set_num_threads(config.learner_threads)
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
+        torch.set_num_threads(config.learner_threads or self.learner.threads_left)
         self.learner.use(choose_numerics(config, self.spec))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
         self.stopwatch = Stopwatch()

@@ -1,0 +1,91 @@
+"""Targets ahead of the learner: on a CPU, the passes without gradient in a thread of their own.
+
+Double Q-learning takes three forward passes and a backward one for an update. Two of the forward passes, over
+the next observations, need no gradient: a second core computes them for the next batch while the learner
+updates on this one. The action is then chosen by the online network of an update or two before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import queue
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from innet_drl.batches import TorchBatch
+from innet_drl.errors import DeadlineError
+from innet_drl.learner import Learner
+
+POLL_SECONDS = 0.05
+"""How often `close` looks whether the thread has ended."""
+
+
+class TargetsAhead:
+    """An iterator over the same batches, each with its `target`. Use it as a context manager.
+
+    Args:
+        learner: Whose networks compute the targets.
+        batches: Where the batches come from. A deadline that passes there is passed on, and the next call
+            goes on; any other error ends this iterator.
+    """
+
+    def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
+        self._learner = learner
+        self._batches = batches
+        self._ready: queue.Queue[TorchBatch | Exception] = queue.Queue(maxsize=1)
+        self._failure: Exception | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), name="targets", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        result = self._failure or self._ready.get()
+        if isinstance(result, TorchBatch):
+            return result
+        if not isinstance(result, DeadlineError):
+            self._failure = result
+        raise result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread; a batch that is ready is dropped."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            # The thread may wait for room.
+            with contextlib.suppress(queue.Empty):
+                self._ready.get_nowait()
+            self._thread.join(POLL_SECONDS)
+
+    def _run(self, threads: int) -> None:
+        # Each thread has a setting of its own.
+        torch.set_num_threads(threads)
+        chooser = copy.deepcopy(self._learner.network).requires_grad_(False)
+        while not self._stopped.is_set():
+            try:
+                batch = next(self._batches)
+                self._learner.copy_network(chooser)
+                target = self._learner.targets(batch, chooser)
+                self._ready.put(TorchBatch(len(batch), {**batch, "target": target}))
+            except DeadlineError as error:
+                self._ready.put(error)
+            except Exception as error:
+                self._ready.put(error)
+                return
