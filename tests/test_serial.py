@@ -93,5 +93,5 @@ def test_checkpoints_are_plain_safetensors(tmp_path: Path) -> None:
     launch.train(small(serial=True, steps=300), tmp_path / "run")
     (path,) = (tmp_path / "run" / "checkpoints").iterdir()
     names = safetensors.torch.load_file(path).keys()
-    for prefix in ("model.", "target.", "optimizer."):
+    for prefix in ("model.", "target.", "average.", "optimizer."):
         assert any(name.startswith(prefix) for name in names)

@@ -22,6 +22,6 @@ def load(run: Path) -> tuple[Config, QNetwork, Path]:
     network = make_network(config, probe.spec)
     probe.close()
     network.load_state_dict(
-        {n.removeprefix("model."): t for n, t in checkpoint.tensors.items() if n.startswith("model.")}
+        {n.removeprefix("average."): t for n, t in checkpoint.tensors.items() if n.startswith("average.")}
     )
     return config, network.eval(), checkpoint.path

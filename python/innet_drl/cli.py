@@ -22,7 +22,6 @@ import tyro
 import innet_drl as innet
 from innet_drl.config import PRESETS, Config
 from innet_drl.faults import ConfigurationError, TrainingError
-from innet_drl.folder import RunFolder
 
 USAGE = """\
 usage: innet-drl COMMAND [flags]
@@ -94,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Runs one command; what a user can do something about is one line, without a traceback."""
-    # libgomp reads this when torch is loaded: threads that wait for work must leave the core to the actors.
+    # libgomp reads this when torch is loaded, which nothing above does: threads that wait for work must leave
+    # the core to the actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         command(arguments)
@@ -108,8 +108,9 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
 
 def train(arguments: Sequence[str]) -> None:
     """`innet-drl train`."""
-    flags = parse_train(arguments)
     from innet_drl import launch
+
+    flags = parse_train(arguments)
 
     if flags.resume is not None:
         launch.train(flags.config, flags.resume, resume=True)
@@ -126,6 +127,8 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
         RunFolderError: There is no run to resume.
         SystemExit: Flags that do not exist, or `--help`.
     """
+    from innet_drl.folder import RunFolder
+
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default="breakout", choices=sorted(PRESETS))
     first.add_argument("--resume", type=Path)
@@ -163,6 +166,7 @@ def record(arguments: Sequence[str]) -> None:
     """`innet-drl record`."""
     flags = tyro.cli(RecordFlags, prog="innet-drl record", args=list(arguments))
     from innet_drl import agent, video
+    from innet_drl.folder import RunFolder
 
     config, network, checkpoint = agent.load(flags.run)
     folder = RunFolder.open(flags.run)

@@ -118,6 +118,8 @@ class Config:
     """Norm that gradients are clipped to."""
     target_period: int = 1000
     """Updates from one copy of the target network to the next."""
+    average_decay: float = 0.998
+    """Of the running average of the weights that is evaluated and recorded; 0 takes the newest weights."""
     publish_period: int = 50
     """Updates from one publication of the parameters to the next."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -186,7 +188,14 @@ class Config:
             "report_seconds",
         ):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        for name in ("gamma", "sticky_actions", "evaluation_epsilon", "epsilon_base", "importance_exponent"):
+        for name in (
+            "gamma",
+            "sticky_actions",
+            "evaluation_epsilon",
+            "epsilon_base",
+            "importance_exponent",
+            "average_decay",
+        ):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
         for name in ("minutes", "steps"):
             value = getattr(self, name)
@@ -268,7 +277,14 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 
 PRESETS: dict[str, Config] = {
-    "breakout": Config(),
+    "breakout": Config(
+        layer_norm=True,
+        learning_rate=5e-4,
+        n_step=5,
+        samples_per_insert=3.0,
+        min_size=10_000,
+        target_period=500,
+    ),
     "breakout-paper": Config(
         actors=4,
         channels=(32, 64, 64),

@@ -172,7 +172,7 @@ def _record(session: Session) -> None:
     path = session.folder.videos / f"{session.meter.agent_steps:012d}.mp4"
     try:
         with session.folder.writing():
-            score = video.record(session.config, session.learner.network, path, seed=session.config.seed)
+            score = video.record(session.config, session.learner.average, path, seed=session.config.seed)
     except TrainingError as error:
         logger.warning(f"no video: {error}")
         return

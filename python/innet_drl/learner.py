@@ -37,15 +37,19 @@ class Update:
     """What one update found out; tensors stay on the device until they are read."""
 
     td_error: Tensor
-    """[B], |target - Q|, not weighted."""
+    """[B], |target - Q|, not weighted; on its way to the CPU where `copied` says so."""
     loss: Tensor
     """The weighted Huber loss."""
     q_mean: Tensor
     """Mean Q-value of the taken actions."""
+    copied: torch.cuda.Event | None = None
+    """When `td_error` has arrived; `None` on a CPU."""
 
     def priorities(self) -> NDArray[np.float64]:
-        """New priorities [B] of the batch's transitions; waits for the device."""
-        return self.td_error.double().cpu().numpy() + PRIORITY_FLOOR
+        """New priorities [B] of the batch's transitions; waits for this update, not for later ones."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.td_error.double().numpy() + PRIORITY_FLOOR
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Numerics:
 
 
 class Learner:
-    """Online and target network, optimizer and counters.
+    """Online and target network, the average that is evaluated, optimizer and counters.
 
     Args:
         config: The run's settings.
@@ -75,6 +79,9 @@ class Learner:
         self.network = make_network(config, spec).to(self.device)
         self.target = make_network(config, spec).to(self.device).requires_grad_(False)
         self.target.load_state_dict(self.network.state_dict())
+        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        """The trained agent: a running average of the online network's weights. One update changes which action
+        is the best in many states; the average plays better than most of the networks that it is made of."""
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
         )
@@ -110,6 +117,7 @@ class Learner:
             # A layout is a property of four-dimensional weights; the numbers stay the same.
             self.network.to(memory_format=numerics.layout)
             self.target.to(memory_format=numerics.layout)
+            self.average.to(memory_format=numerics.layout)
 
     def targets(self, batch: TorchBatch, chooser: QNetwork | None = None) -> Tensor:
         """Returns r + discount * Q_target(s', argmax_a Q(s', a)) of a batch: float32 [B], on the learner's device.
@@ -142,11 +150,19 @@ class Learner:
         with self._changing:
             self.optimizer.step()
         self.updates += 1
+        self._average()
         if self.updates % self.config.target_period == 0:
             # A new one: another thread may be computing with the old one.
             self.target = copy.deepcopy(self.network).requires_grad_(False)
         detached = q.detach()
-        return Update((target - detached).abs(), loss.detach(), detached.mean())
+        td_error, copied = _to_cpu((target - detached).abs())
+        return Update(td_error, loss.detach(), detached.mean(), copied)
+
+    def _average(self) -> None:
+        # The first weights are noise: a share that grows with the updates forgets them.
+        decay = min(self.config.average_decay, self.updates / (self.updates + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
 
     def copy_network(self, to: QNetwork) -> None:
         """Copies the online network's weights, all of the same update; from any thread."""
@@ -159,11 +175,12 @@ class Learner:
         return {**tensors, UPDATES: np.array(self.updates, np.int64)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor a checkpoint needs: `model.*`, `target.*` and `optimizer.<parameter>.<moment>`."""
+        """What a checkpoint needs: `model.*`, `target.*`, `average.*` and `optimizer.<parameter>.<moment>`."""
         moments = self.optimizer.state_dict()["state"]
         return {
             **{f"model.{name}": value for name, value in self.network.state_dict().items()},
             **{f"target.{name}": value for name, value in self.target.state_dict().items()},
+            **{f"average.{name}": value for name, value in self.average.state_dict().items()},
             **{f"optimizer.{index}.{name}": value for index, state in moments.items() for name, value in state.items()},
         }
 
@@ -171,9 +188,15 @@ class Learner:
         """Goes back to what `tensors` returned, at these counts."""
         self.network.load_state_dict(_under("model.", tensors))
         self.target.load_state_dict(_under("target.", tensors))
+        self.average.load_state_dict(_under("average.", tensors))
+        parameters = list(self.network.parameters())
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in _under("optimizer.", tensors).items():
             index, moment = name.split(".", 1)
+            parameter = parameters[int(index)]
+            if value.shape == parameter.shape:
+                # The fused optimizer walks through moments and weights side by side: in the same layout.
+                value = torch.empty_like(parameter).copy_(value)
             moments.setdefault(int(index), {})[moment] = value
         state = self.optimizer.state_dict()
         state["state"] = moments
@@ -259,6 +282,15 @@ def random_batch(spec: Spec, size: int, device: torch.device) -> TorchBatch:
             "weight": torch.ones(size, device=device),
         },
     )
+
+
+def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Starts copying values from a device, and says when they will be there."""
+    if values.device.type == "cpu":
+        return values, None
+    arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    arriving.copy_(values, non_blocking=True)
+    return arriving, torch.cuda.current_stream(values.device).record_event()
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -129,11 +129,11 @@ class Session:
         logger.info(f"after {self.learner.updates:,} updates: {evaluation}")
 
     def evaluate(self) -> Evaluation | None:
-        """Plays the evaluation's games with the newest parameters; `None` if a signal came meanwhile."""
+        """Plays the evaluation's games with the average of the newest parameters; `None` if a signal came meanwhile."""
         if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
             return self._evaluated[1]
         evaluation = evaluate(
-            self.config, self.learner.network, seed=self.config.seed, stopped=lambda: self.interrupted
+            self.config, self.learner.average, seed=self.config.seed, stopped=lambda: self.interrupted
         )
         if evaluation is not None:
             self._evaluated = (self.learner.updates, evaluation)

@@ -337,3 +337,40 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
         None
     );
 }
+
+#[test]
+fn a_sampler_with_short_deadlines_waits_for_its_server() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    let fill = |id| {
+        let mut pushes = client.open_writer(writer("steps", id), &soon()).unwrap();
+        pushes.push(steps(0, 10), &soon()).unwrap();
+        pushes.close(&soon()).unwrap();
+    };
+    fill(1);
+    let mut batches = client.sampler(draw("steps", 4), 1).unwrap();
+    batches.next(&soon()).unwrap();
+    drop(server);
+    for _ in 0..3 {
+        let error = batches.next(&one_try()).err().unwrap();
+        assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
+    }
+    let _server = place.serve();
+    fill(2);
+    assert_eq!(numbers(&batches.next(&soon()).unwrap()), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
+    let (server, _) = server_with_a_queue();
+    let options = ConnectOptions {
+        reconnect_for: Duration::ZERO,
+        ..Default::default()
+    };
+    let client = connect(&server.addresses()[0], options).unwrap();
+    let mut batches = client.sampler(draw("steps", 1), 1).unwrap();
+    drop(server);
+    let error = batches.next(&one_try()).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Connect, "{error}");
+}

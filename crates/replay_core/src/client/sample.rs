@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, Retry, deadline_ms, no_answer};
 use super::keys::Stamp;
-use super::link::{Link, answer, unexpected};
+use super::link::{Link, answer, is_broken, unexpected};
 use crate::error::{Error, Result};
 use crate::replay::{SampleChannel, SampleRequest, Sampled, Wait};
 use crate::wire::{Reply, ReplyBody, RequestBody};
@@ -17,6 +17,8 @@ pub struct Samples {
     in_flight: usize,
     connection: Option<Connection>,
     under_way: Vec<Asked>,
+    /// Since when calls end without a connection.
+    broken_since: Option<Instant>,
 }
 
 /// A request that waits for its batch.
@@ -37,6 +39,7 @@ impl Samples {
             in_flight: in_flight.max(1),
             connection: None,
             under_way: Vec::new(),
+            broken_since: None,
         }
     }
 
@@ -86,6 +89,18 @@ impl Samples {
         Ok(())
     }
 
+    /// What a call says that ends without a connection. A reader that asks again and again with short deadlines
+    /// waits for a server as long as one that has none.
+    fn ended(&mut self, error: Error, wait: &Wait<'_>) -> Error {
+        let since = *self.broken_since.get_or_insert_with(Instant::now);
+        let patient = since.elapsed() < self.dialer.options.reconnect_for;
+        if patient && wait.deadline.is_some() && is_broken(&error) {
+            let waited_for = error.to_string();
+            return Error::Deadline { waited_for };
+        }
+        error
+    }
+
     /// The next reply, and what it answers.
     fn reply(&mut self, wait: &Wait<'_>) -> Result<(Asked, ReplyBody, Stamp)> {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
@@ -120,7 +135,10 @@ impl SampleChannel for Samples {
         let mut retry = Retry::new(&dialer, wait);
         loop {
             let error = match self.next_on_this_connection(wait, patience) {
-                Ok(sampled) => return Ok(sampled),
+                Ok(sampled) => {
+                    self.broken_since = None;
+                    return Ok(sampled);
+                }
                 // The connection is as good as before: what is under way stays so.
                 Err(
                     error @ (Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted),
@@ -130,7 +148,9 @@ impl SampleChannel for Samples {
                 Err(error) => error,
             };
             self.connection = None;
-            retry.after(error)?;
+            if let Err(error) = retry.after(error) {
+                return Err(self.ended(error, wait));
+            }
         }
     }
 }

@@ -1,0 +1,41 @@
+"""A learner that goes on from a checkpoint: the same updates as if it had not ended, in either memory layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from innet_drl.config import PRESETS
+from innet_drl.environments import Spec
+from innet_drl.folder import RunFolder
+from innet_drl.learner import Learner, Numerics, random_batch
+
+SPEC = Spec(4, 4, (84, 84), "uint8", 4)
+CONFIG = dataclasses.replace(PRESETS["breakout"], batch_size=4, target_period=2, device="cpu")
+
+
+def learner(layout: torch.memory_format) -> Learner:
+    made = Learner(CONFIG, SPEC)
+    made.use(Numerics(torch.float32, layout))
+    return made
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_it_goes_on_as_if_it_had_not_ended(tmp_path: Path, layout: torch.memory_format) -> None:
+    torch.manual_seed(3)
+    batches = [random_batch(SPEC, 4, torch.device("cpu")) for _ in range(6)]
+    unbroken = learner(layout)
+    for batch in batches[:3]:
+        unbroken.update(batch)
+    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    folder.save_checkpoint(100, unbroken.tensors(), {})
+    resumed = learner(layout)
+    resumed.load(folder.latest_checkpoint().tensors, updates=3, publications=0)
+    for batch in batches[3:]:
+        expected, got = unbroken.update(batch), resumed.update(batch)
+        torch.testing.assert_close(got.td_error, expected.td_error)
+    for name, value in unbroken.tensors().items():
+        torch.testing.assert_close(resumed.tensors()[name], value)
