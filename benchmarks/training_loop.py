@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 
 from innet_drl.config import PRESETS, Config
 
+RECIPE = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
+"""Both sides': on the preset `breakout`, the plain double DQN that the preset is compared with."""
 WARM_UP_SHARE = 0.25
 """Part of the learning time that is left out: caches and the limiter's slack fill up in it."""
 
@@ -166,14 +168,10 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
 
 def our_turn(config: Config, seconds: float, flags: str) -> dict[str, Any]:
     """Runs `innet-drl train` and reads its rates from its metrics."""
-    changes = [
-        "--minutes",
-        f"{seconds / 60:.4f}",
-        "--min-size",
-        str(config.min_size),
-        "--report-seconds",
-        "1",
-    ]
+    changes = ["--minutes", f"{seconds / 60:.4f}", "--min-size", str(config.min_size), "--report-seconds", "1"]
+    for name, value in RECIPE.items():
+        flag = name.replace("_", "-")
+        changes += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "innet_drl", "train", "--out", str(run), "--evaluation-games", "1"]
@@ -215,7 +213,7 @@ def main() -> None:
     """Runs the benchmark, or one turn of its plain side."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     flags = tyro.cli(Flags)
-    config = dataclasses.replace(PRESETS["breakout"], min_size=flags.min_size, actors=1)
+    config = dataclasses.replace(PRESETS["breakout"], min_size=flags.min_size, actors=1, **RECIPE)
     if flags.side == "plain":
         print(json.dumps(plain_turn(config, flags.seconds, flags.threads)), flush=True)
         return
