@@ -93,7 +93,7 @@ def tiny_learner(config: Config = TINY) -> Learner:
     """A learner whose two networks differ."""
     torch.manual_seed(3)
     made = Learner(config, VECTOR)
-    made.target = type(made)(config, VECTOR).network.requires_grad_(False)
+    made.target = Learner(config, VECTOR).network.requires_grad_(False)
     return made
 
 
