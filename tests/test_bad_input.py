@@ -19,7 +19,7 @@ import innet_drl as innet
 from conftest import MakeReplay
 from innet_drl import errors
 from steps import VIEW, fill, step, table
-from wire_client import FIRST, PROTOCOL, SCHEMA, TERMINATED, WireClient
+from wire_client import FIRST, SCHEMA, TERMINATED, ServerError, WireClient
 
 
 def still_works(replay: innet.Replay) -> bool:
@@ -237,9 +237,9 @@ def answer_once(listener: socket.socket, reply: bytes) -> None:
             errors.VersionError,
             r"server speaks protocol 999 \(release 9\.9\.9\).*same release at both",
         ),
-        ("oversized", errors.ReplayError, "limit"),
-        ("http", errors.ReplayError, "."),
-        ("garbage", errors.ReplayError, "."),
+        ("oversized", errors.TooLargeError, "over the limit of"),
+        ("http", errors.TooLargeError, "a control message, in bytes, of .* is over the limit of"),
+        ("garbage", errors.ProtocolError, "is it an innet-replay server"),
     ],
 )
 def test_a_server_that_is_none_of_ours(reply: str, error: type[Exception], message: str) -> None:
@@ -325,7 +325,10 @@ def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
         client.call(openWriter=SCHEMA.OpenWriter.new_message(name="first", **names))
         with WireClient(path) as second:
             assert second.call(openWriter=SCHEMA.OpenWriter.new_message(name="second", **names))[0].writer.epoch == 2
-        assert PROTOCOL == 1
+            push = SCHEMA.Push.new_message(table="t", writer=9, epoch=1, sequence=1)
+            with pytest.raises(ServerError, match="a newer connection of the same writer took over") as caught:
+                client.call(push=push)
+        assert caught.value.code == "fenced"
 
 
 INTERRUPTED = """

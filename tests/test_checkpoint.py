@@ -30,7 +30,8 @@ def test_it_goes_on_as_if_it_had_not_ended(tmp_path: Path, layout: torch.memory_
     unbroken = learner(layout)
     for batch in batches[:3]:
         unbroken.update(batch)
-    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    folder = RunFolder.new(tmp_path / "run")
+    folder.begin(CONFIG)
     folder.save_checkpoint(100, unbroken.tensors(), {})
     resumed = learner(layout)
     resumed.load(folder.latest_checkpoint().tensors, updates=3, publications=0)

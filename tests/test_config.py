@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,13 +54,13 @@ def test_breakout_is_the_default() -> None:
 
 def test_a_resumed_run_keeps_its_settings_but_for_the_flags(tmp_path: Path) -> None:
     own = dataclasses.replace(PRESETS["cartpole"], seed=7, gamma=0.9)
-    RunFolder.create(tmp_path / "run", own)
+    RunFolder.new(tmp_path / "run").begin(own)
     flags = parse_train(["--resume", str(tmp_path / "run"), "--steps", "99"])
     assert flags.config == dataclasses.replace(own, steps=99)
 
 
 def test_resume_and_out_contradict_each_other(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run", PRESETS["cartpole"])
+    RunFolder.new(tmp_path / "run").begin(PRESETS["cartpole"])
     with pytest.raises(ConfigurationError, match="--out"):
         parse_train(["--resume", str(tmp_path / "run"), "--out", "elsewhere"])
 
@@ -77,16 +78,40 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"learning_rate": 0.0}, "--learning-rate 0.0: it must be above 0"),
         ({"min_size": 500_000}, "below the capacity"),
         ({"minutes": -1.0}, "--minutes -1.0"),
+        ({"prefetch": -1}, "--prefetch -1: it must be at least 0"),
+        ({"learner_threads": -1}, "--learner-threads -1: it must be at least 0"),
+        ({"evaluation_period": -1}, "--evaluation-period -1: it must be at least 0"),
+        ({"actor_restarts": -1}, "--actor-restarts -1: it must be at least 0"),
+        ({"epsilon_anneal_steps": -1}, "--epsilon-anneal-steps -1: it must be at least 0"),
+        ({"checkpoint_minutes": 0.0}, "--checkpoint-minutes 0.0: it must be above 0"),
+        ({"max_bytes": 0}, "--max-bytes 0: it must be at least 1"),
+        ({"layers": (32, 0)}, r"--layers \(32, 0\): it must be at least 1 each"),
+        ({"channels": (16, 0, 32)}, r"--channels \(16, 0, 32\): it must be at least 1 each"),
+        ({"channels": (16, 32)}, r"--channels \(16, 32\): it must be of three convolutions"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, float], reason: str) -> None:
+def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        dataclasses.replace(PRESETS["breakout"], **flags)  # type: ignore[arg-type]
+        dataclasses.replace(PRESETS["breakout"], **flags)
+
+
+def test_settings_may_be_at_their_limits() -> None:
+    limits = {"prefetch": 0, "learner_threads": 0, "evaluation_period": 0, "actor_restarts": 0, "layers": ()}
+    dataclasses.replace(PRESETS["breakout"], **limits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("gamma: [", "not YAML"), ("speed: 3", "speed"), ("- 1", "settings of this release")],
+    [
+        ("gamma: [", "not YAML"),
+        ("speed: 3", "speed"),
+        ("- 1", "settings of this release"),
+        ("channels: 3", "wrong type"),
+        ("layers:", "wrong type"),
+        ("replay_ca: 3", "wrong type"),
+        ("gamma: high", "wrong type"),
+        ("channels: [1, 2]", "three convolutions"),
+    ],
 )
 def test_a_damaged_file_is_refused(content: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(content)

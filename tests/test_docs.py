@@ -1,12 +1,17 @@
-"""The examples of the documents do what they show."""
+"""The documents: examples do what they show, and tables list what there is."""
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import re
 from pathlib import Path
 
 import pytest
+
+from innet_drl.cli import EvaluateFlags, RecordFlags, TrainFlags
+from innet_drl.config import Config
+from innet_drl.metrics import Metrics
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 
@@ -21,3 +26,18 @@ def test_examples_do_what_they_show(document: str) -> None:
     report: list[str] = []
     results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert results.failed == 0, "".join(report)
+
+
+def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
+    text = (DOCUMENTS / "training.md").read_text()
+    table = text.split("### The metrics")[1].split("\n## ")[0]
+    explained = re.findall(r"(?m)^\| `(\w+)` \|", table)
+    assert explained == [field.name for field in dataclasses.fields(Metrics)]
+
+
+def test_every_flag_that_is_named_exists() -> None:
+    text = (DOCUMENTS / "training.md").read_text()
+    named = {name.removeprefix("no-").replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
+    classes = (Config, TrainFlags, EvaluateFlags, RecordFlags)
+    known = {field.name for flags in classes for field in dataclasses.fields(flags)}
+    assert named - known == {"help", "logdir", "listen"}

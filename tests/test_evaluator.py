@@ -9,8 +9,9 @@ import torch
 
 from innet_drl import video
 from innet_drl.config import PRESETS
-from innet_drl.environments import Spec
+from innet_drl.environments import Environments, Spec
 from innet_drl.evaluator import evaluate
+from innet_drl.faults import UnavailableEnvironmentError
 from innet_drl.networks import make_network
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
@@ -56,8 +57,13 @@ def test_a_game_without_an_end_is_cut_off() -> None:
     assert "cut off at 400 frames" in str(result)
 
 
-def test_an_evaluation_can_be_stopped() -> None:
-    assert evaluate(CARTPOLE, Balance(), stopped=lambda: True) is None
+def test_an_evaluation_can_be_stopped_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Environments] = []
+    monkeypatch.setattr(Environments, "close", closed.append)
+    network = Balance()
+    assert evaluate(CARTPOLE, network, stopped=lambda: True) is None
+    assert len(closed) == 1
+    assert network.training
 
 
 def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
@@ -74,3 +80,10 @@ def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
     with pytest.raises(FileNotFoundError):
         video.record(BREAKOUT, network, tmp_path / "missing" / "game.mp4", seconds=2)
+
+
+def test_a_video_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    unknown = dataclasses.replace(BREAKOUT, environment="atari/breakot")
+    with pytest.raises(UnavailableEnvironmentError):
+        video.record(unknown, Balance(), tmp_path / "game.mp4", seconds=2)
+    assert not list(tmp_path.iterdir())

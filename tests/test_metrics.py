@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from innet_drl.learner import Update
@@ -133,10 +134,36 @@ def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_appends_its_lines(tmp_path: Path) -> None:
     line = filled_meter().line(10, 2, TABLE)
     for _ in range(2):
-        files = MetricsFiles(tmp_path)
+        files = MetricsFiles(tmp_path, line.agent_steps)
         files.write(line)
         files.close()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_a_killed_run_wrote_after_its_checkpoint_is_dropped(tmp_path: Path) -> None:
+    line = filled_meter().line(10, 2, TABLE)
+
+    def write(resumed_at: int, *agent_steps: int) -> None:
+        files = MetricsFiles(tmp_path, resumed_at)
+        for steps in agent_steps:
+            files.write(dataclasses.replace(line, agent_steps=steps, games=steps))
+        files.close()
+
+    write(0, 100, 200, 300)
+    with (tmp_path / "metrics.jsonl").open("a") as torn:
+        torn.write('{"agent_steps": 4')
+    write(200, 250, 350)
+    kept = [json.loads(text)["agent_steps"] for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kept == [100, 200, 250, 350]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Tensors("counts/games")] == kept
+
+
+def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"agent_steps": 150}\n{"agent_st')
+    MetricsFiles(tmp_path, 1000).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"agent_steps": 150}\n'
 
 
 def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:

@@ -33,11 +33,10 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     launch.train(small(serial=True), whole)
     launch.train(small(serial=True, steps=600), cut)
+    end_of_the_half = len(lines(cut)) - 1
     launch.train(small(serial=True), cut, resume=True)
     expected, found = without_times(lines(whole)), without_times(lines(cut))
-    # The end of the first half evaluates, which is all that the second half may know of it.
-    for line in expected + found:
-        del line["evaluation_mean"]
+    assert found.pop(end_of_the_half)["evaluation_mean"] is not None
     assert found == expected
     weights = [RunFolder(run).latest_checkpoint().tensors for run in (whole, cut)]
     assert weights[0].keys() == weights[1].keys()

@@ -1,17 +1,22 @@
 """Training apart: actors in processes, the memory embedded or on a server, and what is left of it."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import imageio_ffmpeg
 import pytest
 
 import innet_drl as innet
-from innet_drl import launch
+from innet_drl import launch, session, video
 from innet_drl.cli import main
 from innet_drl.config import Config
+from innet_drl.evaluator import Evaluation
 from innet_drl.folder import RunFolder
 from innet_drl.metrics import Metrics
 from training import lines, small
@@ -24,15 +29,20 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert result.learner_updates > 100
     assert result.evaluation is not None
     assert Config.load(run / "config.yaml") == config
-    last = lines(run)[-1]
+    metrics = lines(run)
+    last = metrics[-1]
     assert last.keys() == Metrics.__dataclass_fields__.keys()
     assert last["learner_updates"] == result.learner_updates
     assert last["agent_steps"] == result.agent_steps
     assert last["games"] > 0
     assert last["parameter_lag"] is not None
-    assert {"environment", "inference", "write"} <= set(last["actor_time"]) | set(lines(run)[-2]["actor_time"])
+    assert {"environment", "inference", "write"} <= {name for line in metrics for name in line["actor_time"]}
     assert list(run.glob("events.out.tfevents.*"))
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".safetensors"]
+    assert last == {**metrics[-2], "evaluation_mean": result.evaluation.mean}
+    written = json.loads((run / "evaluation.json").read_text())
+    assert written["scores"] == result.evaluation.scores
+    assert (written["mean"], written["learner_updates"]) == (result.evaluation.mean, result.learner_updates)
     capsys.readouterr()
     assert main(["evaluate", str(run), "--games", "2"]) == 0
     assert '"mean"' in capsys.readouterr().out
@@ -102,6 +112,82 @@ def test_ctrl_c_ends_with_a_checkpoint_and_a_summary(tmp_path: Path) -> None:
     assert errors == ""
     checkpoint = RunFolder(run).latest_checkpoint()
     assert checkpoint.state["learner"]["updates"] > 0
+
+
+def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = session.evaluate
+
+    def interrupt(*arguments: Any, **options: Any) -> Evaluation | None:
+        signal.raise_signal(signal.SIGINT)
+        return evaluate(*arguments, **options)
+
+    def no_video(*arguments: Any, **options: Any) -> float:
+        raise AssertionError("a video was begun")
+
+    monkeypatch.setattr(session, "evaluate", interrupt)
+    monkeypatch.setattr(video, "record", no_video)
+    result = launch.train(small(serial=True, steps=300, video=True), tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is None
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+    assert RunFolder(tmp_path / "run").latest_checkpoint()
+
+
+def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate = session.Session.evaluate
+
+    def evaluate_for_an_hour(self: session.Session) -> Evaluation | None:
+        self.meter._started -= 3600
+        return evaluate(self)
+
+    monkeypatch.setattr(session.Session, "evaluate", evaluate_for_an_hour)
+    result = launch.train(small(serial=True, steps=300), tmp_path / "run")
+    assert result.evaluation is not None
+    assert result.seconds < 3600
+    assert lines(tmp_path / "run")[-1]["time_s"] < 3600
+
+
+def test_actors_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--actors", "2"]
+    command += ["--report-seconds", "0.1", "--evaluation-period", "0", "--steps", "10000000"]
+    command += ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as learner:
+        try:
+            assert learner.stdout is not None
+            assert any("learning" in line for line in learner.stdout)
+            children = Path(f"/proc/{learner.pid}/task/{learner.pid}/children").read_text().split()
+            assert len(children) >= 2
+            learner.kill()
+            # The actors have the same standard output: it ends when the last of them has ended.
+            learner.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(learner.pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(300)
+def test_the_example_leaves_a_run_that_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    example = Path(__file__).parent.parent / "examples" / "breakout_apex.py"
+    flags = "--steps 600 --minutes 4 --environments 4 --min-size 128 --capacity 2000 --chunk-steps 10"
+    flags += " --channels 4 4 4 --hidden 8 --batch-size 16 --samples-per-insert 1 --device cpu --numerics float32"
+    flags += " --layout contiguous --evaluation-games 1 --evaluation-frames 200 --video"
+    command = [sys.executable, str(example), *flags.split(), "--out", str(run)]
+    subprocess.run(command, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    assert Config.load(run / "config.yaml").environment == "atari/breakout"
+    assert lines(run)[-1]["learner_updates"] > 0
+    assert lines(run)[-1]["evaluation_mean"] is not None
+    for pattern in ("events.out.tfevents.*", "checkpoints/*.safetensors", "videos/*.mp4"):
+        (path,) = run.glob(pattern)
+        assert path.stat().st_size > 0
+    assert main(["evaluate", str(run), "--games", "1"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["scores"]) == 1
+    assert main(["record", str(run), "--seconds", "1", "--to", str(tmp_path / "game.mp4")]) == 0
+    frames = imageio_ffmpeg.read_frames(str(tmp_path / "game.mp4"))
+    assert next(frames)["size"] == (480, 630)
+    frames.close()
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from innet_drl.config import PRESETS, Config
+from innet_drl.processes import Assignment, Failure
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],
@@ -40,3 +43,9 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def small(**changes: Any) -> Config:
     """The small run with some settings changed."""
     return dataclasses.replace(SMALL, **changes)
+
+
+def fail_and_stay(assignment: Assignment, pipe: Connection) -> None:
+    """The main function of an actor that fails and does not end."""
+    pipe.send(Failure("broken", fatal=False))
+    threading.Event().wait()

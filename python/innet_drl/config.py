@@ -7,6 +7,7 @@ Every field has a default and a flag of the same name (`learning_rate` is `--lea
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -123,7 +124,8 @@ class Config:
     publish_period: int = 50
     """Updates from one publication of the parameters to the next."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner's network is; `auto` is CUDA where there is one."""
+    """Where the learner's network is; `auto` is CUDA where there is one, but the CPU in a serial run: what CUDA
+    computes is not a function of the seed."""
     learner_threads: int = 0
     """Threads of the learner's network on a CPU; 0 is one for each core that actors and `targets_ahead` leave."""
     targets_ahead: Literal["auto", "on", "off"] = "auto"
@@ -178,13 +180,27 @@ class Config:
             "evaluation_games",
             "evaluation_frames",
             "report_steps",
+            "max_bytes",
         ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in (
+            "actor_restarts",
+            "epsilon_anneal_steps",
+            "prefetch",
+            "learner_threads",
+            "evaluation_period",
+        ):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _require(len(self.channels) == 3, "channels", self.channels, "of three convolutions")
+        for name in ("channels", "layers"):
+            widths = getattr(self, name)
+            _require(all(width >= 1 for width in widths), name, widths, "at least 1 each")
         for name in (
             "samples_per_insert",
             "learning_rate",
             "adam_epsilon",
             "max_gradient_norm",
+            "checkpoint_minutes",
             "report_seconds",
         ):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
@@ -236,6 +252,10 @@ class Config:
         drawn = (self.prefetch + 2) * self.batch_size
         return float(pushed + drawn)
 
+    def changed_flags(self, other: Config, names: Iterable[str]) -> str:
+        """The flags of those of these settings that are not as in the other, for a message; may be empty."""
+        return " and ".join(flag(name) for name in names if getattr(self, name) != getattr(other, name))
+
     def save(self, path: Path) -> None:
         """Writes every field to a YAML file."""
         values = dataclasses.asdict(self)
@@ -260,20 +280,25 @@ class Config:
         if not isinstance(values, dict) or not values.keys() <= known:
             unknown = sorted(values.keys() - known) if isinstance(values, dict) else "no fields"
             raise ConfigurationError(f"{path} does not hold the settings of this release: {unknown}")
-        for name in ("channels", "layers"):
-            if name in values:
-                values[name] = tuple(values[name])
-        if values.get("replay_ca") is not None:
-            values["replay_ca"] = Path(values["replay_ca"])
         try:
+            for name in ("channels", "layers"):
+                if name in values:
+                    values[name] = tuple(values[name])
+            if values.get("replay_ca") is not None:
+                values["replay_ca"] = Path(values["replay_ca"])
             return cls(**values)
         except TypeError as error:
             raise ConfigurationError(f"{path} has a field of a wrong type: {error}") from error
 
 
+def flag(name: str) -> str:
+    """The flag of a field: `learning_rate` is `--learning-rate`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
-        raise ConfigurationError(f"--{name.replace('_', '-')} {value}: it must be {wanted}")
+        raise ConfigurationError(f"{flag(name)} {value}: it must be {wanted}")
 
 
 PRESETS: dict[str, Config] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import nn
 from innet_drl import environments
 from innet_drl.config import Config
 from innet_drl.exploration import choose
+from innet_drl.machine import cores
 
 PARALLEL_GAMES = 10
 """Atari games played at once; fewer leave cores idle, more wait longer for the last game."""
@@ -64,17 +64,28 @@ def evaluate(
     """
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES) if config.is_atari else games
+    arena = environments.make(config, count, episode_frames=config.evaluation_frames, threads=cores())
+    was_training = network.training
+    network.eval()
+    try:
+        return _play(config, network, arena, seed, stopped)
+    finally:
+        network.train(was_training)
+        arena.close()
+
+
+def _play(
+    config: Config, network: nn.Module, arena: environments.Environments, seed: int, stopped: Callable[[], bool]
+) -> Evaluation | None:
+    games, count = config.evaluation_games, arena.count
     quota = -(-games // count)
     device = next(network.parameters()).device
     random = np.random.default_rng([seed, SEED_OFFSET])
-    arena = environments.make(config, count, episode_frames=config.evaluation_frames, threads=os.cpu_count() or 1)
     observation = arena.reset(seed + SEED_OFFSET)
     epsilon = np.full(count, config.evaluation_epsilon)
     running = np.zeros(count)
     scores: list[list[float]] = [[] for _ in range(count)]
     cut_off = 0
-    was_training = network.training
-    network.eval()
     while any(len(of_one) < quota for of_one in scores):
         if stopped():
             return None
@@ -88,8 +99,6 @@ def evaluate(
                 scores[environment].append(float(running[environment]))
                 cut_off += int(step.truncated[environment] and not step.terminated[environment])
             running[environment] = 0.0
-    network.train(was_training)
-    arena.close()
     # In the order of play, so that dropping the surplus of an uneven division favours no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
     return Evaluation(in_order[:games], config.evaluation_epsilon, config.evaluation_frames, cut_off)

@@ -4,6 +4,7 @@ runs/<name>/
     config.yaml             the settings, all of them
     metrics.jsonl           one `innet_drl.metrics.Metrics` a line
     events.out.tfevents.*   the same for TensorBoard
+    evaluation.json         the scores of the evaluation after training
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
     videos/                 <agent steps>.mp4
@@ -41,7 +42,7 @@ class Checkpoint:
 
 
 class RunFolder:
-    """A run's folder that exists; `create` and `open` make one."""
+    """A run's folder: `new` and `open` name one, and `begin` makes it the folder of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,20 +55,15 @@ class RunFolder:
         return self.path.resolve().name
 
     @classmethod
-    def create(cls, path: Path, config: Config) -> RunFolder:
-        """Makes the folder of a new run.
+    def new(cls, path: Path) -> RunFolder:
+        """The folder of a run to come; nothing is made yet, so that a start that fails leaves nothing.
 
         Raises:
-            RunFolderError: There is a run in it already, or it cannot be written.
+            RunFolderError: There is a run in it already.
         """
         if (path / "config.yaml").exists():
             raise RunFolderError(f"{path} holds a run already: go on with --resume {path}, or choose another --out")
-        folder = cls(path)
-        with folder.writing():
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder.videos.mkdir(exist_ok=True)
-            config.save(path / "config.yaml")
-        return folder
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -79,6 +75,19 @@ class RunFolder:
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
+
+    def begin(self, config: Config) -> None:
+        """Makes what is missing of the folder, and keeps these settings.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        with self.writing():
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.videos.mkdir(exist_ok=True)
+            partial = self.path / "config.partial"
+            config.save(partial)
+            partial.replace(self.path / "config.yaml")
 
     def config(self) -> Config:
         """The run's settings."""
@@ -126,6 +135,15 @@ class RunFolder:
             for old in self._checkpoint_paths()[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
         return path
+
+    def save_evaluation(self, evaluation: dict[str, Any]) -> None:
+        """Writes the evaluation after training, in place of an earlier session's.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        with self.writing():
+            (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
 
     def latest_checkpoint(self) -> Checkpoint:
         """The newest checkpoint.

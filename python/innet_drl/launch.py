@@ -21,7 +21,7 @@ from innet_drl.actor import make_table, make_view
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation
-from innet_drl.faults import TrainingError
+from innet_drl.faults import ActorError, ConfigurationError, TrainingError
 from innet_drl.folder import RunFolder
 from innet_drl.processes import Actors, connect
 from innet_drl.session import Session
@@ -40,6 +40,7 @@ class Result:
     agent_steps: int
     learner_updates: int
     seconds: float
+    """Of training, over all sessions of the run; without the evaluation and the video after it."""
     evaluation: Evaluation | None
     """The last evaluation; `None` where training was interrupted or learned nothing."""
 
@@ -56,11 +57,12 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Result:
         TrainingError: Something a user can do something about.
         innet_drl.ReplayError: The replay memory cannot be made or reached, or broke.
     """
-    folder = RunFolder.open(out) if resume else RunFolder.create(out, config)
+    folder = RunFolder.open(out) if resume else RunFolder.new(out)
     resumed = folder.latest_checkpoint() if resume else None
-    if resume:
-        with folder.writing():
-            config.save(folder.path / "config.yaml")
+    if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
+        raise ConfigurationError(
+            f"{out} has taken its {config.steps:,} steps: go on with more of them, --resume {out} --steps N"
+        )
     title = f"{config.environment} in {folder.path}"
     with Page(title) as page, Session(config, folder, page, resumed) as session:
         if config.serial:
@@ -77,6 +79,7 @@ def train_apart(session: Session) -> None:
         _memory(session) as (replay, address),
         contextlib.ExitStack() as running,
     ):
+        session.begin()
         session.publish(replay)
         actors = running.enter_context(Actors(config, address, name, session.meter.agent_steps))
         batches: Iterator[TorchBatch] = running.enter_context(
@@ -92,8 +95,13 @@ def train_apart(session: Session) -> None:
         )
         if session.learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(session.learner, batches))
-        _learn(session, replay, actors, batches)
-        session.report_rest(replay)
+        try:
+            _learn(session, replay, actors, batches)
+            session.report_rest(replay)
+        except (innet.ReplayError, ActorError):
+            session.checkpoint()
+            logger.error(f"what was learned is kept: go on with --resume {session.folder.path}")
+            raise
         session.checkpoint()
 
 
@@ -152,13 +160,15 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
 
 def _finish(session: Session) -> Result:
     config, learner, meter = session.config, session.learner, session.meter
+    seconds = meter.state()["time_s"]
     evaluation = None
     if learner.updates > 0 and not session.interrupted:
         logger.info(f"training has ended; the trained agent plays {config.evaluation_games} games (Ctrl-C skips them)")
         evaluation = session.evaluate()
+        if evaluation is not None:
+            session.report_evaluation(evaluation)
         if config.video and not session.interrupted:
             _record(session)
-    seconds = session.meter.state()["time_s"]
     logger.info(
         f"{meter.agent_steps:,} steps and {learner.updates:,} updates in {seconds / 60:.1f} minutes, "
         f"{meter.games:,} games, best score {'-' if meter.best is None else f'{meter.best:g}'}"

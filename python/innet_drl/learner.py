@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from torch.nn import functional
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.environments import Spec
+from innet_drl.faults import ConfigurationError
+from innet_drl.machine import cores
 from innet_drl.networks import QNetwork, make_network
 
 PRIORITY_FLOOR = 1e-6
@@ -75,7 +76,7 @@ class Learner:
     def __init__(self, config: Config, spec: Spec) -> None:
         self.config = config
         self.spec = spec
-        self.device = choose_device(config.device)
+        self.device = choose_device(config)
         self.network = make_network(config, spec).to(self.device)
         self.target = make_network(config, spec).to(self.device).requires_grad_(False)
         self.target.load_state_dict(self.network.state_dict())
@@ -95,7 +96,7 @@ class Learner:
         """Whether a second thread computes targets (`innet_drl.targets`)."""
         if self.config.targets_ahead != "auto":
             return self.config.targets_ahead == "on"
-        return self.device.type == "cpu" and len(self.spec.frame_shape) == 2 and (os.cpu_count() or 1) > 1
+        return self.device.type == "cpu" and len(self.spec.frame_shape) == 2 and cores() > 1
 
     @property
     def threads_left(self) -> int:
@@ -104,10 +105,9 @@ class Learner:
         Two threads that compute together wait for each other many times in an update, and a busy core keeps
         both: on two cores with one actor, two threads took four times as long as one.
         """
-        cores = os.cpu_count() or 1
         if self.config.serial:
-            return cores
-        left = cores - self.config.actors * self.config.actor_threads
+            return cores()
+        left = cores() - self.config.actors * self.config.actor_threads
         return max(1, left // 2 if self.targets_ahead else left)
 
     def use(self, numerics: Numerics) -> None:
@@ -219,11 +219,21 @@ UPDATES = "updates"
 """Name of the tensor that tells of which update published parameters are."""
 
 
-def choose_device(wanted: str) -> torch.device:
-    """The device of `--device`: `auto` is CUDA where there is one."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+def choose_device(config: Config) -> torch.device:
+    """The device of `--device`: `auto` is CUDA where there is one, but the CPU in a serial run.
+
+    Raises:
+        ConfigurationError: CUDA is asked for, and torch finds none.
+    """
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigurationError(
+            f"--device cuda: torch {torch.__version__} finds no CUDA here: take --device cpu, or install a torch "
+            "with CUDA and a driver for it"
+        )
+    if config.device == "auto":
+        return torch.device("cuda" if cuda and not config.serial else "cpu")
+    return torch.device(config.device)
 
 
 def choose_numerics(config: Config, spec: Spec) -> Numerics:

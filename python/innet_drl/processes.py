@@ -173,10 +173,7 @@ class Actors:
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for process in self._processes.values():
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+            _await_end(process, max(0.0, deadline - time.monotonic()))
             process.close()
         for pipe in self._pipes:
             pipe.close()
@@ -216,7 +213,7 @@ class Actors:
         index = self._pipes.pop(pipe)
         pipe.close()
         process = self._processes.pop(index)
-        process.join(STOP_SECONDS)
+        _await_end(process, STOP_SECONDS)
         reason = failure.message if failure else f"it ended with exit code {process.exitcode}"
         process.close()
         if failure is not None and failure.fatal:
@@ -226,3 +223,10 @@ class Actors:
         self._restarts_left -= 1
         logger.error(f"actor {index} failed and is replaced ({self._restarts_left} restarts left): {reason}")
         self._start(self._assignments[index])
+
+
+def _await_end(process: Any, seconds: float) -> None:
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()

@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -42,15 +42,20 @@ class MetricsFiles:
 
     Args:
         folder: The run's folder.
+        agent_steps: Where a resumed run goes on. What it wrote beyond, between its last checkpoint and its
+            end by force, is dropped from `metrics.jsonl`, and TensorBoard is told to drop it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, agent_steps: int = 0) -> None:
+        _drop_lines_beyond(agent_steps, folder / "metrics.jsonl")
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
         # Not through TensorBoard's own thread, so that a full disk is an error of `write`.
         self._events_file = events.open("wb")
         self._events = RecordWriter(self._events_file)
         self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        start = Event(wall_time=time.time(), step=agent_steps + 1, session_log=SessionLog(status=SessionLog.START))
+        self._events.write(start.SerializeToString())
 
     def write(self, metrics: Metrics) -> None:
         """Appends one line to both.
@@ -78,3 +83,16 @@ class MetricsFiles:
             self._events_file.close()
         finally:
             self._lines.close()
+
+
+def _drop_lines_beyond(agent_steps: int, path: Path) -> None:
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        end = 0
+        for line in file:
+            # A line without an end was being written when the run was killed.
+            if not line.endswith(b"\n") or json.loads(line)["agent_steps"] > agent_steps:
+                break
+            end += len(line)
+        file.truncate(end)

@@ -12,11 +12,24 @@ from dataclasses import asdict, dataclass
 import innet_drl as innet
 from innet_drl import environments
 from innet_drl.actor import Actor, make_table, make_view, open_writer
+from innet_drl.faults import ConfigurationError
 from innet_drl.folder import Checkpoint
 from innet_drl.journal import Journal
 from innet_drl.networks import make_network
 from innet_drl.session import Session
 
+MEMORY_SETTINGS = (
+    "environment",
+    "environments",
+    "seed",
+    "capacity",
+    "priority_exponent",
+    "n_step",
+    "gamma",
+    "chunk_steps",
+    "batch_size",
+)
+"""Settings that the contents and the draws of a serial run's memory depend on."""
 _ACTOR_PREFIX = "actor."
 
 
@@ -54,11 +67,13 @@ def train(session: Session) -> None:
             first_step=session.meter.agent_steps,
         )
         counts = _Counts()
-        if session.resumed is not None and journal is not None:
-            counts = _restore(session.resumed, replay, name, journal, actor)
+        # A run that was not serial until now has no journal of its memory.
+        if session.resumed is not None and journal is not None and "actor" in session.resumed.state:
+            counts = _restore(session, session.resumed, journal, actor)
         else:
             session.publish(replay)
             actor.pull(replay, name)
+        session.begin()
 
         def checkpoint() -> None:
             if journal is None:
@@ -96,7 +111,13 @@ def train(session: Session) -> None:
         actor.close()
 
 
-def _restore(resumed: Checkpoint, replay: innet.Replay, name: str, journal: Journal, actor: Actor) -> _Counts:
+def _restore(session: Session, resumed: Checkpoint, journal: Journal, actor: Actor) -> _Counts:
+    changed = session.config.changed_flags(session.folder.config(), MEMORY_SETTINGS)
+    if changed:
+        raise ConfigurationError(
+            f"a serial run goes on with the memory it had, which would not be the same with another {changed}: "
+            "leave that away, or go on with --no-serial"
+        )
     journal.redo(resumed.tensors)
     published = {
         key.removeprefix(_ACTOR_PREFIX): tensor

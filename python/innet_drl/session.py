@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 from types import FrameType, TracebackType
@@ -18,11 +19,15 @@ from innet_drl import environments
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation, evaluate
+from innet_drl.faults import ConfigurationError
 from innet_drl.folder import Checkpoint, RunFolder
 from innet_drl.learner import Learner, Update, choose_numerics
 from innet_drl.metrics import Meter, Metrics, Stopwatch
 from innet_drl.records import MetricsFiles
 from innet_drl.terminal import Page
+
+NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
+"""Settings that a checkpoint's tensors depend on."""
 
 
 class Session:
@@ -36,7 +41,7 @@ class Session:
 
     Raises:
         UnavailableEnvironmentError: The environment cannot be made.
-        RunFolderError: The folder cannot be written.
+        ConfigurationError: There is no such device, or the checkpoint is of another network.
     """
 
     def __init__(self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None) -> None:
@@ -60,11 +65,9 @@ class Session:
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
         self.stopwatch = Stopwatch()
         if resumed is not None:
-            counts = resumed.state["learner"]
-            self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
-            self.meter.restore(resumed.state["meter"])
-        with folder.writing():
-            self.files = MetricsFiles(folder.path)
+            self._load(resumed)
+        self._files: MetricsFiles | None = None
+        self._last_line: Metrics | None = None
         self._last_checkpoint = time.monotonic()
         self._reached_target = False
         self._evaluated: tuple[int, Evaluation] | None = None
@@ -83,8 +86,19 @@ class Session:
     ) -> None:
         for name, handler in self._previous_handlers.items():
             signal.signal(name, handler)
+        if self._files is not None:
+            with self.folder.writing():
+                self._files.close()
+
+    def begin(self) -> None:
+        """Makes the run's folder, or goes on in it: for when nothing is left that can keep training from starting.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        self.folder.begin(self.config)
         with self.folder.writing():
-            self.files.close()
+            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
 
     @property
     def finished(self) -> bool:
@@ -141,7 +155,7 @@ class Session:
         self.stopwatch.lap("evaluate")
         return evaluation
 
-    def report(self, replay: innet.Replay) -> Metrics:
+    def report(self, replay: innet.Replay) -> None:
         """Writes a line of metrics and shows it.
 
         Raises:
@@ -150,12 +164,10 @@ class Session:
         self.meter.add_learner_time(self.stopwatch.take())
         table = replay.stats()["tables"][self.name]
         metrics = self.meter.line(self.learner.updates, self.learner.publications, table)
-        with self.folder.writing():
-            self.files.write(metrics)
+        self._write(metrics)
         scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
         self.page.show(metrics, scores, self.note)
         self.stopwatch.lap("report")
-        return metrics
 
     @property
     def report_due_by_steps(self) -> bool:
@@ -170,8 +182,19 @@ class Session:
 
     def report_rest(self, replay: innet.Replay) -> None:
         """Writes the last line of metrics, unless nothing happened since the one before."""
-        if self.meter.agent_steps > self.meter.reported_steps:
+        if self.meter.agent_steps > self.meter.reported_steps or self._last_line is None:
             self.report(replay)
+
+    def report_evaluation(self, evaluation: Evaluation) -> None:
+        """Writes the scores of the evaluation after training, and the last line of metrics again with their mean.
+
+        Raises:
+            RunFolderError: They cannot be written.
+        """
+        scores = {"agent_steps": self.meter.agent_steps, "learner_updates": self.learner.updates}
+        self.folder.save_evaluation({**scores, "mean": evaluation.mean, **dataclasses.asdict(evaluation)})
+        assert self._last_line is not None
+        self._write(dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean))
 
     @property
     def checkpoint_due(self) -> bool:
@@ -192,6 +215,24 @@ class Session:
         self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
         self._last_checkpoint = time.monotonic()
         self.stopwatch.lap("checkpoint")
+
+    def _write(self, metrics: Metrics) -> None:
+        assert self._files is not None
+        with self.folder.writing():
+            self._files.write(metrics)
+        self._last_line = metrics
+
+    def _load(self, resumed: Checkpoint) -> None:
+        counts = resumed.state["learner"]
+        try:
+            self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
+        except (RuntimeError, KeyError) as error:
+            changed = self.config.changed_flags(self.folder.config(), NETWORK_SETTINGS)
+            raise ConfigurationError(
+                f"the checkpoint {resumed.path} is of another network: "
+                + (f"leave {changed} away" if changed else f"it does not fit the run's config.yaml ({error})")
+            ) from error
+        self.meter.restore(resumed.state["meter"])
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:

@@ -38,14 +38,22 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
         UnavailableEnvironmentError: The environment cannot be drawn.
         OSError: The file cannot be written.
     """
-    frames_per_second = FRAMES_PER_SECOND[config.is_atari]
-    play = _play_atari if config.is_atari else _play_gymnasium
     # A folder that is missing or closed to us is told better by this than by ffmpeg.
     path.touch()
+    try:
+        return _record(config, network, path, seed, seconds)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float) -> float:
+    frames_per_second = FRAMES_PER_SECOND[config.is_atari]
+    play = _play_atari if config.is_atari else _play_gymnasium
     writer: Any = None
     score = 0.0
     try:
-        for picture, reward in islice(play(config, network, seed), int(seconds * frames_per_second)):
+        for picture, reward in islice(play(config, network, seed), max(1, int(seconds * frames_per_second))):
             score += reward
             if writer is None:
                 height, width = picture.shape[:2]

@@ -1,0 +1,65 @@
+"""TLS and the token, from Python: a server that only those may use who trust it and know its secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+import innet_drl as innet
+from innet_drl import errors
+from steps import VIEW, fill, table
+
+TOKEN = "a secret"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    """The PEM file of the authority that the server's certificate is from."""
+    return tmp_path / "authority.pem"
+
+
+@pytest.fixture
+def address(tmp_path: Path, authority: Path) -> Iterator[str]:
+    """A server with TLS and a token."""
+    made = trustme.CA()
+    made.cert_pem.write_to_path(str(authority))
+    certificate = made.issue_cert("127.0.0.1")
+    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
+    certificate.private_key_pem.write_to_path(str(key))
+    for one in certificate.cert_chain_pems:
+        one.write_to_path(str(chain), append=True)
+    with (
+        innet.Replay([table()]) as memory,
+        memory.serve("innets://127.0.0.1:0", token=TOKEN, tls_cert=chain, tls_key=key) as server,
+    ):
+        yield server.addresses[0]
+
+
+def test_who_trusts_the_server_and_knows_the_token_is_served(address: str, authority: Path) -> None:
+    assert address.startswith("innets://")
+    with innet.connect(address, tls_ca=authority, token=TOKEN) as replay:
+        fill(replay, 20)
+        assert len(replay.sample("t", 4, VIEW, timeout=10)) == 4
+
+
+@pytest.mark.parametrize("token", ["another secret", None])
+def test_a_wrong_token_is_refused(address: str, authority: Path, token: str | None) -> None:
+    with pytest.raises(errors.AuthenticationError, match="token"):
+        innet.connect(address, tls_ca=authority, token=token)
+
+
+def test_a_server_of_another_authority_is_not_trusted(address: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    with pytest.raises(errors.AuthenticationError, match=r"TLS with .* failed"):
+        innet.connect(address, tls_ca=other, token=TOKEN)
+    with pytest.raises(errors.AuthenticationError, match="tls_ca"):
+        innet.connect(address, token=TOKEN)
+
+
+def test_a_client_without_tls_is_told_of_it(address: str) -> None:
+    with pytest.raises(errors.ReplayError, match="innets://"):
+        innet.connect(address.replace("innets", "innet"), token=TOKEN)
