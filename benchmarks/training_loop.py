@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from innet_drl.config import PRESETS, Config
 
-RECIPE = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
+RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
 """Both sides': on the preset `breakout`, the plain double DQN that the preset is compared with."""
 WARM_UP_SHARE = 0.25
 """Part of the learning time that is left out: caches and the limiter's slack fill up in it."""

@@ -59,7 +59,7 @@ def test_a_game_without_an_end_is_cut_off() -> None:
 
 def test_an_evaluation_can_be_stopped_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Environments] = []
-    monkeypatch.setattr(Environments, "close", closed.append)
+    monkeypatch.setattr(Environments, "close", lambda environments: closed.append(environments))
     network = Balance()
     assert evaluate(CARTPOLE, network, stopped=lambda: True) is None
     assert len(closed) == 1

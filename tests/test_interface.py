@@ -362,18 +362,18 @@ def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
 
 
 def test_statistics_count(make_replay: MakeReplay) -> None:
-    replay = make_replay([table(capacity=40, priority_exponent=0.5)])
-    fill(replay, 30, streams=2, priority=4.0)
+    replay = make_replay([table(capacity=100, priority_exponent=0.5)])
+    fill(replay, 80, streams=2, priority=4.0)
     key = replay.sample("t", 8, VIEW, timeout=5).key
     newest = int(key.max())
     assert replay.update_priorities("t", [newest, newest + 2**40], [9.0, 1.0]).stale == 1
     replay.put_parameters("p", {"a": np.zeros(3)})
     stats = replay.stats()
     counted = stats["tables"]["t"]
-    # Each item has its step alone: the last of an episode terminates, so every step is the start of one.
-    assert counted["inserted_steps"] == counted["inserted_items"] == 60
-    assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 60 - counted["evicted_steps"]
-    assert counted["steps"] <= counted["capacity"] == 40
+    # Episodes end by terminating: every step starts a transition.
+    assert counted["inserted_steps"] == counted["inserted_items"] == 160
+    assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 160 - counted["evicted_steps"]
+    assert counted["steps"] <= counted["capacity"] == 100
     assert counted["evicted_items"] == counted["evicted_steps"]
     assert (counted["sampled_items"], counted["limiter_drawn"]) == (8, 8)
     assert (counted["updated_priorities"], counted["stale_updates"]) == (1, 1)

@@ -31,7 +31,7 @@ TINY = dataclasses.replace(
     device="cpu",
     learning_rate=0.05,
     adam_epsilon=0.1,
-    max_gradient_norm=0.5,
+    max_gradient_norm=0.2,
     target_period=2,
 )
 BATCH: dict[str, NDArray[np.float64]] = {

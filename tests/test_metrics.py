@@ -157,7 +157,7 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_dropped(tmp_path: Path)
     assert kept == [100, 200, 250, 350]
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert [event.step for event in events.Tensors("counts/games")] == kept
+    assert [event.step for event in events.Scalars("counts/games")] == kept
 
 
 def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:

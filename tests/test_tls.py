@@ -56,7 +56,7 @@ def test_a_server_of_another_authority_is_not_trusted(address: str, tmp_path: Pa
     trustme.CA().cert_pem.write_to_path(str(other))
     with pytest.raises(errors.AuthenticationError, match=r"TLS with .* failed"):
         innet.connect(address, tls_ca=other, token=TOKEN)
-    with pytest.raises(errors.AuthenticationError, match="tls_ca"):
+    with pytest.raises(errors.ConfigError, match="needs tls_ca"):
         innet.connect(address, token=TOKEN)
 
 

@@ -13,7 +13,7 @@ import imageio_ffmpeg
 import pytest
 
 import innet_drl as innet
-from innet_drl import launch, session, video
+from innet_drl import evaluator, launch, session, video
 from innet_drl.cli import main
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_a_summary(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = session.evaluate
+    evaluate = evaluator.evaluate
 
     def interrupt(*arguments: Any, **options: Any) -> Evaluation | None:
         signal.raise_signal(signal.SIGINT)
