@@ -6,6 +6,7 @@ import dataclasses
 import doctest
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_examples_do_what_they_show(document: str) -> None:
     report: list[str] = []
     results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert results.failed == 0, "".join(report)
+
+
+def test_the_readmes_screen_of_python_runs() -> None:
+    (screen,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS.parent / "README.md").read_text())
+    names: dict[str, Any] = {}
+    exec(screen, names)
+    assert names["batch"].observation.shape == (32, 4, 84, 84)
+    assert names["replay"].get_parameters("policy", newer_than=0).version == 1
 
 
 def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
