@@ -332,9 +332,11 @@ def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import sys, innet_drl as innet
+import signal, sys, innet_drl as innet
 from steps import VIEW, step, table
 
+# Where the tests run in the background, a shell has had Ctrl-C ignored, and Python takes that over.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 memory = innet.Replay([table(min_size=500, samples_per_insert=1.0, slack=10.0)])
 where, call = sys.argv[1:]
 if where == "process":
