@@ -23,7 +23,7 @@ help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: build ## train Breakout for MINUTES=3 on this machine, with a live page
-	$(BIN)/python examples/breakout_apex.py --minutes $(MINUTES) --evaluation-games 10 --evaluation-frames 6000
+	$(BIN)/python examples/breakout_apex.py --minutes $(MINUTES) --evaluation-games 10 --evaluation-frames 6000 --evaluation-epsilon 0.05
 
 test: lint rust-test loom python-test ## every check: formatting, lints, types, Rust, loom, Python, stubs
 

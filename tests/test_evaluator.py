@@ -54,7 +54,7 @@ def test_a_game_without_an_end_is_cut_off() -> None:
     result = evaluate(dataclasses.replace(BREAKOUT, evaluation_epsilon=0.0), network)
     assert result is not None
     assert result.cut_off == len(result.scores) == 3
-    assert "cut off at 400 frames" in str(result)
+    assert "ended by 400 frames" in str(result)
 
 
 def test_an_evaluation_can_be_stopped_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

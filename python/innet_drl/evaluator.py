@@ -29,8 +29,8 @@ class Evaluation:
     """Unclipped; a game lasts until it is over, whatever lives are lost on the way."""
     epsilon: float
     """Random actions among them."""
-    episode_frames: int
-    """Frames after which a game is cut off."""
+    episode_frames: int | None
+    """Emulator frames after which a game is cut off; `None` where the environment has a limit of its own."""
     cut_off: int
     """Games that were."""
 
@@ -41,7 +41,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         spread = statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
-        cut = f", {self.cut_off} cut off at {self.episode_frames} frames" if self.cut_off else ""
+        limit = "their time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
+        cut = f", {self.cut_off} ended by {limit}" if self.cut_off else ""
         return (
             f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "
             f"epsilon {self.epsilon}{cut}"
@@ -101,4 +102,5 @@ def _play(
             running[environment] = 0.0
     # In the order of play, so that dropping the surplus of an uneven division favours no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
-    return Evaluation(in_order[:games], config.evaluation_epsilon, config.evaluation_frames, cut_off)
+    limit = config.evaluation_frames if config.is_atari else None
+    return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off)

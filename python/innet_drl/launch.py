@@ -166,6 +166,7 @@ def _finish(session: Session) -> Result:
         logger.info(f"training has ended; the trained agent plays {config.evaluation_games} games (Ctrl-C skips them)")
         evaluation = session.evaluate()
         if evaluation is not None:
+            session.note = "training has ended"
             session.report_evaluation(evaluation)
         if config.video and not session.interrupted:
             _record(session)

@@ -165,8 +165,7 @@ class Session:
         table = replay.stats()["tables"][self.name]
         metrics = self.meter.line(self.learner.updates, self.learner.publications, table)
         self._write(metrics)
-        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.page.show(metrics, scores, self.note)
+        self._show(metrics)
         self.stopwatch.lap("report")
 
     @property
@@ -194,7 +193,13 @@ class Session:
         scores = {"agent_steps": self.meter.agent_steps, "learner_updates": self.learner.updates}
         self.folder.save_evaluation({**scores, "mean": evaluation.mean, **dataclasses.asdict(evaluation)})
         assert self._last_line is not None
-        self._write(dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean))
+        metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
+        self._write(metrics)
+        self._show(metrics)
+
+    def _show(self, metrics: Metrics) -> None:
+        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
+        self.page.show(metrics, scores, self.note)
 
     @property
     def checkpoint_due(self) -> bool:
