@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation
 from innet_drl.faults import ActorError, ConfigurationError, TrainingError
 from innet_drl.folder import RunFolder
-from innet_drl.processes import Actors, connect
+from innet_drl.processes import Actors, prepare
 from innet_drl.session import Session
 from innet_drl.targets import TargetsAhead
 from innet_drl.terminal import Page
@@ -63,6 +64,8 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Result:
         raise ConfigurationError(
             f"{out} has taken its {config.steps:,} steps: go on with more of them, --resume {out} --steps N"
         )
+    if not config.serial:
+        prepare()
     title = f"{config.environment} in {folder.path}"
     with Page(title) as page, Session(config, folder, page, resumed) as session:
         if config.serial:
@@ -144,7 +147,8 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
     config = session.config
     table = make_table(config, session.spec, session.name)
     if config.replay != "embedded":
-        with connect(config, config.replay, (table,)) as replay:
+        token = os.environ.get("INNET_TOKEN")
+        with innet.connect(config.replay, token=token, tables=[table], tls_ca=config.replay_ca) as replay:
             logger.info(f"the replay memory is table {table.name!r} at {config.replay}; it stays there afterwards")
             yield replay, config.replay
         return

@@ -206,7 +206,8 @@ class Learner:
 
     def _prepare(self, observation: Tensor) -> Tensor:
         if len(self.spec.frame_shape) == 2:
-            return observation.to(self.numerics.dtype, memory_format=self.numerics.layout)
+            # Converted first: a transposing copy of single bytes takes longer than one of floats.
+            return observation.to(self.numerics.dtype).contiguous(memory_format=self.numerics.layout)
         return observation.float()
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -14,7 +14,8 @@ import signal
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,8 @@ from innet_drl.metrics import ActorReport
 REPORT_SECONDS = 0.5
 STOP_SECONDS = 10.0
 """How long an actor may take to end before it is killed."""
+
+_forking = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Assignment:
     """Of the table and the parameters."""
     first_step: int
     """Agent steps of all actors in earlier sessions."""
+    token: str | None = field(default_factory=lambda: os.environ.get("INNET_TOKEN"), repr=False)
+    """Of the replay memory; the process that actors are forked from has the environment of its start."""
 
 
 class _Stopped(BaseException):
@@ -61,9 +66,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped
 
 
-def connect(config: Config, address: str, tables: tuple[innet.Table, ...] = ()) -> innet.Replay:
-    """Connects to the replay memory at an address, with the token of INNET_TOKEN where there is one."""
-    return innet.connect(address, token=os.environ.get("INNET_TOKEN"), tables=tables, tls_ca=config.replay_ca)
+def prepare() -> None:
+    """Starts the process that actors are forked from: it imports torch meanwhile, once for all of them.
+
+    They are not forked from this one, whose threads and locks they would inherit in unknown states.
+    """
+    _forking.set_forkserver_preload(["innet_drl.actor", "innet_drl.processes"])
+    forkserver.ensure_running()
 
 
 def run_actor(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> None:
@@ -100,7 +109,7 @@ def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -
     config, name = assignment.config, assignment.name
     torch.set_num_threads(config.actor_threads)
     arena = environments.make(config, config.environments, threads=config.environment_threads)
-    with connect(config, assignment.address) as replay:
+    with innet.connect(assignment.address, token=assignment.token, tls_ca=config.replay_ca) as replay:
         writer = open_writer(replay, config, arena.spec, name, assignment.index)
         actor = Actor(
             config,
@@ -153,8 +162,6 @@ class Actors:
     def __init__(self, config: Config, address: str, name: str, first_step: int) -> None:
         self._assignments = [Assignment(config, index, address, name, first_step) for index in range(config.actors)]
         self._restarts_left = config.actor_restarts
-        # A forked child would inherit threads and locks of torch and of the replay in unknown states.
-        self._context = multiprocessing.get_context("spawn")
         self._processes: dict[int, Any] = {}
         self._pipes: dict[multiprocessing.connection.Connection, int] = {}
 
@@ -199,8 +206,8 @@ class Actors:
         return reports
 
     def _start(self, assignment: Assignment) -> None:
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(
+        ours, theirs = _forking.Pipe(duplex=False)
+        process = _forking.Process(
             target=run_actor, args=(assignment, theirs), name=f"actor-{assignment.index}", daemon=True
         )
         process.start()
