@@ -303,6 +303,7 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 PRESETS: dict[str, Config] = {
     "breakout": Config(
+        environment_threads=2,
         layer_norm=True,
         learning_rate=5e-4,
         n_step=5,
