@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 # uv knows PyTorch's own indexes: `--torch-backend cpu` takes its build without CUDA.
 TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--torch-backend cpu)
+$(if $(filter auto cpu,$(TORCH)),,$(error TORCH=$(TORCH): it is auto, which comes with CUDA, or cpu))
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo test --workspace --no-fail-fast --lib --bins --tests)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint rust-test loom python-test clean
+.PHONY: help setup build demo test format lint rust-test loom python-test wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +69,9 @@ loom: ## model checks of the lock-free parts, and the mutations that must make t
 
 python-test: build ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest
+
+wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
+	cargo run --quiet --package replay_core --example generate_wire
 
 clean: ## remove what was built
 	cargo clean

@@ -1,5 +1,6 @@
 """What a user can get wrong: one clear error each, a non-zero exit status, and nothing left running."""
 
+import dataclasses
 import multiprocessing
 import os
 from multiprocessing.connection import wait
@@ -10,7 +11,7 @@ import pytest
 import innet_drl as innet
 from innet_drl import launch, processes
 from innet_drl.cli import main
-from innet_drl.faults import ActorError, RunFolderError
+from innet_drl.faults import ActorError, ConfigurationError, RunFolderError
 from innet_drl.folder import RunFolder
 from innet_drl.session import Session
 from training import fail_and_stay, small
@@ -41,6 +42,18 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     address = f"unix://{tmp_path}/nobody"
     flags = ["train", "--preset", "cartpole", "--replay", address, "--out", str(tmp_path / "run")]
     assert address in error_of(flags, capsys)
+
+
+def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+        config = small(replay=server.addresses[0], steps=400)
+        launch.train(config, tmp_path / "one" / "run")
+        steps = memory.stats()["tables"]["run"]["steps"]
+        with pytest.raises(ConfigurationError, match="memory of another run named 'run'.*another --out"):
+            launch.train(config, tmp_path / "other" / "run")
+        assert memory.stats()["tables"]["run"]["steps"] == steps
+        launch.train(dataclasses.replace(config, steps=800), tmp_path / "one" / "run", resume=True)
+    assert not (tmp_path / "other" / "run").exists()
 
 
 def test_cuda_that_is_not_there(

@@ -149,6 +149,11 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
     if config.replay != "embedded":
         token = os.environ.get("INNET_TOKEN")
         with innet.connect(config.replay, token=token, tables=[table], tls_ca=config.replay_ca) as replay:
+            if session.resumed is None and replay.stats()["tables"][table.name]["inserted_items"]:
+                raise ConfigurationError(
+                    f"{config.replay} holds the memory of another run named {table.name!r}: go on with that run "
+                    "(--resume), or choose another --out, whose last part names the memory"
+                )
             logger.info(f"the replay memory is table {table.name!r} at {config.replay}; it stays there afterwards")
             yield replay, config.replay
         return

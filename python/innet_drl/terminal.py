@@ -50,7 +50,8 @@ class Page:
         self._handler = logger.add(self._print, format=LOG_FORMAT, level="INFO", colorize=False)
         logging.getLogger("innet_drl").addHandler(self._core)
         if self._live is not None:
-            self._live.start()
+            self._live.update(Panel(Text("starting", style="italic"), title=self._title))
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
