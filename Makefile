@@ -63,6 +63,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
+	cargo test --package replay_core --doc
 
 loom: ## model checks of the lock-free parts, and the mutations that must make them fail
 	cargo test --package replay_core --features loom --test 'loom_*'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,6 +15,9 @@ import innet_drl as innet
 # Imported before the first test: on a busy machine this alone takes longer than a test may.
 with suppress(ImportError):
     import torch  # noqa: F401
+
+# It would be every client's token.
+os.environ.pop("INNET_TOKEN", None)
 
 MakeReplay: TypeAlias = Callable[..., innet.Replay]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 import socket
@@ -145,6 +146,10 @@ def test_an_unknown_table_is_named_with_those_there_are(make_replay: MakeReplay)
         ({"columns": {"a": ("uint8", (4, 0))}}, "empty shape"),
         ({"priority_exponent": -1.0}, "priority_exponent is 0 to 4"),
         ({"samples_per_insert": 8.0, "slack": 1.0}, "slack 1 is too small"),
+        (
+            {"samples_per_insert": 2.0, "slack": 64.0, "max_times_sampled": 1},
+            "samples_per_insert 2 is more than max_times_sampled 1",
+        ),
         ({"name": ""}, "a name has 1 to 128 bytes"),
     ],
 )
@@ -186,9 +191,9 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
 
 
 def test_a_table_beyond_the_limit_is_refused() -> None:
-    with innet.Replay(max_bytes=100_000) as replay:
-        with pytest.raises(errors.TableError, match="of the 100000 for tables and parameters"):
-            replay.create_table(table(capacity=1_000_000))
+    with innet.Replay(max_bytes=1_000_000) as replay:
+        with pytest.raises(errors.TableError, match=r"of the 1000000 for tables.*lower capacity, .* max_bytes"):
+            replay.create_table(table(capacity=1_000_000, capacity_bytes=1))
         replay.create_table(table(capacity=500))
         with pytest.raises(errors.ReplayError, match="limit"):
             replay.put_parameters("p", {"a": np.zeros(100_000)})
@@ -237,8 +242,8 @@ def answer_once(listener: socket.socket, reply: bytes) -> None:
             errors.VersionError,
             r"server speaks protocol 999 \(release 9\.9\.9\).*same release at both",
         ),
-        ("oversized", errors.TooLargeError, "over the limit of"),
-        ("http", errors.TooLargeError, "a control message, in bytes, of .* is over the limit of"),
+        ("oversized", errors.TooLargeError, r"over the limit of \d+; is it an innet-replay server"),
+        ("http", errors.TooLargeError, r"over the limit of \d+; is it an innet-replay server"),
         ("garbage", errors.ProtocolError, "is it an innet-replay server"),
     ],
 )
@@ -285,26 +290,50 @@ def test_a_bad_frame_ends_its_own_connection_alone(tmp_path: Path, data: bytes, 
             assert still_works(replay)
 
 
+def push_a_bad_blob(path: str, *, writer: int, name: str, priority: float) -> None:
+    """Pushes one item whose frame does not unpack to table "t"."""
+    with WireClient(path) as client:
+        names = {"table": "t", "writer": writer, "streams": 1, "windowBefore": 0, "windowAfter": 1}
+        opened = client.call(openWriter=SCHEMA.OpenWriter.new_message(name=name, **names))[0].writer
+        blob = b"\xf0not an LZ4 block"
+        row = struct.pack("<BqfI", FIRST | TERMINATED, 3, 1.0, len(blob))
+        push = SCHEMA.Push.new_message(
+            table="t",
+            writer=writer,
+            epoch=opened.epoch,
+            sequence=1,
+            chunks=[{"stream": 0, "rows": 1, "firstStep": 0, "bytes": len(row + blob)}],
+            items=[{"anchor": 0, "stream": 0, "before": 0, "after": 0, "priority": priority}],
+        )
+        client.call(row + blob, push=push)
+
+
+def test_where_no_item_decodes_others_are_drawn(tmp_path: Path) -> None:
+    path = f"{tmp_path}/s"
+    view = innet.NStep(stack=1, n=1)
+    with innet.Replay([table(priority_exponent=1.0)]) as memory, memory.serve(f"unix://{path}") as server:
+        with innet.connect(server.addresses[0]) as client:
+            fill(memory, 20, view=view, priority=0.001)
+            # Of the mass, the others have one part in fifty million.
+            for number, (replay, prefetch) in enumerate(itertools.product((memory, client), (0, 2)), 1):
+                push_a_bad_blob(path, writer=number, name="careless", priority=1e6)
+                assert len(replay.sample("t", 4, view, timeout=10)) == 4
+                push_a_bad_blob(path, writer=10 + number, name="careless", priority=1e6)
+                with replay.batches("t", 4, view, prefetch=prefetch, timeout=10) as batches:
+                    assert len(next(batches)) == 4
+            push_a_bad_blob(path, writer=99, name="careless", priority=1e6)
+            with pytest.raises(errors.DeadlineError, match='of 4 items drawn from table "t" none decodes'):
+                client.sample("t", 4, view, timeout=0)
+        assert memory.stats()["tables"]["t"]["corrupt_items"] == 9
+
+
 def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = f"{tmp_path}/s"
     view = innet.NStep(stack=1, n=1)
     with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}") as server:
-        with WireClient(path) as client:
-            names = {"table": "t", "writer": 5, "streams": 1, "windowBefore": 0, "windowAfter": 1}
-            opened = client.call(openWriter=SCHEMA.OpenWriter.new_message(name="careless", **names))[0].writer
-            blob = b"\xf0not an LZ4 block"
-            row = struct.pack("<BqfI", FIRST | TERMINATED, 3, 1.0, len(blob))
-            push = SCHEMA.Push.new_message(
-                table="t",
-                writer=5,
-                epoch=opened.epoch,
-                sequence=1,
-                chunks=[{"stream": 0, "rows": 1, "firstStep": 0, "bytes": len(row + blob)}],
-                items=[{"anchor": 0, "stream": 0, "before": 0, "after": 0, "priority": 50.0}],
-            )
-            client.call(row + blob, push=push)
+        push_a_bad_blob(path, writer=5, name="careless", priority=50.0)
         for replay in (memory, innet.connect(server.addresses[0])):
             fill(replay, 20, view=view, priority=1.0)
         with caplog.at_level(logging.WARNING, logger="innet_drl"):

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from innet_drl.cli import EvaluateFlags, RecordFlags, TrainFlags
+import innet_drl as innet
 from innet_drl.config import Config
+from innet_drl.flags import EvaluateFlags, RecordFlags, TrainFlags
 from innet_drl.metrics import Metrics
+from steps import table
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 
@@ -27,6 +29,17 @@ def test_examples_do_what_they_show(document: str) -> None:
     report: list[str] = []
     results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert results.failed == 0, "".join(report)
+
+
+def test_every_statistic_is_explained() -> None:
+    text = (DOCUMENTS / "api.md").read_text()
+    chapter = text.split("## Statistics\n")[1].split("\n## ")[0]
+    rows = re.findall(r"(?m)^\| (`.*?) \|", chapter)
+    explained = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+    with innet.Replay([table()]) as memory, memory.serve("innet://127.0.0.1:0") as server:
+        with innet.connect(server.addresses[0]) as replay:
+            stats = replay.stats()
+    assert explained == stats.keys() | stats["tables"]["t"].keys() | stats["server"].keys()
 
 
 def test_the_readmes_screen_of_python_runs() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -362,7 +364,7 @@ def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
 
 
 def test_statistics_count(make_replay: MakeReplay) -> None:
-    replay = make_replay([table(capacity=100, priority_exponent=0.5)])
+    replay = make_replay([table(capacity=110, priority_exponent=0.5)])
     fill(replay, 80, streams=2, priority=4.0)
     key = replay.sample("t", 8, VIEW, timeout=5).key
     newest = int(key.max())
@@ -373,7 +375,7 @@ def test_statistics_count(make_replay: MakeReplay) -> None:
     # Episodes end by terminating: every step starts a transition.
     assert counted["inserted_steps"] == counted["inserted_items"] == 160
     assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 160 - counted["evicted_steps"]
-    assert counted["steps"] <= counted["capacity"] == 100
+    assert counted["steps"] <= counted["capacity"] == 110
     assert counted["evicted_items"] == counted["evicted_steps"]
     assert (counted["sampled_items"], counted["limiter_drawn"]) == (8, 8)
     assert (counted["updated_priorities"], counted["stale_updates"]) == (1, 1)
@@ -418,6 +420,62 @@ def test_a_writer_closes_and_counts(make_replay: MakeReplay) -> None:
     writer.close()
     with pytest.raises(errors.ClosedError, match="writer is closed"):
         writer.append(**step(26, 2))
+
+
+def test_a_writer_whose_pushes_cannot_fit_is_not_opened(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(capacity=500)])
+    with pytest.raises(errors.ConfigError, match=r"up to 816 steps at once.*holds 500.*smaller chunk_steps"):
+        replay.writer("t", 16, VIEW)
+    replay.writer("t", 16, VIEW, chunk_steps=30).close()
+
+
+def test_a_writer_is_read_and_left_while_another_thread_appends(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(samples_per_insert=1.0, slack=10.0)])
+    writer = replay.writer("t", 1, VIEW, chunk_steps=1)
+
+    def append() -> None:
+        for t in range(30):
+            writer.append(**step(t))
+            writer.flush()
+
+    appending = threading.Thread(target=append)
+    appending.start()
+    while replay.stats()["tables"]["t"]["blocked_pushes"] == 0:
+        pass
+    # The slack allows 10 items, and the windows of 3 steps are open; one more step waits.
+    assert 10 <= writer.items <= writer.steps <= 15
+    refusal = ""
+    # It may be between an append and its flush.
+    while "another thread is using this writer" not in refusal:
+        with pytest.raises(errors.DeadlineError) as caught:
+            writer.close(timeout=0)
+        refusal = str(caught.value)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    while appending.is_alive():
+        with suppress(errors.DeadlineError):
+            replay.sample("t", 1, VIEW, timeout=0.05)
+    writer.close(timeout=5)
+    assert writer.steps == 30
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_threads_take_turns_at_an_iterator_of_batches(make_replay: MakeReplay, prefetch: int) -> None:
+    replay = make_replay([table(min_size=20)])
+    drawn: list[innet.Batch] = []
+    with replay.batches("t", 4, VIEW, prefetch=prefetch) as batches:
+        readers = [threading.Thread(target=lambda: drawn.append(next(batches))) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        fill(replay, 40)
+        for reader in readers:
+            reader.join()
+    assert [len(batch) for batch in drawn] == [4, 4, 4]
 
 
 def test_replays_say_where_they_are(make_replay: MakeReplay) -> None:
@@ -497,6 +555,24 @@ def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
         with pytest.raises(errors.ConnectError) as caught:
             innet.connect(server.addresses[0], token="secret", timeout=2)
         assert isinstance(caught.value, ConnectionError)
+
+
+def test_the_environments_token_is_taken_where_none_is_given(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with innet.Replay() as replay, replay.serve(f"unix://{tmp_path}/guarded", token="secret") as guarded:
+        with replay.serve(f"unix://{tmp_path}/open") as unguarded:
+            for empty in (None, "", " "):
+                if empty is not None:
+                    monkeypatch.setenv("INNET_TOKEN", empty)
+                innet.connect(unguarded.addresses[0]).close()
+                with pytest.raises(errors.AuthenticationError, match="set the environment variable INNET_TOKEN"):
+                    innet.connect(guarded.addresses[0])
+            monkeypatch.setenv("INNET_TOKEN", "secret\n")
+            innet.connect(guarded.addresses[0]).close()
+            innet.connect(unguarded.addresses[0], token="").close()
+            with pytest.raises(errors.AuthenticationError, match="INNET_TOKEN counts"):
+                innet.connect(unguarded.addresses[0])
+            with pytest.raises(errors.AuthenticationError, match="another token"):
+                innet.connect(guarded.addresses[0], token="guess")
 
 
 def test_serving_is_for_a_memory_of_this_process(make_replay: MakeReplay, tmp_path: Any) -> None:

@@ -50,8 +50,8 @@ def chunk(first: int, rows: int) -> bytes:
     return b"".join(head for head, _ in packed) + b"".join(blob for _, blob in packed)
 
 
-def open_writer(client: WireClient, writer: int = 7) -> Any:
-    fields = {"table": "steps", "writer": writer, "name": "python", "streams": 1}
+def open_writer(client: WireClient, writer: int = 7, *, resume: bool = False) -> Any:
+    fields = {"table": "steps", "writer": writer, "name": "python", "streams": 1, "resume": resume}
     window = {"windowBefore": 1, "windowAfter": 1}
     return client.call(openWriter=SCHEMA.OpenWriter.new_message(**fields, **window))[0].writer
 
@@ -167,7 +167,7 @@ def test_a_push_is_applied_once(client: WireClient, server: str) -> None:
     for _ in range(2):
         assert client.call(payload, push=message)[0].pushed.steps == 5
     with WireClient(server) as second:
-        opened = open_writer(second)
+        opened = open_writer(second, resume=True)
         assert (opened.epoch, opened.lastSequence) == (2, 1)
         message, payload = push(2, 2, 5, 5)
         assert second.call(payload, push=message)[0].pushed.steps == 10
@@ -184,6 +184,11 @@ def test_a_push_is_applied_once(client: WireClient, server: str) -> None:
         assert refused.value.code == code
     close = SCHEMA.CloseWriter.new_message(table="steps", writer=7, epoch=2)
     assert client.call(closeWriter=close)[0].which() == "done"
+    # Nobody knows what it has pushed: it is not opened anew.
+    with pytest.raises(ServerError) as refused:
+        open_writer(client, resume=True)
+    assert refused.value.code == "expired"
+    assert open_writer(client).epoch == 1
 
 
 @pytest.mark.parametrize("cut", ["rows", "lengths", "payload"])

@@ -71,18 +71,20 @@ class Table:
         columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
             row. `NStep` and `Sequence` read the columns `action` and `reward` beside the observation.
         capacity: Steps held before the oldest are evicted; at most 2^24.
-        capacity_bytes: Bytes held before the oldest are evicted, as stored; 0 derives it from `capacity`
-            steps without compression.
+        capacity_bytes: Bytes held before the oldest are evicted: as stored, and 512 for each chunk; 0 derives
+            it from `capacity` steps without compression, each a chunk.
         sampler: `"prioritized"` draws in proportion to priority^priority_exponent (Schaul et al., 2016),
             `"uniform"` draws each item with the same probability, `"fifo"` in the order of insertion.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
-        max_times_sampled: An item is removed after this many draws; 0 never removes it.
+        max_times_sampled: An item is removed after this many draws, at least `samples_per_insert`; 0 never
+            removes it.
         min_size: Items needed before the first draw.
         samples_per_insert: Items drawn for each item inserted, held to within `slack`; 0 sets no limit.
         slack: How far the items drawn may run from `samples_per_insert` times the items inserted, in drawn
-            items, either way.
+            items, either way. With `max_times_sampled`, items that are evicted before they were drawn leave
+            fewer draws than the ratio expects: writers then go on as soon as a draw waits for more.
 
     Raises:
         TableError: A field that cannot be used; the message says what it may be.
@@ -342,8 +344,15 @@ class Batch:
 class Batches:
     """An iterator over batches that ends only with an error or `close`.
 
-    A background thread draws and decodes `prefetch` batches ahead; what fails there is raised by `next`. A
-    batch counts for `samples_per_insert` when it is handed out. Close it, or use it as a context manager.
+    A background thread draws and decodes `prefetch` batches ahead; what fails there is raised by `next`. Close
+    it, or use it as a context manager. Threads may share one: each batch goes to one of them.
+
+    A batch has at least one item. Items whose data does not decode are left out, removed from the memory and
+    logged with the name of their writer; where none is left, `next` draws again within its timeout.
+
+    A batch counts for `samples_per_insert` when `next` hands it out, where the memory is in this process; a
+    server counts a batch that it has sent. With `max_times_sampled` an item ends with its last draw,
+    wherever the memory is, and whether or not its batch arrives.
     """
 
     def __iter__(self) -> Self: ...
@@ -351,7 +360,9 @@ class Batches:
     def close(self) -> None:
         """Stops drawing ahead and waits for the background thread.
 
-        Batches that were not handed out do not count as drawn.
+        Of a memory in this process, batches that were not handed out do not count for `samples_per_insert`. Of a
+        server, those that it had sent do: up to `prefetch + 2`. Items that `max_times_sampled` ended with a
+        batch that was not handed out are lost, as they are when a connection breaks with a batch under way.
         """
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -390,7 +401,8 @@ class Writer:
 
     Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context
     manager, or call `close`: what a writer has not sent is lost with it. A step is taken whole or, after an
-    error, not at all: it may be appended again.
+    error, not at all: it may be appended again. One thread at a time appends, flushes or closes; another
+    waits for its turn, as part of its timeout. The counts may be read meanwhile.
     """
 
     def append(
@@ -490,14 +502,16 @@ class Replay:
     """A replay memory: in this process, or the connection to one on a server (`connect`).
 
     Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
-    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. The interpreter is free for other
-    threads meanwhile. A replay must not be used in a forked child (`ForkError`): start processes with the
-    method "spawn", and connect there.
+    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server keeps the timeout and says
+    who was waited for; one that does not answer holds a call for up to 5 seconds more. The interpreter is
+    free for other threads meanwhile. A replay must not be used in a forked child (`ForkError`): start
+    processes with the method "spawn" or "forkserver", and connect there.
 
     Args:
         tables: Tables to make.
-        max_bytes: Bytes that all tables at their capacity and all parameters may take; `None` sets no
-            limit. A server in front takes up to 1 GiB more for what it receives.
+        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table takes its
+            `capacity_bytes`, and about 100 bytes for each step of its `capacity`, from the start. A server in
+            front takes up to 1 GiB more for what it receives.
         seed: Makes draws repeatable where one thread writes and draws.
 
     Raises:
@@ -512,7 +526,8 @@ class Replay:
 
         Raises:
             TableDiffersError: It exists with another definition; the message shows the difference.
-            TableError: It does not fit the memory's `max_bytes` beside the others.
+            TableError: It does not fit the memory's `max_bytes` beside the others; the message says which of
+                `capacity`, `capacity_bytes` and `max_bytes` to change.
         """
     def table(self, name: str, timeout: float | None = None) -> Table:
         """The definition of a table.
@@ -541,8 +556,13 @@ class Replay:
             streams: Environments; each is a stream of its own.
             view: What the items are for: it fixes their windows. Draws may use narrower views.
             name: For people: it stands in errors, logs and statistics.
-            chunk_steps: Steps of a stream that are packed and sent together.
+            chunk_steps: Steps of a stream that are packed and sent together, 1 to 65536. A push carries those of
+                all streams: `streams * (chunk_steps + 1)` is at most the table's capacity.
             timeout: Seconds to wait for the server.
+
+        Raises:
+            ConfigError: Numbers out of range, or pushes that the table could not hold.
+            SchemaError: A column that the view reads is missing, or of another shape.
         """
     def sample(
         self,
@@ -557,6 +577,9 @@ class Replay:
         threads: int = 1,
     ) -> Batch:
         """Draws `count` items.
+
+        Items whose data does not decode are left out, removed from the memory and logged with the name of their
+        writer; where none is left, others are drawn within the timeout.
 
         Args:
             table: The table's name.
@@ -656,7 +679,10 @@ class Replay:
         A reader gets one whole version, never parts of two.
         """
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
-        """Counters and gauges of the memory: tables, bytes, writers, parameters."""
+        """Counters and gauges of the memory: tables, bytes, writers, parameters.
+
+        `docs/api.md` explains every key.
+        """
     def serve(
         self,
         addresses: str | _Sequence[str],
@@ -701,12 +727,15 @@ def connect(
 
     Args:
         url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`.
-        token: The server's token; it never travels.
+        token: The server's token; it never travels. `None` takes the environment variable INNET_TOKEN, where it is
+            set and not empty; `""` is none in any case.
         tables: Tables to make there.
         timeout: Seconds to wait for the server to answer.
-        tls_ca: PEM file with the certificate authority to trust instead of the system's.
+        tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
+            needs it: the authorities that the system trusts are not asked.
 
     Raises:
+        ConfigError: No address, or one that `tls_ca` does not fit.
         ConnectError: Nobody answers at the address.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
         VersionError: The server is of another release.

@@ -186,6 +186,9 @@ struct TableConfig {
 }
 
 struct OpenWriter {
+  # On the connection that the writer's pushes will come over: a push over one that has opened no writer ends
+  # it. Pushes may have to wait, and the server holds apart what such connections send: open writers on
+  # connections of their own, away from requests that must not wait behind pushes.
   table @0 :Text;
   writer @1 :UInt64;
   # drawn at random by the client; the same number again fences the older connection off
@@ -195,6 +198,9 @@ struct OpenWriter {
   windowBefore @4 :UInt16;
   windowAfter @5 :UInt16;
   # the window of this writer's items, in steps around the anchor
+  resume @6 :Bool;
+  # this writer was opened before: a server that does not know it answers `expired`, where it would open it
+  # anew, since pushes that it has applied may be sent again
 }
 
 struct WriterOpened {

@@ -15,6 +15,14 @@ pub enum Role {
     Server,
 }
 
+/// What a client takes where it is given no token: the environment variable INNET_TOKEN, without white space around
+/// it, as servers read theirs. An empty one is none.
+pub fn environment_token() -> Option<String> {
+    let token = std::env::var("INNET_TOKEN").ok()?;
+    let token = token.trim();
+    (!token.is_empty()).then(|| token.to_owned())
+}
+
 /// HMAC-SHA256 of the role and both nonces under the token.
 pub fn proof(
     token: &str,

@@ -12,6 +12,9 @@ use crate::memory::MemoryLimits;
 use crate::net::Address;
 use crate::schema::TableConfig;
 
+/// Frames of `max_frame_bytes` that `max_bytes` has room for, at least: two being received, and one that is kept.
+const FRAMES: u64 = 3;
+
 /// The configuration of a server. A field that is not given has the default its documentation names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -23,8 +26,8 @@ pub struct ServerConfig {
     /// Threads that serve connections. Default: 0, one for every two cores: a thread moves gigabytes a
     /// second, and the other cores belong to the actors and the learner that often share the machine.
     pub io_threads: usize,
-    /// Most bytes of chunks, pinned or live, and receive buffers, over all tables; a number, or a text such as
-    /// `"8GiB"`. Default: 0, half of the machine's memory.
+    /// Most bytes of tables (their `capacity_bytes` and the index of their `capacity`), parameters and receive buffers
+    /// (two frames of `max_frame_bytes`); a number, or a text such as `"8GiB"`. Default: 0, half of the machine's memory.
     #[serde(deserialize_with = "bytes")]
     pub max_bytes: u64,
     /// Longest frame, in bytes, in either direction: bounds one push, one drawn batch and one version of
@@ -35,8 +38,8 @@ pub struct ServerConfig {
     pub max_connections: u32,
     /// A connection that is not welcome after this many milliseconds is closed. Default: 10,000.
     pub handshake_deadline_ms: u64,
-    /// A reader that has not taken a reply after this many milliseconds is dropped, and what the reply pinned
-    /// comes free. Default: 30,000.
+    /// A reader that has not taken a reply after this many milliseconds is dropped, and what the reply pinned comes
+    /// free; so is a client whose frame has begun, has room, and has not arrived by then. Default: 30,000.
     pub write_deadline_ms: u64,
     /// At the end, requests under way have this many milliseconds to finish. Default: 5,000.
     pub drain_deadline_ms: u64,
@@ -144,9 +147,9 @@ impl ServerConfig {
                 self.max_frame_bytes
             ));
         }
-        if self.max_bytes > 0 && self.max_bytes / 2 < self.max_frame_bytes {
+        if self.max_bytes > 0 && self.max_bytes / FRAMES < self.max_frame_bytes {
             return refuse(format!(
-                "max_bytes {} is less than two frames of max_frame_bytes {}: raise the one or lower the other",
+                "max_bytes {} is less than {FRAMES} frames of max_frame_bytes {}: raise the one or lower the other",
                 self.max_bytes, self.max_frame_bytes
             ));
         }
@@ -226,14 +229,15 @@ impl ServerConfig {
         }
     }
 
-    /// The limits of the memory that `innet-replay serve` makes. Tables and parameters leave room for one frame.
+    /// The limits of the memory that `innet-replay serve` makes. Tables and parameters leave room for two frames: a
+    /// push, and one that is none.
     pub fn memory_limits(&self) -> MemoryLimits {
         MemoryLimits {
             max_bytes: match self.max_bytes {
-                0 => (machine_memory() / 2).max(2 * self.max_frame_bytes),
+                0 => (machine_memory() / 2).max(FRAMES * self.max_frame_bytes),
                 bytes => bytes,
             },
-            receive_bytes: self.max_frame_bytes,
+            receive_bytes: 2 * self.max_frame_bytes,
             seed: None,
         }
     }
@@ -407,6 +411,10 @@ mod tests {
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "at least 1"),
+            (
+                "max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"",
+                "less than 3 frames",
+            ),
             (
                 "[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1",
                 "cannot be made",

@@ -3,21 +3,21 @@
 //! replies from where their blobs lie. So a draw that waits holds up nothing but itself, and a client that
 //! does not read holds up nobody else.
 
+mod inbox;
 mod lanes;
 mod welcome;
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
+use inbox::{Inbox, Room, UnderWay};
 use lanes::{Lanes, Turn, lane};
 
-use crate::budget::Reservation;
 use crate::error::{Error, Result};
 use crate::handshake::Handshake;
 use crate::net::{Stack, until};
@@ -27,15 +27,8 @@ use crate::wire::{
     self, FrameReader, Limits, NO_REQUEST, Outgoing, Reply, ReplyBody, Request, RequestBody,
 };
 
-/// Requests of one connection between their first byte and the last byte of their reply. Beyond it the
-/// connection is not read, and the client's own sending waits.
-const MAX_UNDER_WAY: usize = 64;
-
 /// Bytes read from the connection at a time; larger payloads go straight to their own buffer.
 const READ_BUFFER: usize = 16 << 10;
-
-/// A frame that is received also where the memory's byte limit has no room for it.
-const SMALL_FRAME: u64 = 16 << 10;
 
 /// After the last reply the connection is read, and what comes is thrown away, until the client closes it or
 /// this time is over: closing with bytes unread would reset it and lose the reply on its way.
@@ -54,7 +47,7 @@ pub struct Context {
     pub max_frame_bytes: u64,
     /// From the first byte to the welcome.
     pub handshake_deadline: Duration,
-    /// For a reply to be taken, and for a frame that has begun to arrive.
+    /// For a reply to be taken, and for a frame to arrive that there is room for.
     pub write_deadline: Duration,
 }
 
@@ -92,7 +85,7 @@ struct Received {
     request: Request,
     deadline: Instant,
     permit: UnderWay,
-    _reservation: Option<Reservation>,
+    _room: Room,
 }
 
 /// What a request came to.
@@ -101,9 +94,6 @@ struct Answer {
     reply: Result<ReplyBody>,
     permit: UnderWay,
 }
-
-/// Held from a request's first byte until its reply is written.
-type UnderWay = OwnedSemaphorePermit;
 
 /// Replies in the order of their writing.
 type Outbox = mpsc::UnboundedSender<(Outgoing, Option<UnderWay>)>;
@@ -204,12 +194,9 @@ impl<S: Stack> Connection<'_, S> {
         frames: &mut FrameReader<R>,
         requests: mpsc::Sender<Result<Received>>,
     ) {
-        let under_way = Arc::new(Semaphore::new(MAX_UNDER_WAY));
+        let mut inbox = Inbox::new(self.context.service.memory());
         loop {
-            let Ok(permit) = under_way.clone().acquire_owned().await else {
-                return;
-            };
-            let received = self.receive_one(frames, permit).await.transpose();
+            let received = self.receive_one(frames, &mut inbox).await.transpose();
             let Some(received) = received else { return };
             let last = received.is_err();
             if requests.send(received).await.is_err() || last {
@@ -221,49 +208,35 @@ impl<S: Stack> Connection<'_, S> {
     async fn receive_one<R: AsyncRead + Unpin>(
         &self,
         frames: &mut FrameReader<R>,
-        permit: UnderWay,
+        inbox: &mut Inbox<'_>,
     ) -> Result<Option<Received>> {
+        let permit = inbox.next_request().await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let begun = self.stack.now();
-        let arrive = async {
-            let reservation = self.reserve(bytes).await;
-            let request = wire::decode_request(frames.body().await?)?;
-            Ok((request, reservation))
-        };
-        let arrived = until(self.stack, begun + self.context.write_deadline, arrive).await;
-        let (request, reservation) = arrived.unwrap_or_else(|| {
+        let room = inbox.reserve(bytes).await;
+        // From here on: the room may have been others' for as long as their pushes had to wait.
+        let deadline = self.stack.now() + self.context.write_deadline;
+        let arrived = until(self.stack, deadline, frames.body()).await;
+        let frame = arrived.unwrap_or_else(|| {
             Err(Error::Deadline {
                 waited_for: format!(
-                    "a frame of {bytes} bytes did not arrive, or had no room in the memory, within {} ms",
+                    "a frame of {bytes} bytes did not arrive within {} ms",
                     self.context.write_deadline.as_millis()
                 ),
             })
         })?;
+        let request = wire::decode_request(frame)?;
         self.context.service.counters.request(bytes);
+        let room = inbox.admit(&request.body, room)?;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
             deadline: self.stack.now() + allowed,
             request,
             permit,
-            _reservation: reservation,
+            _room: room,
         }))
-    }
-
-    /// Counts a receive buffer in the memory's byte limit before it is allocated; waits where there is no room. A
-    /// small frame never waits: it may be the draw for which the pushes that hold the room are waiting.
-    async fn reserve(&self, bytes: u64) -> Option<Reservation> {
-        let memory = self.context.service.memory();
-        loop {
-            let room = memory.receive_room();
-            let reservation = memory.reserve_receive(bytes);
-            if reservation.is_some() || bytes <= SMALL_FRAME {
-                return reservation;
-            }
-            room.await;
-        }
     }
 
     /// Tries each request when it arrives, and those that have to wait again when their table changes. The
@@ -391,6 +364,7 @@ impl<S: Stack> Connection<'_, S> {
                     what: "a reply, in bytes,",
                     size,
                     limit: self.context.max_frame_bytes,
+                    advice: "ask for less at a time, or start the server with a larger --max-frame-bytes",
                 }),
                 _ => Ok(outgoing),
             }
@@ -449,7 +423,8 @@ enum Tried {
 
 /// Names the writer behind a connection: the lines that follow in its span are about this writer.
 fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
-    if let (RequestBody::OpenWriter(open), Ok(ReplyBody::Writer(opened))) = (request, reply) {
+    if let (RequestBody::OpenWriter { open, .. }, Ok(ReplyBody::Writer(opened))) = (request, reply)
+    {
         tracing::Span::current().record("writer", &open.name);
         tracing::info!(
             table = open.table,

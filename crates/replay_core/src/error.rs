@@ -110,7 +110,7 @@ pub enum Error {
         reason: String,
     },
     /// A length beyond a limit.
-    #[error("{what} of {size} is over the limit of {limit}")]
+    #[error("{what} of {size} is over the limit of {limit}; {advice}")]
     TooLarge {
         /// What is too large, with its unit.
         what: &'static str,
@@ -118,6 +118,8 @@ pub enum Error {
         size: u64,
         /// The limit.
         limit: u64,
+        /// What to do.
+        advice: &'static str,
     },
     /// The deadline passed.
     #[error("the deadline passed: {waited_for}")]

@@ -79,7 +79,7 @@ impl Handshake {
         let refuse = |reason: &str| Err(Error::Authentication(reason.to_owned()));
         match proof {
             None => refuse(
-                "this server asks for a token and the client gave none; pass token= or set INNET_TOKEN",
+                "this server asks for a token, and the client gave none: pass one, or set the environment variable INNET_TOKEN",
             ),
             Some(proof)
                 if auth::verify(token, Role::Client, client_nonce, server_nonce, &proof) =>

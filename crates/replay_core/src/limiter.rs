@@ -7,8 +7,11 @@
 //! - a push is admitted while its first item keeps `d` within `centre + slack`, or while fewer than `min_size`
 //!   items are live. A push applies as a whole, so it may overshoot by its other items.
 //!
-//! Both sides wait at once only if `n > 2 * slack - samples_per_insert`: such a draw is an error, so that a
-//! table cannot stand still for ever.
+//! Both sides wait for this limiter at once only if `n > 2 * slack - samples_per_insert`: such a draw is an error.
+//! `max_times_sampled` is a second reason for a draw to wait: items that were evicted before they were drawn have taken
+//! their draws with them, and the limiter goes on expecting them. So while a draw has found too few draws left, its
+//! table lets pushes through whatever the limiter says (`Table::admit_push`); `samples_per_insert` is at most
+//! `max_times_sampled`, and a draw of more than a full table can give is an error. A table cannot stand still for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use event_listener::EventListener;
 use serde_json::{Map, Value, json};
 
-use crate::budget::{Budget, Reservation};
+use crate::budget::{Budget, ReceiveRoom};
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::schema::TableConfig;
@@ -16,9 +15,10 @@ use crate::table::Table;
 /// What a memory may take, and how it draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Bytes of all tables at their capacity, all parameters and all receive buffers.
+    /// Bytes of all tables at their capacity with their indexes, all parameters and all receive buffers.
     pub max_bytes: u64,
-    /// Bytes of `max_bytes` that are for receive buffers: a longer frame is never received.
+    /// Bytes of `max_bytes` that are for receive buffers: one half for pushes, which may have to wait, the other for
+    /// all else, which therefore does not wait for them. A frame longer than a half is never received.
     pub receive_bytes: u64,
     /// Makes draws reproducible where one thread pushes and draws; `None` draws a seed.
     pub seed: Option<u64>,
@@ -40,8 +40,8 @@ pub struct Memory {
     limits: MemoryLimits,
     /// Of tables and parameters.
     kept: Arc<Budget>,
-    /// Of receive buffers.
-    received: Arc<Budget>,
+    receiving_pushes: ReceiveRoom,
+    receiving_others: ReceiveRoom,
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
@@ -58,11 +58,13 @@ impl Memory {
     /// An empty memory with a new incarnation number.
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
+        let half = limits.receive_bytes.min(limits.max_bytes) / 2;
         Arc::new(Memory {
             limits,
             parameters: ParameterStore::new(kept.clone()),
             kept,
-            received: Budget::new(limits.receive_bytes.min(limits.max_bytes)),
+            receiving_pushes: ReceiveRoom::new(half),
+            receiving_others: ReceiveRoom::new(half),
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
             incarnation: rand::random(),
@@ -87,11 +89,11 @@ impl Memory {
     }
 
     /// Makes a table, or returns the one that stands under the same definition. Its capacity in bytes is set aside
-    /// at once.
+    /// at once, and with it what its index takes ([`Table::index_bytes`]).
     ///
     /// # Errors
-    /// [`Error::Table`] for a definition that cannot be made, too many tables, or a capacity in bytes beyond what is
-    /// left of the limit; [`Error::TableDiffers`] when the name stands for another definition.
+    /// [`Error::Table`] for a definition that cannot be made, too many tables, or more bytes than are left of the
+    /// limit; [`Error::TableDiffers`] when the name stands for another definition.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,15 +117,14 @@ impl Memory {
         if count >= Self::MAX_TABLES {
             return Err(refuse(format!("there are {count} tables already")));
         }
-        let bytes = config.effective_capacity_bytes();
-        let reservation = self.kept.reserve(bytes).ok_or_else(|| {
-            refuse(format!(
-                "it may hold {bytes} bytes, and of the {} for tables and parameters there are {} left; give it a \
-                 smaller capacity_bytes, or the memory a higher limit",
-                self.kept.limit(),
-                self.kept.left()
-            ))
-        })?;
+        let (steps, index) = (
+            config.effective_capacity_bytes(),
+            Table::index_bytes(config),
+        );
+        let reservation = self
+            .kept
+            .reserve(steps.saturating_add(index))
+            .ok_or_else(|| refuse(self.too_large(config, steps, index)))?;
         // Its own sequence of draws for each table, whatever the order they are made in.
         let seed = config.name.bytes().fold(self.seed, |seed, byte| {
             seed.rotate_left(8) ^ u64::from(byte)
@@ -132,6 +133,24 @@ impl Memory {
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(config.name.clone(), table.clone());
         Ok(table)
+    }
+
+    /// Says why a table of `steps` and `index` bytes has no room, and which of its limits to change.
+    fn too_large(&self, config: &TableConfig, steps: u64, index: u64) -> String {
+        let left = self.kept.left();
+        let advice = match (left.saturating_sub(index), config.capacity_bytes) {
+            (0, _) => "lower capacity".to_owned(),
+            (most, 0) => format!(
+                "set capacity_bytes to at most {most} (unset it keeps room for capacity steps that do not pack), lower \
+                 capacity"
+            ),
+            (most, _) => format!("lower capacity_bytes to at most {most}, or capacity"),
+        };
+        format!(
+            "its index takes {index} bytes and its steps up to {steps}, and of the {} for tables and parameters there \
+             are {left} left: {advice}, or raise the memory's max_bytes",
+            self.kept.limit()
+        )
     }
 
     /// The table of that name.
@@ -168,21 +187,20 @@ impl Memory {
         Ok(())
     }
 
-    /// Counts a receive buffer against the byte limit until the reservation is dropped; `None` while there is no
-    /// room: wait on [`Self::receive_room`], made before, and try again.
-    pub fn reserve_receive(&self, bytes: u64) -> Option<Reservation> {
-        self.received.reserve(bytes)
+    /// Room for the frames of connections that have opened a writer.
+    pub fn receiving_pushes(&self) -> &ReceiveRoom {
+        &self.receiving_pushes
     }
 
-    /// Hears of the next bytes that come back to the limit.
-    pub fn receive_room(&self) -> EventListener {
-        self.received.returned()
+    /// Room for the frames of all other connections. What is received here is answered without waiting for anything.
+    pub fn receiving_others(&self) -> &ReceiveRoom {
+        &self.receiving_others
     }
 
     /// Counters and gauges of everything: `incarnation` (16 hexadecimal digits), `uptime_s`, `max_bytes`,
-    /// `reserved_bytes` (tables at their capacity, and parameters), `receive_bytes` (receive buffers), `bytes` (held
-    /// by tables),
-    /// `tables` (name to [`Table::stats`]) and `parameters` (name to version and bytes).
+    /// `reserved_bytes` (tables at their capacity with their indexes, and parameters), `receive_bytes` (receive
+    /// buffers), `bytes` (held by tables), `tables` (name to [`Table::stats`]) and `parameters` (name to version and
+    /// bytes).
     pub fn stats(&self) -> Value {
         let tables: Vec<_> = {
             let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +216,7 @@ impl Memory {
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "max_bytes": self.limits.max_bytes,
             "reserved_bytes": self.kept.reserved(),
-            "receive_bytes": self.received.reserved(),
+            "receive_bytes": self.receiving_pushes.reserved() + self.receiving_others.reserved(),
             "bytes": bytes,
             "tables": tables,
             "parameters": self.parameters.stats(),

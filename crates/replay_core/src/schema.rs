@@ -123,8 +123,8 @@ pub struct TableConfig {
     pub columns: Vec<Column>,
     /// Steps it holds before the oldest chunk is evicted; at most 2^24.
     pub capacity: u64,
-    /// Bytes it holds before the oldest chunk is evicted; 0 derives the bytes of `capacity`
-    /// unpacked steps.
+    /// Bytes of steps it holds before the oldest chunk is evicted: as stored, and [`Self::CHUNK_BYTES`] for each chunk.
+    /// 0 derives it from `capacity` unpacked steps, each a chunk. Its index comes on top, see `Table::index_bytes`.
     #[serde(default)]
     pub capacity_bytes: u64,
     /// How items are chosen.
@@ -137,7 +137,7 @@ pub struct TableConfig {
     /// Base-2 logarithm of the smallest difference of two stored priorities, after the exponent.
     #[serde(default = "default_priority_unit_log2")]
     pub priority_unit_log2: i32,
-    /// An item is removed after it was drawn this often; 0 is never.
+    /// An item is removed after it was drawn this often; 0 is never. At least `samples_per_insert`.
     #[serde(default)]
     pub max_times_sampled: u32,
     /// Items needed before the first draw.
@@ -179,6 +179,8 @@ impl TableConfig {
     pub const MAX_CAPACITY: u64 = 1 << 24;
     /// Most bytes of one unpacked step.
     pub const MAX_STEP_BYTES: u64 = 1 << 28;
+    /// Bytes that a chunk counts for beside its steps as stored: what is kept about it.
+    pub const CHUNK_BYTES: u64 = 512;
 
     /// A table with the defaults of every other field.
     pub fn new(name: impl Into<String>, columns: Vec<Column>, capacity: u64) -> Self {
@@ -274,6 +276,14 @@ impl TableConfig {
                 self.samples_per_insert
             ));
         }
+        if self.max_times_sampled > 0 && self.samples_per_insert > f64::from(self.max_times_sampled)
+        {
+            return refuse(format!(
+                "samples_per_insert {} is more than max_times_sampled {}: no item is drawn that often, and writers would \
+                 wait for ever; lower the one or raise the other",
+                self.samples_per_insert, self.max_times_sampled
+            ));
+        }
         if !(self.slack.is_finite() && self.slack >= 0.0) {
             return refuse(format!("slack is 0 or more, got {}", self.slack));
         }
@@ -300,13 +310,14 @@ impl TableConfig {
             .sum::<usize>()
     }
 
-    /// The byte limit in force: `capacity_bytes`, or what `capacity` unpacked steps take.
+    /// The byte limit in force: `capacity_bytes`, or what `capacity` unpacked steps take, each a chunk.
     pub fn effective_capacity_bytes(&self) -> u64 {
         if self.capacity_bytes > 0 {
             return self.capacity_bytes;
         }
         let raw: u64 = self.columns.iter().map(|c| c.bytes() as u64).sum();
-        self.capacity.saturating_mul(raw + self.row_bytes() as u64)
+        self.capacity
+            .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
     /// Says how `asked` differs from this definition, field by field; `None` when they agree.

@@ -66,11 +66,11 @@ impl Server {
     /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
-        let receive_bytes = memory.limits().receive_bytes;
-        if config.max_frame_bytes > receive_bytes {
+        let longest = memory.limits().receive_bytes / 2;
+        if config.max_frame_bytes > longest {
             return Err(Error::Config(format!(
-                "max_frame_bytes is {}, but the memory receives at most {receive_bytes} bytes at a time: lower the \
-                 one, or make the memory with a higher receive_bytes",
+                "max_frame_bytes is {}, but the memory receives frames of at most {longest} bytes: lower the one, or \
+                 make the memory with a higher receive_bytes",
                 config.max_frame_bytes
             )));
         }
@@ -336,6 +336,7 @@ impl Server {
                 what: "the number of connections (max_connections)",
                 size: u64::from(self.max_connections) + 1,
                 limit: self.max_connections.into(),
+                advice: "close others, or start the server with a larger --max-connections",
             };
             connection.refuse(stream, &reason).await;
             return Err(reason);

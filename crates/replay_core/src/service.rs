@@ -90,8 +90,12 @@ impl Service {
                 ReplyBody::Done
             }
             RequestBody::DropTable(name) => self.drop_table(name)?,
-            RequestBody::OpenWriter(open) => {
-                ReplyBody::Writer(self.memory.table(&open.table)?.open_writer(open)?)
+            RequestBody::OpenWriter { open, resume } => {
+                let table = self.memory.table(&open.table)?;
+                ReplyBody::Writer(match resume {
+                    true => table.resume_writer(open)?,
+                    false => table.open_writer(open)?,
+                })
             }
             RequestBody::Push(push) => match self.memory.table(&push.table)?.try_push(push)? {
                 Attempt::Ready(steps) => ReplyBody::Pushed { steps },
@@ -190,6 +194,7 @@ impl Service {
                 what: "a drawn batch, in bytes of rows alone,",
                 size: bytes,
                 limit: self.max_frame_bytes,
+                advice: "draw fewer items at a time, or start the server with a larger --max-frame-bytes",
             });
         }
         Ok(match table.try_sample(request, last)? {

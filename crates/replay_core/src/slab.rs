@@ -91,6 +91,11 @@ impl<T> Slab<T> {
         }
     }
 
+    /// Bytes that `capacity` slots allocate.
+    pub fn bytes(capacity: u32) -> u64 {
+        u64::from(capacity) * size_of::<Slot<T>>() as u64
+    }
+
     /// Number of slots.
     pub fn capacity(&self) -> u32 {
         self.slots.len() as u32

@@ -1,19 +1,72 @@
-//! Atomics and cells, from `std` or, with the cargo feature `loom`, from loom, which runs a model under every
-//! interleaving and every value a weak memory may show. Only `sum_tree` and `slab` stand on this module: the
-//! rest of the crate is compiled with the feature, never run under it.
+//! Atomics, cells and a queue, from `std` and crossbeam or, with the cargo feature `loom`, from loom, which runs a
+//! model under every interleaving and every value a weak memory may show. Only `sum_tree`, `slab` and `table::items`
+//! stand on this module: the rest of the crate is compiled with the feature, never run under it.
 
 #[cfg(not(feature = "loom"))]
 pub use std::{
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence},
     thread,
 };
+
+#[cfg(not(feature = "loom"))]
+pub use crossbeam_queue::ArrayQueue;
 
 #[cfg(feature = "loom")]
 pub use loom::{
     cell::UnsafeCell,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence},
     thread,
 };
+
+/// Crossbeam's queue as a model sees it, since loom knows nothing of crossbeam's atomics: a lock orders who pops a
+/// value after who pushed it.
+#[cfg(feature = "loom")]
+#[derive(Debug)]
+pub struct ArrayQueue<T> {
+    values: loom::sync::Mutex<std::collections::VecDeque<T>>,
+    capacity: usize,
+}
+
+#[cfg(feature = "loom")]
+impl<T> ArrayQueue<T> {
+    /// An empty queue with room for `capacity` values.
+    pub fn new(capacity: usize) -> Self {
+        ArrayQueue {
+            values: loom::sync::Mutex::default(),
+            capacity,
+        }
+    }
+
+    /// Appends a value.
+    ///
+    /// # Errors
+    /// Hands the value back when the queue is full.
+    pub fn push(&self, value: T) -> Result<(), T> {
+        let mut values = self.values.lock().expect("no thread panics with the lock");
+        if values.len() == self.capacity {
+            return Err(value);
+        }
+        values.push_back(value);
+        Ok(())
+    }
+
+    /// Takes the oldest value.
+    pub fn pop(&self) -> Option<T> {
+        let mut values = self.values.lock().expect("no thread panics with the lock");
+        values.pop_front()
+    }
+
+    /// Values in it.
+    pub fn len(&self) -> usize {
+        let values = self.values.lock().expect("no thread panics with the lock");
+        values.len()
+    }
+
+    /// Whether there is no value in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
 
 /// `std`'s cell behind loom's interface.
 #[cfg(not(feature = "loom"))]
@@ -58,6 +111,8 @@ pub mod fault {
     //! Faults that the loom models put in to show that they would be found. Without the feature `loom` no
     //! fault can be put in, and what asks for one is compiled away.
 
+    use super::Ordering;
+
     /// A mistake that a model has to find.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Fault {
@@ -69,6 +124,26 @@ pub mod fault {
         BlindUpdate,
         /// The slab looks at a slot, then counts the pin, where it has to do both at once.
         LateCount,
+        /// A table writes an item's metadata without ordering them after the end of the slot's last item.
+        UnorderedMetadata,
+        /// A draw takes what it has pinned without asking whether the drawn item is still there.
+        UnconfirmedPin,
+        /// A draw is counted for whichever item has the slot now.
+        ForeignClaim,
+        /// A table offers a new item's draws without publishing its mass.
+        EarlyDraws,
+        /// A table looks for batches once, before the mass, where one may begin in between.
+        OneLook,
+    }
+
+    /// `ordering`, or none at all if `fault` was put in.
+    #[inline(always)]
+    pub fn weakened(fault: Fault, ordering: Ordering) -> Ordering {
+        if injected(fault) {
+            Ordering::Relaxed
+        } else {
+            ordering
+        }
     }
 
     /// Whether `fault` was put in.

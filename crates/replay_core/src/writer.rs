@@ -77,7 +77,8 @@ impl Writer {
     /// Opens a writer of `table`, whose items have the windows of `view`.
     ///
     /// # Errors
-    /// Those of the replay, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range.
+    /// Those of the replay, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range
+    /// or pushes that the table could not hold.
     pub fn open(
         replay: &dyn Replay,
         table: &str,
@@ -95,7 +96,8 @@ impl Writer {
     /// A writer over a channel that `open_channel` opens, for the table of this definition.
     ///
     /// # Errors
-    /// Those of `open_channel`, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range.
+    /// Those of `open_channel`, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range
+    /// or pushes that the table could not hold.
     pub fn over_channel(
         config: Arc<TableConfig>,
         streams: u32,
@@ -107,14 +109,13 @@ impl Writer {
         if streams == 0 {
             return Err(Error::Config("a writer needs at least one stream".into()));
         }
-        // A step may add a final row to a full chunk, and a chunk has to fit the table.
-        let most = (config.capacity - 1).clamp(1, 65_536);
-        if !(1..=most).contains(&u64::from(options.chunk_steps)) {
+        if !(1..=65_536).contains(&options.chunk_steps) {
             return Err(Error::Config(format!(
-                "a writer's chunk_steps is 1 to {most} for table {:?}, got {}",
-                config.name, options.chunk_steps
+                "a writer's chunk_steps is 1 to 65536, got {}",
+                options.chunk_steps
             )));
         }
+        check_pushes_fit(&config, streams, options.chunk_steps)?;
         let channel = open_channel(OpenWriter {
             table: config.name.clone(),
             writer: rand::random(),
@@ -266,4 +267,34 @@ impl Writer {
         }
         self.counters.items += (self.items.len() - items_before) as u64;
     }
+}
+
+/// Checks that the table takes a push of full chunks, which carries one of each stream.
+fn check_pushes_fit(config: &TableConfig, streams: u32, chunk_steps: u32) -> Result<()> {
+    let refuse = |pushed: String, held: String| {
+        Err(Error::Config(format!(
+            "a writer of {streams} streams with chunk_steps {chunk_steps} pushes {pushed} at once, and table {:?} \
+             holds {held}: take fewer streams, a smaller chunk_steps, or a table with a larger capacity",
+            config.name
+        )))
+    };
+    let streams = u64::from(streams);
+    // A step may add a final row to a chunk that is almost full.
+    let rows = streams * (u64::from(chunk_steps) + 1);
+    if rows > config.capacity {
+        return refuse(format!("up to {rows} steps"), config.capacity.to_string());
+    }
+    // Blobs come on top, but nobody knows how small they will be.
+    let step = streams.saturating_mul(config.row_bytes() as u64);
+    let bytes = step
+        .saturating_mul(u64::from(chunk_steps))
+        .min(step.max(FULL_BYTES as u64));
+    let capacity = config.effective_capacity_bytes();
+    if bytes > capacity {
+        return refuse(
+            format!("{bytes} bytes and more"),
+            format!("{capacity} bytes"),
+        );
+    }
+    Ok(())
 }

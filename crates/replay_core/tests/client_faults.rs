@@ -2,12 +2,13 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use replay_core::client::{Client, ConnectOptions, connect};
 use replay_core::error::{Error, ErrorCode};
-use replay_core::replay::{PushChannel, Replay, UpdateReceipt, Wait};
-use replay_core::schema::TableConfig;
+use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
+use replay_core::schema::{Sampler, TableConfig};
 use replay_core::server::RunningServer;
 use support::*;
 
@@ -163,6 +164,7 @@ fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
         matches!(error, Error::TooLarge { limit: 65536, .. }),
         "{error}"
     );
+    assert!(error.to_string().contains("--max-frame-bytes"), "{error}");
     pushes.push(steps(0, 5), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
     assert_eq!(drain(&client, "steps"), [0, 1, 2, 3, 4]);
@@ -215,6 +217,10 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     assert!(drain(&client, "limited").is_empty());
 }
 
+fn keys(sampled: &Sampled) -> Vec<u64> {
+    sampled.items.iter().map(|item| item.key).collect()
+}
+
 /// A Unix socket at which one server after the other is started.
 struct Place {
     folder: tempfile::TempDir,
@@ -229,51 +235,61 @@ impl Place {
 
     fn serve(&self) -> RunningServer {
         let address = format!("unix://{}/replay.sock", self.folder.path().display());
-        serve(&[&address], |config| config.tables = vec![queue("steps")])
+        let replay = TableConfig {
+            sampler: Sampler::Prioritized,
+            max_times_sampled: 0,
+            ..queue("replay")
+        };
+        serve(&[&address], |config| {
+            config.tables = vec![queue("steps"), replay]
+        })
     }
 }
 
 #[test]
 fn keys_of_a_server_that_was_started_again_are_stale() {
+    const ITEMS: u32 = 10;
     let place = Place::new();
     let server = place.serve();
     let client = client(&server);
-    let fill = |id| {
-        let mut pushes = client.open_writer(writer("steps", id), &soon()).unwrap();
-        pushes.push(steps(0, 10), &soon()).unwrap();
+    let fill = || {
+        let mut pushes = client.open_writer(writer("replay", 1), &soon()).unwrap();
+        pushes.push(steps(0, ITEMS), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
     };
-    fill(1);
-    let old = client.sample(&draw("steps", 3), &soon()).unwrap();
-    let old: Vec<u64> = old.items.iter().map(|item| item.key).collect();
+    // Items of the same mass, as many as are drawn: one from each stratum.
+    let all = draw("replay", ITEMS);
+    fill();
+    let old = keys(&client.sample(&all, &soon()).unwrap());
     drop(server);
 
     let _server = place.serve();
-    fill(1);
-    let mut batches = client.sampler(draw("steps", 4), 1).unwrap();
-    let new = batches.next(&soon()).unwrap();
-    let new: Vec<u64> = new.items.iter().map(|item| item.key).collect();
-    assert!(old.iter().all(|key| !new.contains(key)));
-    let (keys, priorities) = ([old.clone(), new].concat(), [1.0; 7]);
+    fill();
+    let mut batches = client.sampler(all.clone(), 1).unwrap();
+    let new = keys(&batches.next(&soon()).unwrap());
+    let at_the_server = |keys: &[u64]| keys.iter().map(|key| key & ((1 << 49) - 1)).collect();
+    let same: [BTreeSet<u64>; 2] = [&old, &new].map(|keys| at_the_server(keys));
+    assert_eq!(same[0].len(), ITEMS as usize);
+    assert_eq!(same[0], same[1], "the newcomers have the old items' keys");
+
+    // The old items' priorities would take the newcomers' mass.
+    let priorities = [[1.0; ITEMS as usize], [0.0; ITEMS as usize]].concat();
     let receipt = client
-        .update_priorities("steps", &keys, &priorities, &soon())
+        .update_priorities("replay", &[new, old.clone()].concat(), &priorities, &soon())
         .unwrap();
-    // A queue's items are gone when they are drawn: all are stale, three of them without being sent.
     assert_eq!(
         receipt,
         UpdateReceipt {
-            applied: 0,
-            stale: 7
+            applied: ITEMS,
+            stale: ITEMS
         }
     );
-    assert_eq!(
-        client
-            .report_corrupt("steps", old[0], "x", &soon())
-            .unwrap(),
-        None
-    );
-    // The sampler has its next batch under way.
-    assert_eq!(drain(&client, "steps"), [8, 9]);
+    for key in old {
+        let writer = client.report_corrupt("replay", key, "x", &soon()).unwrap();
+        assert_eq!(writer, None);
+    }
+    let left = client.sample(&all, &soon()).unwrap();
+    assert_eq!(left.live_items, u64::from(ITEMS));
 }
 
 #[test]
@@ -291,9 +307,26 @@ fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
         let error = pushes.push(steps(10, 10), &soon()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Expired, "{error}");
         assert!(
-            error.to_string().contains("without the last 1 pushes"),
+            error.to_string().contains("had acknowledged 1 pushes"),
             "{error}"
         );
+    }
+    assert!(drain(&client, "steps").is_empty());
+}
+
+#[test]
+fn a_writer_is_not_opened_anew_behind_its_back() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    drop(server);
+
+    // The client has no acknowledgement, but the answer to a push may have been on its way.
+    let _server = place.serve();
+    for _ in 0..2 {
+        let error = pushes.push(steps(0, 10), &soon()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Expired, "{error}");
     }
     assert!(drain(&client, "steps").is_empty());
 }
@@ -373,4 +406,30 @@ fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
     drop(server);
     let error = batches.next(&one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
+}
+
+#[test]
+fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    std::thread::scope(|scope| {
+        let drawn = scope.spawn(|| {
+            let mut batches = client.sampler(draw("steps", 4), 2).unwrap();
+            numbers(&batches.next(&soon()).unwrap())
+        });
+        let stats = || server.server().service().stats();
+        while stats()["tables"]["steps"]["blocked_draws"] == 0 {
+            std::thread::yield_now();
+        }
+        server.shut_down();
+        server.wait().unwrap();
+
+        let server = place.serve();
+        let filling = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
+        let mut pushes = filling.open_writer(writer("steps", 1), &soon()).unwrap();
+        pushes.push(steps(0, 10), &soon()).unwrap();
+        pushes.close(&soon()).unwrap();
+        assert_eq!(drawn.join().unwrap(), [0, 1, 2, 3]);
+    });
 }

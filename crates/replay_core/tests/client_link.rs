@@ -137,7 +137,7 @@ fn a_token_is_not_proved_to_a_server_that_does_not_know_it() {
         (
             None,
             with_token as fn(&str, [u8; 32]) -> Challenge,
-            "asks for a token",
+            "pass one, or set the environment variable INNET_TOKEN",
         ),
         (Some("other"), with_token, "another token"),
         (

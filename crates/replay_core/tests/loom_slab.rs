@@ -85,7 +85,8 @@ fn a_pin_keeps_the_value() {
             }
         });
         let reader = spawn(&slab, move |slab| read(slab, old));
-        assert!([None, Some(7)].contains(&reader.join().unwrap()));
+        let seen = reader.join().unwrap();
+        assert!([None, Some(7)].contains(&seen), "read another value");
         let new = evictor.join().unwrap();
         assert_eq!(read(&slab, old), None);
         if let Some(new) = new {
@@ -104,7 +105,7 @@ fn a_pinned_value_outlives_its_slot() {
 }
 
 #[test]
-#[should_panic]
+#[should_panic = "read another value"]
 fn a_pin_counted_after_the_look_is_found() {
     inject(Fault::LateCount);
     a_pin_keeps_the_value();

@@ -86,16 +86,19 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         name().prop_map(RequestBody::DescribeTable),
         name().prop_map(RequestBody::EmptyTable),
         name().prop_map(RequestBody::DropTable),
-        (name(), any::<u64>(), name(), any::<(u32, u16, u16)>()).prop_map(
-            |(table, writer, name, (streams, window_before, window_after))| {
-                RequestBody::OpenWriter(OpenWriter {
-                    table,
-                    writer,
-                    name,
-                    streams,
-                    window_before,
-                    window_after,
-                })
+        (name(), any::<u64>(), name(), any::<(u32, u16, u16, bool)>()).prop_map(
+            |(table, writer, name, (streams, window_before, window_after, resume))| {
+                RequestBody::OpenWriter {
+                    open: OpenWriter {
+                        table,
+                        writer,
+                        name,
+                        streams,
+                        window_before,
+                        window_after,
+                    },
+                    resume,
+                }
             }
         ),
         push().prop_map(RequestBody::Push),

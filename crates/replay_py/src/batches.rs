@@ -14,10 +14,14 @@ use replay_core::replay::{SampleChannel, Wait};
 use crate::batch::PyBatch;
 use crate::draw::{Draw, Drawn};
 use crate::handle::Handle;
+use crate::turns::Turns;
 use crate::{error, wait};
 
 /// Requests under way at a server at a time: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
+
+/// What errors call it.
+const WHAT: &str = "iterator of batches";
 
 /// An iterator over batches that ends only with an error or `close`.
 #[pyclass(name = "Batches", module = "innet_drl", frozen)]
@@ -57,9 +61,9 @@ impl Beta {
 /// Where the next batch comes from.
 enum Source {
     /// Drawn and decoded when it is asked for.
-    Direct(Mutex<Direct>),
+    Direct(Turns<Direct>),
     /// Decoded ahead.
-    Ahead(Mutex<Ahead>),
+    Ahead(Turns<Ahead>),
 }
 
 struct Direct {
@@ -82,16 +86,17 @@ impl PyBatches {
             let in_flight = IN_FLIGHT.min(prefetch).max(1);
             let channel = draw.replay.sampler(draw.request.clone(), in_flight)?;
             if prefetch == 0 {
-                return Ok(Source::Direct(Mutex::new(Direct { draw, channel })));
+                let direct = Direct { draw, channel };
+                return Ok(Source::Direct(Turns::new(WHAT, direct)));
             }
             let ahead = Ahead::start(draw, channel, prefetch, first_beta)?;
-            Ok(Source::Ahead(Mutex::new(ahead)))
+            Ok(Source::Ahead(Turns::new(WHAT, ahead)))
         };
         let source = py
             .detach(start)
             .map_err(|error| error::to_python(py, error))?;
         Ok(PyBatches {
-            source: Handle::new("iterator of batches", Arc::new(source)),
+            source: Handle::new(WHAT, Arc::new(source)),
             beta,
             timeout,
             description,
@@ -111,21 +116,19 @@ impl PyBatches {
         let deadline = wait::deadline(py, self.timeout)?;
         let drawn = wait::blocking(py, deadline, |wait| match &*source {
             Source::Direct(direct) => {
-                let mut direct = direct.lock().unwrap_or_else(PoisonError::into_inner);
-                let sampled = direct.channel.next(wait)?;
-                direct.draw.decode(sampled, beta)
+                let mut turn = direct.take(wait)?;
+                let Direct { draw, channel } = &mut *turn;
+                draw.next(wait, || beta, |wait| channel.next(wait))
             }
-            Source::Ahead(ahead) => ahead
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .next(beta, wait),
+            Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
         })?;
         PyBatch::new(py, drawn.delivered()).map(Some)
     }
 
     /// Stops drawing ahead and waits for the background thread.
     ///
-    /// Batches that were not handed out do not count as drawn.
+    /// In process, batches that were not handed out do not count for the rate limiter: dropped, a `Drawn` gives
+    /// its credit back. A server has counted what it has sent, and has no way to hear that it was not wanted.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
         py.detach(|| drop(source));
@@ -256,10 +259,8 @@ fn decode_ahead(
             deadline: Some(Instant::now() + 2 * Wait::CHECK_EVERY),
             interrupted: &stopped,
         };
-        let result = channel.next(&wait).and_then(|sampled| {
-            let beta = f64::from_bits(shared.beta.load(Ordering::Relaxed));
-            draw.decode(sampled, beta)
-        });
+        let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
+        let result = draw.next(&wait, beta, |wait| channel.next(wait));
         match result {
             Err(error) if error.code() == ErrorCode::Deadline => {
                 let reason = match error {

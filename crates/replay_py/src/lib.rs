@@ -9,7 +9,8 @@
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
 //! | `server` | `Server` and `connect` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
-//! | `wait`, `handle`, `error`, `log` | deadlines and Ctrl-C; closing and forks; exceptions; log lines |
+//! | `wait`, `turns` | deadlines and Ctrl-C, also where threads share a value |
+//! | `handle`, `error`, `log` | closing and forks; exceptions; log lines |
 //!
 //! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
 
@@ -29,6 +30,7 @@ mod parameters;
 mod replay;
 mod server;
 mod table;
+mod turns;
 mod view;
 mod wait;
 mod writer;

@@ -310,10 +310,11 @@ impl PyReplay {
             deadline,
         )?;
         let drawn = wait::blocking(py, deadline, |wait| {
-            let drawn = draw
-                .replay
-                .sample(&draw.request, wait)
-                .and_then(|sampled| draw.decode(sampled, beta));
+            let drawn = draw.next(
+                wait,
+                || beta,
+                |wait| draw.replay.sample(&draw.request, wait),
+            );
             // Another client may have made a table of this name anew, with other columns.
             let code = drawn.as_ref().err().map(Error::code);
             if matches!(code, Some(ErrorCode::UnknownTable | ErrorCode::Corrupt)) {

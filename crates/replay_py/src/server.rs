@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
+use replay_core::auth;
 use replay_core::client::{Client, ConnectOptions};
 use replay_core::config::{Secret, ServerConfig};
 use replay_core::memory::Memory;
@@ -145,6 +146,11 @@ pub fn connect(
     log::start(py)?;
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
+    // An empty token is none, also where the environment has one.
+    let token = match token {
+        Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
+        None => auth::environment_token(),
+    };
     let options = ConnectOptions {
         token,
         tls_ca,

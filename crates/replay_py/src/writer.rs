@@ -1,18 +1,22 @@
 //! `Writer`: one `append` a step, one row a stream.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::replay::Replay;
+use replay_core::error::Result;
+use replay_core::replay::{Replay, Wait};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
-use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterOptions};
+use replay_core::writer::{
+    FinalObservations, StepBatch, Values, Writer, WriterCounters, WriterOptions,
+};
 
 use crate::array::{self, Input, Meant};
 use crate::handle::Handle;
+use crate::turns::Turns;
 use crate::{error, wait};
 
 /// How long the end of a `with` block that failed waits for what the writer still holds.
@@ -21,12 +25,31 @@ const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Writes the steps of `streams` environments: one `append` a step, one row a stream.
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
-    writer: Handle<Arc<Mutex<Writer>>>,
+    writer: Handle<Arc<Shared>>,
     config: Arc<TableConfig>,
     name: String,
     streams: usize,
     /// `final_` and the name of the view's observation.
     final_observation: Option<String>,
+}
+
+/// The writer, and what it had done when its last append ended: to be read while the next one waits.
+struct Shared {
+    turns: Turns<Writer>,
+    counters: Mutex<WriterCounters>,
+}
+
+impl Shared {
+    fn append(&self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
+        let mut writer = self.turns.take(wait)?;
+        writer.append(step, wait)?;
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = writer.counters();
+        Ok(())
+    }
+
+    fn counters(&self) -> WriterCounters {
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl PyWriter {
@@ -47,8 +70,12 @@ impl PyWriter {
             })?;
             Ok((config, writer))
         })?;
+        let shared = Shared {
+            turns: Turns::new("writer", writer),
+            counters: Mutex::default(),
+        };
         Ok(PyWriter {
-            writer: Handle::new("writer", Arc::new(Mutex::new(writer))),
+            writer: Handle::new("writer", Arc::new(shared)),
             config,
             name,
             streams: streams as usize,
@@ -154,10 +181,6 @@ fn values(input: &Input) -> Values<'_> {
     }
 }
 
-fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
-    writer.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[pymethods]
 impl PyWriter {
     /// Appends one row to every stream.
@@ -235,7 +258,7 @@ impl PyWriter {
                 q: q.as_ref().map(values),
                 priority: priority.as_deref(),
             };
-            lock(&writer).append(&step, wait)
+            writer.append(&step, wait)
         })
     }
 
@@ -244,7 +267,7 @@ impl PyWriter {
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
         let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| lock(&writer).flush(wait))
+        wait::blocking(py, deadline, |wait| writer.turns.take(wait)?.flush(wait))
     }
 
     /// Flushes and ends the writer. Windows that are still open never become items.
@@ -252,21 +275,19 @@ impl PyWriter {
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
         let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| lock(&writer).close(wait))
+        wait::blocking(py, deadline, |wait| writer.turns.take(wait)?.close(wait))
     }
 
     /// Steps appended, over all streams, without final rows.
     #[getter]
     fn steps(&self, py: Python<'_>) -> PyResult<u64> {
-        let writer = self.writer.get(py)?;
-        Ok(py.detach(|| lock(&writer).counters().steps))
+        Ok(self.writer.get(py)?.counters().steps)
     }
 
     /// Items made.
     #[getter]
     fn items(&self, py: Python<'_>) -> PyResult<u64> {
-        let writer = self.writer.get(py)?;
-        Ok(py.detach(|| lock(&writer).counters().items))
+        Ok(self.writer.get(py)?.counters().items)
     }
 
     /// Windows that never became items.
@@ -274,8 +295,7 @@ impl PyWriter {
     /// After a reset that no end announced, or a truncation without final row.
     #[getter]
     fn dropped_windows(&self, py: Python<'_>) -> PyResult<u64> {
-        let writer = self.writer.get(py)?;
-        let counters = py.detach(|| lock(&writer).counters());
+        let counters = self.writer.get(py)?.counters();
         Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
     }
 

@@ -237,6 +237,15 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_a_configuration_can_be_used() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/server.toml");
+        let config = flags(&["--config", path]).config(None).unwrap();
+        config.validate().unwrap();
+        let tables: Vec<&str> = config.tables.iter().map(|t| t.name.as_str()).collect();
+        assert_eq!((config.listen.len(), tables), (2, vec!["apex"]));
+    }
+
+    #[test]
     fn what_cannot_be_used_is_named() {
         let error = |arguments: &[&str]| flags(arguments).config(None).unwrap_err().to_string();
         assert!(error(&["--config=/nowhere/a.toml"]).contains("/nowhere/a.toml"));

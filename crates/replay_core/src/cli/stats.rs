@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde_json::Value;
 
+use crate::auth;
 use crate::client::{Client, ConnectOptions};
 use crate::error::{Error, Result};
 use crate::net::Address;
@@ -40,7 +41,7 @@ pub struct Flags {
 pub fn run(flags: &Flags) -> Result<()> {
     let wait = Wait::until(Some(Instant::now() + PATIENCE));
     let options = ConnectOptions {
-        token: token(flags, std::env::var("INNET_TOKEN").ok())?,
+        token: token(flags, auth::environment_token())?,
         tls_ca: flags.tls_ca.clone(),
         connect_timeout: PATIENCE,
         ..ConnectOptions::default()

@@ -164,18 +164,29 @@ impl Dialer {
         }
     }
 
-    /// Adds what a handshake that ends in an odd way often means: a server with TLS answers plain bytes with
-    /// a few of its own and hangs up.
+    /// Adds what a handshake that ends in an odd way often means: something else answers there, or a server with
+    /// TLS, which answers plain bytes with a few of its own and hangs up.
     fn explain(&self, error: Error) -> Error {
-        if self.tls.is_some() || matches!(self.address, Address::Unix { .. }) {
-            return error;
-        }
-        let hint = "; is it an innet-replay server, and one without TLS (that would be innets://)?";
+        let hint = match self.address {
+            Address::Tcp { tls: false, .. } => {
+                "is it an innet-replay server, and one without TLS (that would be innets://)?"
+            }
+            _ => "is it an innet-replay server?",
+        };
         match error {
-            Error::Protocol(reason) => Error::Protocol(reason + hint),
+            Error::Protocol(reason) => Error::Protocol(format!("{reason}; {hint}")),
             Error::Disconnected { address, reason } => Error::Disconnected {
                 address,
-                reason: reason + hint,
+                reason: format!("{reason}; {hint}"),
+            },
+            // No handshake is as long: these lengths are another protocol's first bytes.
+            Error::TooLarge {
+                what, size, limit, ..
+            } => Error::TooLarge {
+                what,
+                size,
+                limit,
+                advice: hint,
             },
             other => other,
         }

@@ -82,12 +82,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         let refuse = |reason: String| Err(Error::Authentication(reason));
         let proof = match (token, challenge.proof) {
             (None, _) if challenge.token_needed => {
-                return refuse(format!("{peer} asks for a token, and none was given"));
+                return refuse(format!(
+                    "{peer} asks for a token, and none was given: pass one, or set the environment variable INNET_TOKEN"
+                ));
             }
             (None, _) => None,
             (Some(_), None) => {
                 return refuse(format!(
-                    "{peer} did not show that it knows the token: start it with the token, or connect without one"
+                    "{peer} did not show that it knows the token: start it with the token, or connect without one (INNET_TOKEN counts, too)"
                 ));
             }
             (Some(token), Some(proof)) => {
@@ -133,6 +135,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
                 what: "a request, in bytes,",
                 size: bytes,
                 limit: self.max_frame_bytes,
+                advice: "send less at a time (a writer: fewer streams or a smaller chunk_steps), or start the server with a larger --max-frame-bytes",
             });
         }
         Ok(())

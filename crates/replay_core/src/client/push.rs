@@ -78,7 +78,11 @@ impl Pushes {
     /// still has under way.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
-        let body = RequestBody::OpenWriter(self.open.clone());
+        let body = RequestBody::OpenWriter {
+            open: self.open.clone(),
+            // Epochs count from 1: the server has acknowledged this writer before.
+            resume: self.epoch > 0,
+        };
         let opened = match connection.call(&self.dialer, wait, body)? {
             ReplyBody::Writer(opened) => opened,
             other => return Err(unexpected(&other)),
@@ -92,7 +96,20 @@ impl Pushes {
     }
 
     fn connect_again(&mut self, wait: &Wait<'_>) -> Result<()> {
-        let opened = self.connect(wait)?;
+        let opened = match self.connect(wait) {
+            // Nobody knows any more which of the pending pushes were applied.
+            Err(Error::Remote {
+                code: ErrorCode::Expired,
+                message,
+            }) => {
+                let (acknowledged, pending) = (self.applied, self.pending.len());
+                let told = format!(
+                    "{message}; it had acknowledged {acknowledged} pushes, {pending} more may be lost"
+                );
+                return Err(self.fail(ErrorCode::Expired, told));
+            }
+            other => other?,
+        };
         if opened.last_sequence < self.applied {
             let writer = self.open.name.clone();
             let lost = self.applied - opened.last_sequence;

@@ -63,7 +63,7 @@ impl Samples {
                     return Ok(marked(sampled, stamp));
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                Err(_) if asked.earlier => {}
+                Err(error) if asked.earlier && !is_broken(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -139,6 +139,8 @@ impl SampleChannel for Samples {
                     self.broken_since = None;
                     return Ok(sampled);
                 }
+                // A server that is going away says so with an answer.
+                Err(error) if is_broken(&error) => error,
                 // The connection is as good as before: what is under way stays so.
                 Err(
                     error @ (Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted),

@@ -26,9 +26,9 @@
 //! # Metadata of a slot
 //!
 //! Who owns a dead slot writes the item's metadata beside the tree, then calls [`SumTree::activate`]. Who draws
-//! the slot sees that metadata, and may see a later owner's: metadata are atomics, stored with `Release`, and a
-//! reader calls [`SumTree::is_live`] with the drawn generation after it has loaded them. True means that all it
-//! loaded belongs to the item it has drawn.
+//! the slot sees that metadata, and may see a later owner's: metadata are atomics, stored after a `Release` fence,
+//! and a reader calls [`SumTree::is_live`] with the drawn generation after it has loaded them. True means that all
+//! it loaded belongs to the item it has drawn. [`crate::table::items`] holds to this.
 
 mod batch;
 mod draw;
@@ -82,22 +82,26 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             (1..=Self::MAX_CAPACITY).contains(&capacity),
             "a sum tree has 1 to 2^24 leaves, not {capacity}"
         );
-        let mut levels = Vec::new();
-        let mut nodes = capacity as usize;
-        loop {
-            nodes = nodes.div_ceil(FANOUT);
-            levels.push((0..nodes).map(|_| Node::new()).collect());
-            if nodes == 1 {
-                break;
-            }
-        }
+        let level = |nodes: usize| (0..nodes).map(|_| Node::new()).collect();
         SumTree {
-            levels: levels.into_boxed_slice(),
+            levels: Self::level_sizes(capacity).map(level).collect(),
             capacity,
             units_per_one: f64::from(-unit_log2).exp2(),
             with_mass: Counter(AtomicU64::new(0)),
             saturated: Counter(AtomicU64::new(0)),
         }
+    }
+
+    /// Bytes that a tree of `capacity` leaves allocates.
+    pub fn bytes(capacity: u32) -> u64 {
+        let nodes: usize = Self::level_sizes(capacity).sum();
+        (nodes * size_of::<Node<FANOUT>>()) as u64
+    }
+
+    /// Nodes of each level, from the leaves up to the root alone.
+    fn level_sizes(capacity: u32) -> impl Iterator<Item = usize> {
+        let above = |&nodes: &usize| (nodes > 1).then(|| nodes.div_ceil(FANOUT));
+        std::iter::successors(Some((capacity as usize).div_ceil(FANOUT)), above)
     }
 
     /// Number of leaves.
@@ -133,11 +137,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         let units = units.min(Self::MAX_UNITS);
         // Release: pairs with the Acquire fences of `descend` and `scan`. Later changes of the word are
         // read-modify-writes, which carry this release on.
-        let publication = if fault::injected(Fault::RelaxedPublication) {
-            Ordering::Relaxed
-        } else {
-            Ordering::Release
-        };
+        let publication = fault::weakened(Fault::RelaxedPublication, Ordering::Release);
         let dead = Leaf::from_word(word.fetch_add(Leaf::birth(units), publication));
         assert!(!dead.is_live(), "activate: slot {slot} is live");
         self.spread(slot, units);
@@ -161,8 +161,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Whether the item is still there, after everything the caller has loaded so far.
     pub fn is_live(&self, slot: u32, generation: u32) -> bool {
-        // A reader that has loaded a later owner's metadata (stored with Release) has to find the slot dead or
-        // taken: this fence pairs with that store, and the kill came before it.
+        // A reader that has loaded a later owner's metadata has to find the slot dead or taken: this fence pairs
+        // with the Release fence before the metadata were stored (`Items::insert`), and the kill came before that.
         fence(Ordering::Acquire);
         // Acquire: pairs with the Release in `activate`, for who reads metadata after this check.
         self.leaf(slot)

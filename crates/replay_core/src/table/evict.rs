@@ -31,7 +31,7 @@ impl Table {
         evicted: &mut Evicted,
     ) -> Room {
         if !push.items.is_empty()
-            && let Err(waits) = self.limiter.admit_insert(self.items.live())
+            && let Err(waits) = self.admit_push()
         {
             return Room::Blocked(waits);
         }

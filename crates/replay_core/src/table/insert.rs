@@ -35,7 +35,7 @@ impl Table {
             return Ok(Attempt::Ready(writer.steps));
         }
         if !push.body.items.is_empty()
-            && let Err(waits) = self.limiter.admit_insert(self.items.live())
+            && let Err(waits) = self.admit_push()
         {
             return Ok(self.blocked_push(waits));
         }
@@ -68,6 +68,18 @@ impl Table {
         writer.applied(prepared.rows);
         self.held.changed.notify(usize::MAX);
         Ok(Attempt::Ready(writer.steps))
+    }
+
+    /// Whether the rate limiter lets a push with items through, or a draw waits that only a push can help: it found
+    /// fewer draws left than it needs. `Err` says who is waited for.
+    pub(super) fn admit_push(&self) -> std::result::Result<(), String> {
+        let admitted = self.limiter.admit_insert(self.items.live());
+        // Hints both: whoever waits looks again soon.
+        let wanted = self.draws_wanted.load(Ordering::Relaxed);
+        if self.items.draws_left() < i64::from(wanted) {
+            return Ok(());
+        }
+        admitted
     }
 
     fn blocked_push<T>(&self, waits: String) -> Attempt<T> {

@@ -4,13 +4,10 @@
 //! reader draws a leaf (slot and generation), loads the words, pins what they name, and then asks the tree whether
 //! that generation is still live ([`Items::confirm`]): if so, every word was the drawn item's. Nobody locks.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
-
-use crossbeam_queue::ArrayQueue;
-
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
-use crate::sync::prefetch;
+use crate::sync::fault::{self, Fault};
+use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence, prefetch};
 
 const GENERATION_BITS: u32 = 25;
 const SLOT_BITS: u32 = 24;
@@ -75,6 +72,10 @@ struct Words {
 /// The low half of `Words::draws` once the item has died: no claim succeeds any more.
 const CLOSED: u64 = u32::MAX as u64;
 
+/// What a batch adds to `Items::batches` when it begins, and what it takes away when it ends.
+const BEGUN: u64 = 1 << 32;
+const UNDER_WAY: u64 = 1;
+
 /// One draw of an item that was counted.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
@@ -98,7 +99,8 @@ pub struct Items {
     /// With a limit: draws that live items have left and that no batch has reserved. Negative for a moment when
     /// items die whose draws were reserved.
     draws_left: AtomicI64,
-    /// With a limit: batches under way, which may hold the mass of items that they drew for the last time.
+    /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
+    /// mass of items that they drew for the last time.
     batches: AtomicU64,
 }
 
@@ -124,6 +126,13 @@ impl Items {
         }
     }
 
+    /// Bytes that `capacity` items allocate.
+    pub fn bytes(capacity: u32) -> u64 {
+        // The queue keeps a stamp beside each slot.
+        let queued = size_of::<(usize, u32)>();
+        <SumTree>::bytes(capacity) + u64::from(capacity) * (size_of::<Words>() + queued) as u64
+    }
+
     /// Items it has room for.
     pub fn capacity(&self) -> usize {
         self.words.len()
@@ -139,6 +148,11 @@ impl Items {
         self.live.load(Ordering::Relaxed)
     }
 
+    /// With a limit: draws that are left of live items, and not reserved.
+    pub fn draws_left(&self) -> i64 {
+        self.draws_left.load(Ordering::Relaxed)
+    }
+
     /// Makes an item with `units` of mass; `None` when no slot is free.
     pub fn insert(&self, window: Window, born: u64, units: u64) -> Option<ItemKey> {
         let slot = self.free.pop()?;
@@ -149,7 +163,9 @@ impl Items {
         let lifetime = (words.draws.load(Ordering::Relaxed) >> 32) as u32;
         // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
         // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
-        fence(Ordering::Release);
+        if !fault::injected(Fault::UnorderedMetadata) {
+            fence(Ordering::Release);
+        }
         words
             .oldest
             .store(window.oldest.to_bits(), Ordering::Relaxed);
@@ -162,9 +178,11 @@ impl Items {
         self.live.fetch_add(1, Ordering::Relaxed);
         // `activate` publishes the words (Release).
         let generation = self.tree.activate(slot, units);
-        // After it: a draw that is left has its mass in the tree.
-        self.draws_left
-            .fetch_add(i64::from(self.max_times_sampled), Ordering::Release);
+        // After it: a draw that is left has its mass in the tree. Pairs with the Acquire in `reserve_draws`.
+        self.draws_left.fetch_add(
+            i64::from(self.max_times_sampled),
+            fault::weakened(Fault::EarlyDraws, Ordering::Release),
+        );
         Some(ItemKey { slot, generation })
     }
 
@@ -191,7 +209,7 @@ impl Items {
 
     /// Whether the item was live after everything that this thread has loaded so far.
     pub fn confirm(&self, key: ItemKey) -> bool {
-        self.tree.is_live(key.slot, key.generation)
+        fault::injected(Fault::UnconfirmedPin) || self.tree.is_live(key.slot, key.generation)
     }
 
     /// Whether these key bits name a slot of this table.
@@ -201,23 +219,34 @@ impl Items {
 
     /// Whether no live item has mass, and none is about to get back what a batch under way holds of it. `own` is the
     /// number of batches of the caller that hold nothing.
-    pub fn without_mass(&self, own: u64) -> bool {
+    pub fn without_mass(&self, own: u32) -> bool {
+        if self.max_times_sampled == 0 {
+            return self.tree.live_with_mass() == 0;
+        }
         // Acquire: pairs with the Release in `end_batch`, so that the mass it put back is seen.
-        let alone = self.max_times_sampled == 0 || self.batches.load(Ordering::Acquire) == own;
-        alone && self.tree.live_with_mass() == 0
+        let batches = self.batches.load(Ordering::Acquire);
+        if batches as u32 != own || self.tree.live_with_mass() > 0 {
+            return false;
+        }
+        // Pairs with the Release fence in `begin_batch`: if a batch has taken the mass since, its beginning is seen.
+        fence(Ordering::Acquire);
+        fault::injected(Fault::OneLook) || self.batches.load(Ordering::Relaxed) == batches
     }
 
     /// Announces a batch of claims.
     pub fn begin_batch(&self) {
         if self.max_times_sampled > 0 {
-            self.batches.fetch_add(1, Ordering::Relaxed);
+            self.batches.fetch_add(BEGUN + UNDER_WAY, Ordering::Relaxed);
+            // Orders it before the claims. Pairs with the Acquire fence in `without_mass`.
+            fence(Ordering::Release);
         }
     }
 
     /// The batch has settled or undone its claims.
     pub fn end_batch(&self) {
         if self.max_times_sampled > 0 {
-            self.batches.fetch_sub(1, Ordering::Release);
+            // Pairs with the Acquire in `without_mass`.
+            self.batches.fetch_sub(UNDER_WAY, Ordering::Release);
         }
     }
 
@@ -256,8 +285,11 @@ impl Items {
             0 => CLOSED,
             n => u64::from(n),
         };
+        let ours = |word: u64| {
+            word >> 32 == u64::from(metadata.lifetime) || fault::injected(Fault::ForeignClaim)
+        };
         let count = |word: u64| {
-            (word >> 32 == u64::from(metadata.lifetime) && word & CLOSED < most)
+            (ours(word) && word & CLOSED < most)
                 .then(|| word + 1)
                 // Without a limit the count stays one below `CLOSED` rather than reach it.
                 .map(|next| if next & CLOSED == CLOSED { word } else { next })
@@ -323,7 +355,7 @@ impl Items {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 

@@ -26,7 +26,7 @@ mod streams;
 mod update;
 mod writers;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_listener::EventListener;
@@ -42,7 +42,7 @@ use crate::slab::Slab;
 pub use stored::PinnedSlice;
 pub use writers::Writers;
 
-use items::Items;
+use items::{ItemKey, Items};
 use order::InsertionOrder;
 use residents::Residents;
 use stats::Counters;
@@ -74,6 +74,8 @@ pub struct Table {
     /// For the FIFO sampler.
     order: Option<InsertionOrder>,
     limiter: Arc<Limiter>,
+    /// The most draws that a waiting draw has asked for in vain; 0 once one was granted.
+    draws_wanted: AtomicU32,
     held: Arc<Held>,
     /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero. The bits of
     /// positive floats are in the order of the floats.
@@ -88,6 +90,20 @@ pub struct Table {
 impl Table {
     /// Slots for evicted chunks that readers still pin, beside a slot for each step.
     const PINNED_CHUNKS: u32 = 4096;
+
+    /// Bytes that a table of this valid definition takes beside its steps, for their index. Nearly all of it is
+    /// allocated when the table is made: about 100 bytes for each step of `capacity`.
+    pub fn index_bytes(config: &TableConfig) -> u64 {
+        let capacity = config.capacity as u32;
+        let order = match config.sampler {
+            Sampler::Fifo => InsertionOrder::bytes(capacity),
+            Sampler::Prioritized | Sampler::Uniform => 0,
+        };
+        // A stored step adds where its blobs lie, and the key of its item.
+        let stored = config.capacity * (size_of::<u32>() + size_of::<ItemKey>()) as u64;
+        let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
+        Items::bytes(capacity) + order + chunks + stored
+    }
 
     /// An empty table of a valid definition.
     pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Self {
@@ -106,6 +122,7 @@ impl Table {
             writers: Writers::new(&config.name),
             order: (config.sampler == Sampler::Fifo).then(|| InsertionOrder::new(capacity)),
             limiter: Arc::new(Limiter::new(&config)),
+            draws_wanted: AtomicU32::new(0),
             held: Held::new(reservation),
             max_priority: AtomicU64::new(0),
             counters: Counters::default(),
@@ -131,6 +148,17 @@ impl Table {
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
         self.writers.open(open)
+    }
+
+    /// Takes over a writer that was opened before. One that the table does not know may have pushed what it is about
+    /// to send again: it is not opened anew.
+    ///
+    /// # Errors
+    /// [`Error::Expired`] when it was closed, expired or never opened here; [`Error::Protocol`] when it is open with
+    /// other streams or another window.
+    pub fn resume_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        self.check_open()?;
+        self.writers.resume(open)
     }
 
     /// Forgets a writer; what it wrote stays. A writer that is gone already is fine.

@@ -17,12 +17,21 @@ impl InsertionOrder {
     /// A ring for `capacity` live items and as many that died out of order.
     pub fn new(capacity: u32) -> Self {
         InsertionOrder {
-            ring: (0..u64::from(capacity) * 2)
+            ring: (0..Self::places(capacity))
                 .map(|_| AtomicU64::new(0))
                 .collect(),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
         }
+    }
+
+    /// Bytes that such a ring allocates.
+    pub fn bytes(capacity: u32) -> u64 {
+        Self::places(capacity) * size_of::<AtomicU64>() as u64
+    }
+
+    fn places(capacity: u32) -> u64 {
+        2 * u64::from(capacity)
     }
 
     /// Whether `count` keys can be appended, after dropping what `is_live` denies from the front. Only under the

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::replay::{NewItem, Push};
+use crate::schema::TableConfig;
 use crate::slab::Handle;
 
 use super::Table;
@@ -15,6 +16,10 @@ use super::residents::Resident;
 use super::stored::{Charge, StoredChunk};
 use super::streams::{Link, Place};
 use super::writers::Writer;
+
+/// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
+/// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.
+pub const EXTRA_ITEMS: usize = 16;
 
 /// Where a chunk is before it has been placed.
 const NOWHERE: Handle = Handle::from_bits(u64::MAX);
@@ -72,7 +77,7 @@ impl Table {
     pub(super) fn prepare(&self, writer: &mut Writer, push: &Push) -> Result<Prepared> {
         let body = &push.body;
         let rows = body.chunks.iter().map(|c| u64::from(c.rows)).sum();
-        let bytes = body.payload.len() as u64;
+        let bytes = body.payload.len() as u64 + TableConfig::CHUNK_BYTES * body.chunks.len() as u64;
         for (what, size, limit) in [
             ("a push, in steps,", rows, self.config.capacity),
             ("a push, in bytes,", bytes, self.capacity_bytes),
@@ -83,7 +88,12 @@ impl Table {
             ),
         ] {
             if size > limit {
-                return Err(Error::TooLarge { what, size, limit });
+                return Err(Error::TooLarge {
+                    what,
+                    size,
+                    limit,
+                    advice: "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity",
+                });
             }
         }
         let packed = self.check_chunks(writer, push)?;
@@ -92,14 +102,10 @@ impl Table {
         let charge = Charge::new(self.held.clone(), bytes);
         let last = packed.len().wrapping_sub(1);
         let identity = &writer.identity;
-        let reach = usize::from(identity.window_before) + usize::from(identity.window_after);
+        let extra = EXTRA_ITEMS.min(identity.window_before.into());
         let chunks = body.chunks.iter().enumerate().map(|(index, head)| {
-            // An item for each row, and a few more at an episode's start: no growth under the lock.
-            let room = if body.items.is_empty() {
-                0
-            } else {
-                head.rows as usize + reach.min(64)
-            };
+            // For the items of later pushes too, which may begin in this chunk: no growth under the lock.
+            let room = head.rows as usize + extra;
             ReadyChunk {
                 resident: Box::new(Resident {
                     handle: NOWHERE,
@@ -251,5 +257,78 @@ impl Table {
             });
         }
         Ok((items, late))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::memory::{Memory, MemoryLimits};
+    use crate::replay::{ChunkHead, OpenWriter, PushBody};
+    use crate::schema::{Codec, Column, Dtype};
+    use crate::table::Attempt;
+    use crate::table::writers::lock;
+
+    use super::*;
+
+    #[test]
+    fn items_of_later_pushes_have_their_room_from_the_start() {
+        const ROWS: u64 = 8;
+        let column = Column {
+            name: "value".into(),
+            dtype: Dtype::Uint8,
+            shape: vec![],
+            codec: Codec::None,
+        };
+        let table = Memory::new(MemoryLimits::default())
+            .create_table(&TableConfig::new("t", vec![column], 100))
+            .unwrap();
+        let open = OpenWriter {
+            table: "t".into(),
+            writer: 1,
+            name: String::new(),
+            streams: 1,
+            window_before: 3,
+            window_after: 12,
+        };
+        table.open_writer(&open).unwrap();
+        let push = |sequence: u64, items| {
+            let head = ChunkHead {
+                stream: 0,
+                rows: ROWS as u32,
+                first_step: (sequence - 1) * ROWS,
+                bytes: 2 * ROWS as u32,
+            };
+            let push = Push {
+                table: "t".into(),
+                writer: 1,
+                epoch: 1,
+                sequence,
+                body: PushBody {
+                    chunks: vec![head],
+                    items,
+                    payload: vec![0; 2 * ROWS as usize].into(),
+                },
+            };
+            assert!(matches!(table.try_push(&push), Ok(Attempt::Ready(_))));
+        };
+        let room = || {
+            let mut residents = lock(&table.residents);
+            let first = residents.get_mut(0).expect("it is live");
+            (first.items.len(), first.items.capacity())
+        };
+        // Windows that span three chunks: the first two pushes complete none.
+        push(1, vec![]);
+        push(2, vec![]);
+        let (_, before) = room();
+        // All items whose stack begins in the first chunk, as many as there can be.
+        let items = (0..ROWS + 3).map(|anchor| NewItem {
+            anchor,
+            stream: 0,
+            before: anchor.min(3) as u16,
+            after: 12,
+            priority: None,
+        });
+        push(3, items.collect());
+        assert_eq!(room(), (ROWS as usize + 3, before));
     }
 }

@@ -38,6 +38,11 @@ impl Residents {
         }
     }
 
+    /// Bytes that room for `chunks` chunks allocates.
+    pub fn bytes_of(chunks: u32) -> u64 {
+        u64::from(chunks) * size_of::<Box<Resident>>() as u64
+    }
+
     /// Number of the oldest live chunk.
     pub fn first(&self) -> u64 {
         self.first

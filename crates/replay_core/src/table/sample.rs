@@ -77,7 +77,8 @@ impl Table {
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
     /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`Self::MAX_DRAW`] items or
-    /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter can ever admit;
+    /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter or
+    /// `max_times_sampled` can ever admit;
     /// [`Error::UnknownTable`] when the table was dropped.
     pub fn try_sample(&self, request: &SampleRequest, last_try: bool) -> Result<Attempt<Sampled>> {
         self.check_open()?;
@@ -99,12 +100,31 @@ impl Table {
                 what: "a draw, in items,",
                 size: u64::from(request.count),
                 limit: u64::from(Self::MAX_DRAW),
+                advice: "draw fewer items at a time",
             });
         }
         if request.allow_short {
             return Ok(());
         }
+        let most = self.config.capacity * u64::from(self.config.max_times_sampled);
+        if most > 0 && u64::from(request.count) > most {
+            return Err(Error::Config(format!(
+                "table {:?} never has the {} draws asked for: its capacity of {} at max_times_sampled {} gives {most}; \
+                 draw fewer items, or make a table with more of either",
+                self.config.name,
+                request.count,
+                self.config.capacity,
+                self.config.max_times_sampled
+            )));
+        }
         self.limiter.check_draw(request.count)
+    }
+
+    /// Lets pushes through, whatever the limiter says, until there are so many draws.
+    fn want_draws(&self, count: u32) {
+        if self.draws_wanted.fetch_max(count, Ordering::Relaxed) < count {
+            self.held.changed.notify(usize::MAX);
+        }
     }
 
     fn draw(&self, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
@@ -115,8 +135,17 @@ impl Table {
         };
         let mut batch = Batch::new(self, request, admitted);
         match self.items.reserve_draws(batch.admitted.items, short) {
-            Ok(draws) => batch.reserved = draws,
+            Ok(draws) => {
+                batch.reserved = draws;
+                if self.draws_wanted.load(Ordering::Relaxed) > 0 {
+                    self.draws_wanted.store(0, Ordering::Relaxed);
+                }
+            }
             Err(left) => {
+                // At its deadline a draw that may be short takes what there is.
+                if !request.allow_short {
+                    self.want_draws(batch.admitted.items);
+                }
                 return Ok(Attempt::Blocked(format!(
                     "table {:?} has {left} draws left of the {} asked for, at max_times_sampled {}; waiting for writers",
                     self.config.name, batch.admitted.items, self.config.max_times_sampled
@@ -167,7 +196,8 @@ impl Table {
     /// a push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> bool {
         let _no_births_or_evictions = lock(&self.residents);
-        self.items.live() > 0 && self.items.without_mass(1)
+        // The mass first: batches that settle meanwhile may take the last items with them.
+        self.items.without_mass(1) && self.items.live() > 0
     }
 }
 
@@ -376,6 +406,7 @@ impl<'a> Batch<'a> {
                 what: "a drawn batch, in bytes,",
                 size,
                 limit: Table::MAX_BATCH_BYTES,
+                advice: "draw fewer items at a time",
             });
         }
         let mut rows = Vec::with_capacity(row_bytes);

@@ -27,8 +27,9 @@ pub(super) struct Counters {
 impl Table {
     /// Counters and gauges.
     ///
-    /// Gauges: `items`, `items_with_mass`, `steps`, `bytes` (held: live and pinned), `live_bytes`, `pinned_bytes`
-    /// (evicted, still read), `capacity`, `capacity_bytes`, `writers`, `streams`, `total_priority` (after the
+    /// Gauges: `items`, `items_with_mass`, `steps`, `bytes` (held: live and pinned, with
+    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk), `live_bytes`, `pinned_bytes` (evicted, still
+    /// read), `capacity`, `capacity_bytes`, `writers`, `streams`, `total_priority` (after the
     /// exponent), `max_priority` (ever, before the exponent; null when none was above 0), `limiter_drawn` and
     /// `limiter_inserted` (items since the table was last emptied; undelivered draws are taken back).
     /// Counters since the table was made: `inserted_steps`, `inserted_items`, `late_items` (first row evicted

@@ -8,8 +8,13 @@ use event_listener::Event;
 
 use crate::budget::Reservation;
 use crate::chunk::PackedRows;
+use crate::schema::TableConfig;
 use crate::slab::{Handle, Pinned, Slab};
 
+use super::items::ItemKey;
+use super::prepare::EXTRA_ITEMS;
+use super::residents::Resident;
+use super::streams::Link;
 use super::writers::Identity;
 
 /// Names no chunk.
@@ -92,6 +97,17 @@ impl Held {
         self.bytes.load(Ordering::Relaxed)
     }
 }
+
+// What a chunk allocates beside its payload is within what it counts for.
+const _: () = {
+    let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
+    // The list of a stream's links may be half empty. What each row adds is in `Table::index_bytes`.
+    let lists = 2 * size_of::<Link>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<u32>();
+    // With the counters of an `Arc`, and what the clones of a `Bytes` share.
+    let push = size_of::<Charge>() + 2 * size_of::<usize>() + 4 * size_of::<usize>();
+    let kept_by_the_allocator = 6 * 16;
+    assert!(chunk + lists + push + kept_by_the_allocator <= TableConfig::CHUNK_BYTES as usize);
+};
 
 /// The bytes of one push. Its chunks share the buffer that it came in, so they count until the last is dropped.
 pub struct Charge {

@@ -10,6 +10,9 @@ use crate::sum_tree::Update;
 use super::Table;
 use super::items::ItemKey;
 
+/// Characters of a reader's reason that are logged.
+const MAX_REASON: usize = 200;
+
 /// The mass of every item where all are drawn with the same probability, in units.
 const EQUAL_MASS: u64 = 1;
 
@@ -83,7 +86,7 @@ impl Table {
             writer = chunk.writer.name,
             stream = chunk.stream,
             step = chunk.first_step + u64::from(window.first_row),
-            reason,
+            reason = shortened(reason),
             "removed an item that does not decode"
         );
         Some(chunk.writer.name.clone())
@@ -131,5 +134,23 @@ impl Table {
 
     fn draws_equally(&self) -> bool {
         self.config.sampler != Sampler::Prioritized || self.config.priority_exponent == 0.0
+    }
+}
+
+/// The beginning of a text that a client made.
+fn shortened(text: &str) -> &str {
+    let end = text.char_indices().nth(MAX_REASON);
+    &text[..end.map_or(text.len(), |(at, _)| at)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_reason_is_cut_between_two_characters() {
+        assert_eq!(shortened("no"), "no");
+        let long = "é".repeat(1 << 20);
+        assert_eq!(shortened(&long), "é".repeat(MAX_REASON));
     }
 }

@@ -125,20 +125,27 @@ impl Writers {
         if open.streams == 0 {
             return Err(Error::Protocol("a writer has at least one stream".into()));
         }
-        for (what, size, limit) in [
+        for (what, size, limit, advice) in [
             (
                 "a writer, in streams,",
                 u64::from(open.streams),
                 u64::from(Self::MAX_STREAMS),
+                "open several writers",
             ),
             (
                 "a writer's name, in bytes,",
                 open.name.len() as u64,
                 Self::MAX_NAME_BYTES as u64,
+                "give it a shorter name",
             ),
         ] {
             if size > limit {
-                return Err(Error::TooLarge { what, size, limit });
+                return Err(Error::TooLarge {
+                    what,
+                    size,
+                    limit,
+                    advice,
+                });
             }
         }
         let mut entries = self.lock();
@@ -169,6 +176,17 @@ impl Writers {
             epoch: 1,
             last_sequence: 0,
         })
+    }
+
+    /// Takes over a writer that is known.
+    ///
+    /// # Errors
+    /// [`Error::Expired`] when it is not; [`Error::Protocol`] when it is open with other streams or another window.
+    pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        let writer = self.get(open.writer).map_err(|_| Error::Expired {
+            writer: open.name.clone(),
+        })?;
+        take_over(&mut lock(&writer), open)
     }
 
     /// The writer of that number.
@@ -304,6 +322,18 @@ mod tests {
         writers.close(1, 2).unwrap();
         writers.close(1, 2).unwrap();
         assert!(matches!(writers.get(1), Err(Error::Expired { .. })));
+    }
+
+    #[test]
+    fn a_writer_that_is_not_known_is_opened_but_not_resumed() {
+        let writers = Writers::new("t");
+        let unknown = writers.resume(&open(1, 2));
+        assert!(matches!(unknown, Err(Error::Expired { writer }) if writer == "actor 1"));
+        writers.open(&open(1, 2)).unwrap();
+        lock(&writers.get(1).unwrap()).applied(10);
+        let again = writers.resume(&open(1, 2)).unwrap();
+        assert_eq!((again.epoch, again.last_sequence), (2, 1));
+        assert!(writers.resume(&open(1, 3)).is_err());
     }
 
     #[test]

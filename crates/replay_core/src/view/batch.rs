@@ -99,6 +99,7 @@ impl Pool {
                 what: "an array of a batch, in bytes,",
                 size: len as u64,
                 limit: LARGEST as u64,
+                advice: "draw fewer items at a time, or with a narrower view",
             });
         }
         if len < SMALLEST_KEPT {

@@ -88,14 +88,17 @@ fn request_body(
         Which::DropTable(name) => RequestBody::DropTable(string(name)?),
         Which::OpenWriter(open) => {
             let open = open.map_err(malformed)?;
-            RequestBody::OpenWriter(OpenWriter {
-                table: string(open.get_table())?,
-                writer: open.get_writer(),
-                name: string(open.get_name())?,
-                streams: open.get_streams(),
-                window_before: open.get_window_before(),
-                window_after: open.get_window_after(),
-            })
+            RequestBody::OpenWriter {
+                open: OpenWriter {
+                    table: string(open.get_table())?,
+                    writer: open.get_writer(),
+                    name: string(open.get_name())?,
+                    streams: open.get_streams(),
+                    window_before: open.get_window_before(),
+                    window_after: open.get_window_after(),
+                },
+                resume: open.get_resume(),
+            }
         }
         Which::Push(push) => RequestBody::Push(self::push(push.map_err(malformed)?, payload)?),
         Which::Sample(sample) => {

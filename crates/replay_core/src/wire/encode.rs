@@ -36,7 +36,11 @@ pub fn encode_request(request: &Request) -> Result<Outgoing> {
         RequestBody::DescribeTable(table) => root.set_describe_table(table),
         RequestBody::EmptyTable(table) => root.set_empty_table(table),
         RequestBody::DropTable(table) => root.set_drop_table(table),
-        RequestBody::OpenWriter(open) => set_open_writer(root.init_open_writer(), open),
+        RequestBody::OpenWriter { open, resume } => {
+            let mut out = root.init_open_writer();
+            out.set_resume(*resume);
+            set_open_writer(out, open);
+        }
         RequestBody::Push(push) => {
             set_push(root.init_push(), push)?;
             payload = push.body.payload.clone();
@@ -162,6 +166,7 @@ fn list(what: &'static str, len: usize) -> Result<u32> {
             what,
             size: len as u64,
             limit: MAX_LIST as u64,
+            advice: "send less at a time",
         });
     }
     Ok(len as u32)

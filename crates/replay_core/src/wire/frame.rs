@@ -82,6 +82,7 @@ impl Header {
                 what: "a control message, in bytes,",
                 size: header.control.into(),
                 limit: limits.max_control_bytes.into(),
+                advice: "send fewer chunks, items or keys at a time",
             });
         }
         if header.frame_bytes() > limits.max_frame_bytes {
@@ -89,6 +90,7 @@ impl Header {
                 what: "a frame, in bytes,",
                 size: header.frame_bytes(),
                 limit: limits.max_frame_bytes,
+                advice: "send less at a time, or raise the receiver's max_frame_bytes",
             });
         }
         Ok(header)
@@ -344,6 +346,7 @@ fn limited(what: &'static str, size: usize) -> Result<u32> {
         what,
         size: size as u64,
         limit: u32::MAX.into(),
+        advice: "send less at a time",
     })
 }
 

@@ -82,8 +82,13 @@ pub enum RequestBody {
     EmptyTable(String),
     /// Removes the table of this name ([`ReplyBody::Done`]).
     DropTable(String),
-    /// Opens or takes over a writer ([`ReplyBody::Writer`]).
-    OpenWriter(OpenWriter),
+    /// Opens or takes over a writer ([`ReplyBody::Writer`]). Its pushes come over the same connection.
+    OpenWriter {
+        /// The writer.
+        open: OpenWriter,
+        /// It was opened before: a server that does not know it must not open it anew.
+        resume: bool,
+    },
     /// Steps and items ([`ReplyBody::Pushed`]).
     Push(Push),
     /// A draw ([`ReplyBody::Sampled`]).

@@ -6,6 +6,7 @@ use std::time::Duration;
 use event_listener::Listener;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::SampleRequest;
+use replay_core::table::Table;
 use replay_core::{Error, ErrorCode, TableConfig};
 
 use crate::support::*;
@@ -180,8 +181,9 @@ fn an_emptied_table_starts_again_and_its_writers_go_on() {
 
 #[test]
 fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
+    let index = Table::index_bytes(&config(100));
     let limits = MemoryLimits {
-        max_bytes: 1000,
+        max_bytes: index + 1000,
         receive_bytes: 100,
         seed: None,
     };
@@ -191,12 +193,29 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
         capacity_bytes: bytes,
         ..config(100)
     };
-    let error = refusal(memory.create_table(&with_bytes("t", 901))).to_string();
-    assert!(error.contains("there are 900 left"), "{error}");
+    let refused = |config| refusal(memory.create_table(&config)).to_string();
+    for (bytes, advice) in [
+        (901, "lower capacity_bytes to at most 900"),
+        (0, "set capacity_bytes to at most 900"),
+    ] {
+        let error = refused(with_bytes("t", bytes));
+        let left = format!("there are {} left: {advice}", index + 900);
+        assert!(
+            error.contains(&left) && error.contains("max_bytes"),
+            "{error}"
+        );
+    }
     let table = memory.create_table(&with_bytes("t", 900)).unwrap();
-    assert!(memory.create_table(&with_bytes("u", 1)).is_err());
-    assert!(memory.reserve_receive(101).is_none());
-    assert!(memory.reserve_receive(100).is_some());
+    let error = refused(with_bytes("u", 1));
+    assert!(
+        error.contains("there are 0 left: lower capacity, or raise"),
+        "{error}"
+    );
+    for room in [memory.receiving_pushes(), memory.receiving_others()] {
+        assert!(room.try_reserve(51).is_none());
+        let _all = room.try_reserve(50).unwrap();
+        assert_eq!(memory.stats()["receive_bytes"], 50);
+    }
 
     let mut actor = Actor::open(&table, 1);
     actor.push_next(10);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use replay_core::memory::Memory;
 use replay_core::replay::{PushBody, SampleRequest, Wait};
+use replay_core::table::Attempt;
 use replay_core::{Error, Replay, TableConfig};
 
 use crate::support::*;
@@ -142,6 +143,51 @@ fn actors_and_learner_take_turns_to_the_end() {
     let table = memory.table("t").unwrap();
     assert_eq!(stat(&table, "limiter_inserted"), ITEMS);
     assert_eq!(stat(&table, "limiter_drawn"), 2 * ITEMS - 8);
+}
+
+#[test]
+fn draws_that_went_with_evicted_items_do_not_stop_the_table() {
+    // The slack lets writers run further ahead than the table holds.
+    let table = table(&TableConfig {
+        max_times_sampled: 1,
+        samples_per_insert: 1.0,
+        slack: 64.0,
+        ..config(8)
+    });
+    let mut actor = Actor::open(&table, 1);
+    let mut drawn = 0;
+    for _ in 0..400 {
+        let draw = table.try_sample(&request(6), false).unwrap();
+        if let Attempt::Ready(batch) = draw {
+            batch.credit.unwrap().delivered();
+            drawn += 1;
+        } else if let Attempt::Blocked(waits) = actor.try_push(actor.next(7)).unwrap() {
+            panic!("both sides wait: {waits}");
+        } else {
+            actor.next_step += 7;
+        }
+    }
+    assert!(drawn > 180, "{drawn}");
+
+    let error = refusal(table.try_sample(&request(9), false));
+    assert!(matches!(error, Error::Config(_)), "{error}");
+    assert!(error.to_string().contains("capacity of 8"), "{error}");
+}
+
+#[test]
+fn more_draws_for_each_item_than_it_has_are_refused() {
+    let config = |max_times_sampled| TableConfig {
+        max_times_sampled,
+        samples_per_insert: 2.0,
+        slack: 64.0,
+        ..config(100)
+    };
+    assert!(config(0).validate().is_ok() && config(2).validate().is_ok());
+    let error = refusal(config(1).validate()).to_string();
+    assert!(
+        error.contains("samples_per_insert 2 is more than max_times_sampled 1"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -88,6 +88,7 @@ fn versions_count_against_the_limit_until_their_last_reader() {
     store.put("policy", file(2, 100)).unwrap();
     let error = refusal(store.put("policy", file(3, 100)));
     assert!(matches!(error, Error::TooLarge { limit: 0, .. }), "{error}");
+    assert!(error.to_string().contains("max_bytes: raise it"), "{error}");
     assert_eq!(first.bytes, file(1, 100));
     drop(first);
     assert_eq!(budget.reserved(), size);

@@ -72,9 +72,9 @@ pub fn steps(stream: u32, first_step: u64, rows: u32) -> Vec<u8> {
     bytes
 }
 
-/// Bytes of such a chunk.
+/// Bytes that such a chunk counts for.
 pub fn steps_bytes(first_step: u64, rows: u32) -> u64 {
-    steps(0, first_step, rows).len() as u64
+    steps(0, first_step, rows).len() as u64 + TableConfig::CHUNK_BYTES
 }
 
 /// A push in the making.

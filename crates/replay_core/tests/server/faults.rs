@@ -5,7 +5,8 @@ use std::time::Duration;
 use replay_core::ErrorCode;
 use replay_core::net::Stack;
 use replay_core::net::sim::SimStream;
-use replay_core::replay::Push;
+use replay_core::replay::{OpenWriter, Push};
+use replay_core::table::Writers;
 use replay_core::wire::{ReplyBody, Request, RequestBody, encode_request};
 
 use crate::support::*;
@@ -80,6 +81,36 @@ fn a_push_whose_reply_was_lost_is_not_applied_again() {
             assert_eq!(world.table_stat("inserted_steps"), 4);
         });
     }
+}
+
+#[test]
+fn a_push_whose_reply_was_lost_is_not_applied_again_when_its_writer_has_expired() {
+    World::run(6, config(table()), |world| async move {
+        let steps = push(1, 1, 1, 0, &[1, 2, 3, 4]);
+        let (mut client, link) = world.client_with_link().await;
+        client.open(1).await;
+        link.cut_after_received(3);
+        client.send(RequestBody::Push(steps), 0).await.unwrap();
+        assert!(client.receive().await.is_err());
+        assert_eq!(world.table_stat("inserted_steps"), 4);
+
+        let mut client = world.client().await;
+        let wide = RequestBody::OpenWriter {
+            open: OpenWriter {
+                streams: Writers::MAX_STREAMS,
+                ..writer(2)
+            },
+            resume: false,
+        };
+        client.ask(wide, 0).await.unwrap();
+        let again = RequestBody::OpenWriter {
+            open: writer(1),
+            resume: true,
+        };
+        let (code, message) = refused(client.ask(again, 0).await);
+        assert_eq!(code, ErrorCode::Expired);
+        assert!(message.contains("writer 1"), "{message}");
+    });
 }
 
 #[test]

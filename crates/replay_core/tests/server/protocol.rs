@@ -13,11 +13,7 @@ use replay_core::wire::{NO_REQUEST, ReplyBody, Request, RequestBody, encode_requ
 use crate::support::*;
 
 fn safetensors() -> Bytes {
-    let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend_from_slice(header);
-    file.push(9);
-    Bytes::from(file)
+    parameters(1)
 }
 
 #[test]

@@ -108,6 +108,16 @@ pub fn draw(count: u32) -> RequestBody {
     })
 }
 
+/// A safetensors file with one tensor of `bytes` bytes.
+pub fn parameters(bytes: usize) -> Bytes {
+    let header =
+        format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + bytes, 9);
+    Bytes::from(file)
+}
+
 /// A client that says exactly what it is told to say.
 pub struct TestClient<T> {
     frames: FrameReader<ReadHalf<T>>,
@@ -206,7 +216,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> TestClient<T> {
     }
 
     pub async fn open(&mut self, number: u64) -> replay_core::replay::WriterOpened {
-        match self.ask(RequestBody::OpenWriter(writer(number)), 0).await {
+        let open = RequestBody::OpenWriter {
+            open: writer(number),
+            resume: false,
+        };
+        match self.ask(open, 0).await {
             Ok(ReplyBody::Writer(opened)) => opened,
             Ok(other) => panic!("expected a writer, got {}", other.name()),
             Err(error) => panic!("{error}"),

@@ -328,17 +328,35 @@ fn a_view_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_chunk_that_could_not_fit_the_table_is_refused_at_the_start() {
-    let mut config = environment::table();
-    config.capacity = 10;
-    let options = WriterOptions {
-        chunk_steps: 10,
-        ..WriterOptions::default()
+fn pushes_that_could_not_fit_the_table_are_refused_at_the_start() {
+    let open = |capacity, capacity_bytes, streams, chunk_steps| {
+        let config = TableConfig {
+            capacity,
+            capacity_bytes,
+            ..environment::table()
+        };
+        let options = WriterOptions {
+            chunk_steps,
+            ..WriterOptions::default()
+        };
+        let channel = |_| -> replay_core::Result<_> { Ok(Box::new(Recorder::default()) as Box<_>) };
+        Writer::over_channel(config.into(), streams, &n_step(1, 1), options, channel)
     };
-    let open = |_| -> replay_core::Result<_> { Ok(Box::new(Recorder::default()) as Box<_>) };
-    let error = Writer::over_channel(config.into(), 1, &n_step(1, 1), options, open).err();
-    let message = error.expect("a refusal").to_string();
-    assert!(message.contains("1 to 9"), "{message}");
+    let refused = |capacity, capacity_bytes, streams, chunk_steps, parts: &[&str]| {
+        let error = open(capacity, capacity_bytes, streams, chunk_steps).err();
+        let message = error.expect("a refusal").to_string();
+        for part in parts.iter().chain(&["take fewer streams"]) {
+            assert!(message.contains(part), "{part} in: {message}");
+        }
+    };
+    let row = environment::table().row_bytes() as u64;
+    refused(10, 0, 1, 10, &["up to 11 steps", "holds 10"]);
+    refused(500, 0, 16, 50, &["up to 816 steps", "holds 500"]);
+    refused(816, 800 * row - 1, 16, 50, &["bytes and more"]);
+    // So many bytes make a push, however few steps they are.
+    refused(1 << 20, (4 << 20) - 1, 4, 65_536, &["4194304 bytes"]);
+    open(816, 800 * row, 16, 50).unwrap();
+    open(11, 0, 1, 10).unwrap();
 }
 
 /// A draw of every item of a run, and its items.

@@ -1,0 +1,237 @@
+//! The items of a table under loom: draw, pin and check against the end and the reuse of a slot.
+//! `cargo test -p replay_core --features loom --test loom_items`.
+//!
+//! Each property is checked as it is, and again with every fault put in that has to break it.
+#![cfg(feature = "loom")]
+// Loom's cells are not `Sync`: loom itself checks how they are shared.
+#![allow(clippy::arc_with_non_send_sync)]
+
+use std::sync::Arc;
+
+use replay_core::slab::{Handle, Slab};
+use replay_core::sync::fault::{Fault, inject};
+use replay_core::sync::thread;
+use replay_core::table::items::{Claim, ItemKey, Items, Window};
+
+/// Loom switches away from a thread that could go on at most this often in one execution. The faults below
+/// show with two.
+const PREEMPTIONS: usize = 2;
+
+/// Runs a model in which readers are spawned last: what that is good for is said in `loom_sum_tree.rs`.
+fn model(run: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(run);
+}
+
+/// One slot for items, and a chunk for each of the two that take it in turn: the item of generation 1, then that of
+/// generation 3. All about an item is its generation: the chunk's value, the first row, the step of its birth.
+struct Memory {
+    items: Items,
+    chunks: Arc<Slab<u64>>,
+    handles: [Handle; 2],
+}
+
+const OLD: ItemKey = ItemKey {
+    slot: 0,
+    generation: 1,
+};
+const NEW: ItemKey = ItemKey {
+    slot: 0,
+    generation: 3,
+};
+
+impl Memory {
+    /// Without an item. The chunks are there from the start, so that no chunk's publication helps an item's.
+    fn new(max_times_sampled: u32) -> Self {
+        let chunks = Arc::new(Slab::new(2));
+        Memory {
+            items: Items::new(1, 0, max_times_sampled),
+            handles: [OLD, NEW].map(|key| chunks.insert(key.generation.into()).unwrap()),
+            chunks,
+        }
+    }
+
+    fn with_the_old_item(max_times_sampled: u32) -> Arc<Self> {
+        let memory = Memory::new(max_times_sampled);
+        assert!(memory.insert(OLD));
+        Arc::new(memory)
+    }
+
+    /// Makes the item that is to have this key; false when the slot is not free.
+    fn insert(&self, key: ItemKey) -> bool {
+        let window = Window {
+            oldest: self.handles[usize::from(key == NEW)],
+            first_row: key.generation,
+            before: 0,
+            after: 0,
+        };
+        let inserted = self.items.insert(window, key.generation.into(), 1);
+        assert!(inserted.is_none_or(|inserted| inserted == key));
+        inserted.is_some()
+    }
+
+    /// Draws once, in the order of steps of `table/sample.rs`. What is taken is all of the drawn item.
+    fn take(&self) -> Option<(ItemKey, Claim)> {
+        let mut drawn = Vec::new();
+        self.items.tree.draw_batch(&[0.0], &mut drawn);
+        let leaf = drawn.pop()?;
+        let key = ItemKey {
+            slot: leaf.slot,
+            generation: leaf.generation,
+        };
+        let metadata = self.items.metadata(key.slot);
+        let chunk = self.chunks.pin(metadata.window.oldest)?;
+        if !self.items.confirm(key) {
+            return None;
+        }
+        let taken = [metadata.window.first_row.into(), metadata.born, *chunk];
+        assert_eq!(taken, [u64::from(key.generation); 3], "of another item");
+        let claim = self.items.claim(key, &metadata, leaf.units)?;
+        Some((key, claim))
+    }
+}
+
+fn spawn<R: 'static>(
+    memory: &Arc<Memory>,
+    run: impl FnOnce(&Memory) -> R + 'static,
+) -> thread::JoinHandle<R> {
+    let memory = Arc::clone(memory);
+    thread::spawn(move || run(&memory))
+}
+
+/// An item is evicted, a newcomer takes its slot, and then its chunk goes, while a reader draws.
+fn a_slot_is_reused_under_a_draw() {
+    model(|| {
+        let memory = Memory::with_the_old_item(0);
+        let evictor = spawn(&memory, |memory| {
+            assert!(memory.items.kill(OLD));
+            assert!(memory.insert(NEW));
+            assert!(memory.chunks.retire(memory.handles[0]));
+        });
+        let reader = spawn(&memory, |memory| memory.take().map(|(key, _)| key));
+        evictor.join().unwrap();
+        let earlier = u32::from(reader.join().unwrap() == Some(NEW));
+        let (_, claim) = memory.take().expect("the newcomer is live");
+        assert_eq!(claim.times_sampled, earlier + 1, "draws of another item");
+    });
+}
+
+#[test]
+fn what_a_draw_takes_is_all_of_the_drawn_item() {
+    a_slot_is_reused_under_a_draw();
+}
+
+#[test]
+#[should_panic = "of another item"]
+fn metadata_in_no_order_are_found() {
+    inject(Fault::UnorderedMetadata);
+    a_slot_is_reused_under_a_draw();
+}
+
+#[test]
+#[should_panic = "of another item"]
+fn a_pin_without_the_check_after_it_is_found() {
+    inject(Fault::UnconfirmedPin);
+    a_slot_is_reused_under_a_draw();
+}
+
+#[test]
+#[should_panic = "of another item"]
+fn a_relaxed_publication_is_found() {
+    inject(Fault::RelaxedPublication);
+    a_slot_is_reused_under_a_draw();
+}
+
+#[test]
+#[should_panic = "draws of another item"]
+fn a_claim_that_counts_for_the_newcomer_is_found() {
+    inject(Fault::ForeignClaim);
+    a_slot_is_reused_under_a_draw();
+}
+
+/// The reader that takes an item's last draw ends it, and hands its slot to a writer in another thread.
+fn the_last_draw_frees_the_slot() {
+    model(|| {
+        let memory = Memory::with_the_old_item(1);
+        let writer = spawn(&memory, |memory| memory.insert(NEW));
+        let readers = [(); 2].map(|()| {
+            spawn(&memory, |memory| {
+                memory.take().map(|(key, claim)| {
+                    memory.items.settle(&claim);
+                    key
+                })
+            })
+        });
+        let inserted = writer.join().unwrap();
+        let taken = readers.map(|reader| reader.join().unwrap());
+        assert!(taken.contains(&Some(OLD)));
+        assert_ne!(taken[0], taken[1], "an item was drawn twice");
+        let left = u64::from(inserted && !taken.contains(&Some(NEW)));
+        assert_eq!(memory.items.live(), left);
+        assert_eq!(memory.take().is_some(), left == 1);
+    });
+}
+
+#[test]
+fn a_slot_is_handed_on_by_its_last_draw() {
+    the_last_draw_frees_the_slot();
+}
+
+/// Who has set a draw aside finds the mass that it is of.
+fn a_reserved_draw_has_its_mass() {
+    model(|| {
+        let memory = Arc::new(Memory::new(1));
+        let writer = spawn(&memory, |memory| assert!(memory.insert(OLD)));
+        let reader = spawn(&memory, |memory| {
+            if memory.items.reserve_draws(1, false).is_ok() {
+                assert!(memory.take().is_some(), "a draw without mass");
+            }
+        });
+        writer.join().unwrap();
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn mass_is_seen_by_who_reserves_a_draw() {
+    a_reserved_draw_has_its_mass();
+}
+
+#[test]
+#[should_panic = "a draw without mass"]
+fn draws_that_come_before_their_mass_are_found() {
+    inject(Fault::EarlyDraws);
+    a_reserved_draw_has_its_mass();
+}
+
+/// A batch takes an item's last draw, with its mass, and gives it back.
+fn a_batch_is_undone() {
+    model(|| {
+        let memory = Memory::with_the_old_item(1);
+        let batch = spawn(&memory, |memory| {
+            let Memory { items, .. } = memory;
+            items.begin_batch();
+            let claim = items.claim(OLD, &items.metadata(OLD.slot), 1).unwrap();
+            items.undo(&claim);
+            items.end_batch();
+        });
+        let other = spawn(&memory, |memory| {
+            assert!(!memory.items.without_mass(0), "the batch has the mass");
+        });
+        batch.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn mass_that_a_batch_may_give_back_is_not_missed() {
+    a_batch_is_undone();
+}
+
+#[test]
+#[should_panic = "the batch has the mass"]
+fn a_batch_that_begins_between_the_looks_is_found() {
+    inject(Fault::OneLook);
+    a_batch_is_undone();
+}

@@ -1,0 +1,103 @@
+//! A value that one thread uses at a time, perhaps for as long as a call blocks: the others wait for their turn as
+//! they would for the call itself, to their own deadline and with Ctrl-C.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use replay_core::error::{Error, Result};
+use replay_core::replay::Wait;
+
+/// The value, and whether a thread has it.
+pub struct Turns<T> {
+    /// Locked in a turn alone, so nobody waits here.
+    value: Mutex<T>,
+    taken: Mutex<bool>,
+    ended: Condvar,
+    what: &'static str,
+}
+
+/// The value, until this is dropped.
+pub struct Turn<'a, T> {
+    value: MutexGuard<'a, T>,
+    _end: End<'a>,
+}
+
+/// Ends a turn. It is dropped after the value's lock, being the last field.
+struct End<'a> {
+    taken: &'a Mutex<bool>,
+    ended: &'a Condvar,
+}
+
+impl<T> Turns<T> {
+    /// A value for errors that speak of `what`.
+    pub fn new(what: &'static str, value: T) -> Self {
+        Turns {
+            value: Mutex::new(value),
+            taken: Mutex::new(false),
+            ended: Condvar::new(),
+            what,
+        }
+    }
+
+    /// Waits until no other thread has the value.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] and [`Error::Interrupted`].
+    pub fn take(&self, wait: &Wait<'_>) -> Result<Turn<'_, T>> {
+        let mut taken = lock(&self.taken);
+        while *taken {
+            let now = Instant::now();
+            if wait.deadline.is_some_and(|deadline| now >= deadline) {
+                return Err(Error::Deadline {
+                    waited_for: format!("another thread is using this {}", self.what),
+                });
+            }
+            let check = now + Wait::CHECK_EVERY;
+            let until = wait.deadline.map_or(check, |deadline| deadline.min(check));
+            (taken, _) = self
+                .ended
+                .wait_timeout(taken, until - now)
+                .unwrap_or_else(PoisonError::into_inner);
+            // The check waits for the interpreter: nobody may wait for the lock meanwhile.
+            drop(taken);
+            wait.check()?;
+            taken = lock(&self.taken);
+        }
+        *taken = true;
+        drop(taken);
+        let end = End {
+            taken: &self.taken,
+            ended: &self.ended,
+        };
+        Ok(Turn {
+            value: lock(&self.value),
+            _end: end,
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> Deref for Turn<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Turn<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        *lock(self.taken) = false;
+        self.ended.notify_one();
+    }
+}
