@@ -1,16 +1,16 @@
-"""`python -m benchmarks push | sample | parameters [flags]`: JSON lines on standard output."""
+"""`python -m benchmarks push | sample | parameters | memory [flags]`: JSON lines on standard output."""
 
 from __future__ import annotations
 
 import tyro
 
-from benchmarks import parameters, push, sample
+from benchmarks import memory, parameters, push, sample
 
 
 def main() -> None:
     """Runs one benchmark."""
     tyro.extras.subcommand_cli_from_dict(
-        {"push": push.push, "sample": sample.sample, "parameters": parameters.parameters},
+        {"push": push.push, "sample": sample.sample, "parameters": parameters.parameters, "memory": memory.memory},
         description=__doc__,
     )
 

@@ -87,8 +87,8 @@ def last(rows: list[Row]) -> Row:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[str]:
-    """`innet-replay serve` in a process of its own; yields its address on loopback TCP."""
+def server() -> Iterator[tuple[str, int]]:
+    """`innet-replay serve` in a process of its own; yields its address on loopback TCP, and the process."""
     beside = Path(sysconfig.get_path("scripts")) / "innet-replay"
     command = str(beside) if beside.exists() else shutil.which("innet-replay")
     if command is None:
@@ -103,7 +103,7 @@ def server() -> Iterator[str]:
             while not Path(folder, "ready").exists():
                 if process.poll() is not None:
                     raise SystemExit("innet-replay serve did not start: see its message above")
-            yield "innet://127.0.0.1:7719"
+            yield "innet://127.0.0.1:7719", process.pid
         finally:
             process.terminate()
             process.wait()

@@ -23,7 +23,7 @@ def parameters(seconds: float = 5.0) -> None:
     tensors = {"weights": np.random.default_rng(0).random(PARAMETERS, np.float32)}
     with innet.Replay() as replay:
         _measure(replay, "in process", tensors, seconds)
-    with breakout.server() as address, innet.connect(address) as replay:
+    with breakout.server() as (address, _), innet.connect(address) as replay:
         _measure(replay, "loopback TCP", tensors, seconds)
     spent = _plain_transfer(tensors["weights"].tobytes(), seconds)
     report.line("transfer", "plain TCP", spent["p50_ms"], "ms", **spent)

@@ -67,6 +67,12 @@ def timed(call: Callable[[], Any], seconds: float, warm_up: int = 3) -> dict[str
     }
 
 
+def resident_bytes(process: int) -> int:
+    """Memory of a process that is in RAM now."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def _cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

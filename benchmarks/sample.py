@@ -21,7 +21,7 @@ def sample(seconds: float = 5.0, batch: int = 512, items: int = 50_000, threads:
     with innet.Replay([table]) as replay:
         breakout.fill(replay, items)
         _measure(replay, "in process", seconds, batch, threads)
-    with breakout.server() as address, innet.connect(address, tables=[table]) as replay:
+    with breakout.server() as (address, _), innet.connect(address, tables=[table]) as replay:
         breakout.fill(replay, items)
         _measure(replay, "loopback TCP", seconds, batch, threads)
 

@@ -9,6 +9,6 @@ import sys
 
 from innet_drl.cli import run_command, train
 
-# Actors are spawned: each imports this file again, and must not start a training of its own.
+# Each actor imports this file again, and must not start a training of its own.
 if __name__ == "__main__":
     sys.exit(run_command(train, sys.argv[1:]))

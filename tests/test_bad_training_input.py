@@ -3,6 +3,8 @@
 import dataclasses
 import multiprocessing
 import os
+import signal
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import innet_drl as innet
 from innet_drl import launch, processes
 from innet_drl.cli import main
-from innet_drl.faults import ActorError, ConfigurationError, RunFolderError
+from innet_drl.faults import ActorError, ConfigurationError, DivergedError, RunFolderError
 from innet_drl.folder import RunFolder
 from innet_drl.session import Session
 from training import fail_and_stay, small
@@ -49,7 +51,7 @@ def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: py
         config = small(replay=server.addresses[0], steps=400)
         launch.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
-        with pytest.raises(ConfigurationError, match="memory of another run named 'run'.*another --out"):
+        with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another --out"):
             launch.train(config, tmp_path / "other" / "run")
         assert memory.stats()["tables"]["run"]["steps"] == steps
         launch.train(dataclasses.replace(config, steps=800), tmp_path / "one" / "run", resume=True)
@@ -204,5 +206,53 @@ def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
     with processes.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as actors:
         wait(list(actors._pipes))
         with pytest.raises(ActorError, match="no restart is left: broken"):
-            actors.reports()
+            actors.reports(0)
         assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_run_that_diverges_ends_at_its_last_good_checkpoint(tmp_path: Path, serial: bool) -> None:
+    run = tmp_path / "run"
+    launch.train(small(serial=True, steps=300), run)
+    before = RunFolder(run).latest_checkpoint().path
+    with pytest.raises(DivergedError, match=r"diverged by update .*--learning-rate") as raised:
+        launch.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
+    assert str(before) in str(raised.value)
+    assert RunFolder(run).latest_checkpoint().path == before
+
+
+def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+        config = small(replay=server.addresses[0], steps=300)
+        launch.train(config, run)
+        more = dataclasses.replace(config, steps=600, batch_size=16)
+        with pytest.raises(ConfigurationError, match=r"leave --batch-size away, or drop .*drop_table\('run'\)"):
+            launch.train(more, run, resume=True)
+
+
+def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "run_actor", fail_and_stay)
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
+    started: list[int] = []
+    start = processes.Actors._start
+
+    def note(self: processes.Actors, assignment: processes.Assignment) -> None:
+        started.append(assignment.first_step)
+        start(self, assignment)
+
+    monkeypatch.setattr(processes.Actors, "_start", note)
+    with processes.Actors(small(), "unix:///nowhere", "apex", 5) as actors:
+        wait(list(actors._pipes))
+        actors.reports(700)
+    assert started == [5, 700]
+
+
+def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() -> None:
+    """Whatever it is importing: it is not ended by what ends the run, but by the end of the run."""
+    processes.prepare()
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+    mask = int(blocked.split()[1], 16)
+    assert all(mask >> (number - 1) & 1 for number in processes.ENDING)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.ENDING)

@@ -1,14 +1,17 @@
 """Settings: presets, the file of a run, and the flags."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from innet_drl.cli import main, parse_train
+from innet_drl.cli import main
 from innet_drl.config import PRESETS, Config
 from innet_drl.faults import ConfigurationError, RunFolderError
+from innet_drl.flags import parse_train
 from innet_drl.folder import RunFolder
 
 
@@ -65,6 +68,18 @@ def test_resume_and_out_contradict_each_other(tmp_path: Path) -> None:
         parse_train(["--resume", str(tmp_path / "run"), "--out", "elsewhere"])
 
 
+def test_resume_and_preset_contradict_each_other(tmp_path: Path) -> None:
+    RunFolder.new(tmp_path / "run").begin(PRESETS["cartpole"])
+    with pytest.raises(ConfigurationError, match="--preset"):
+        parse_train(["--resume", str(tmp_path / "run"), "--preset", "cartpole"])
+
+
+def test_a_serial_run_explores_as_one_actor() -> None:
+    paper = dataclasses.replace(PRESETS["breakout-paper"], serial=True)
+    assert paper.playing_actors == 1
+    assert paper.all_environments == paper.environments
+
+
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"config\.yaml"):
         parse_train(["--resume", str(tmp_path)])
@@ -78,6 +93,8 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"learning_rate": 0.0}, "--learning-rate 0.0: it must be above 0"),
         ({"min_size": 500_000}, "below the capacity"),
         ({"minutes": -1.0}, "--minutes -1.0"),
+        ({"seed": -1}, "--seed -1: it must be from 0 to"),
+        ({"stack": 1}, "--stack 1: it must be at least 2 in Atari games"),
         ({"prefetch": -1}, "--prefetch -1: it must be at least 0"),
         ({"learner_threads": -1}, "--learner-threads -1: it must be at least 0"),
         ({"evaluation_period": -1}, "--evaluation-period -1: it must be at least 0"),
@@ -129,3 +146,10 @@ def test_a_wrong_flag_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]
 def test_an_unknown_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == 2
     assert "train" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = "import sys; sys.modules['tyro'] = None; from innet_drl.cli import main; sys.exit(main(['train']))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: tyro is not installed: pip install 'innet-drl[train]'\n"

@@ -61,6 +61,11 @@ def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) ->
     assert abs(table["sampled_items"] - wanted) <= config.slack + push
 
 
+def test_a_memory_of_ones_own_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INNET_TOKEN", "of some server")
+    assert launch.train(small(steps=400), tmp_path / "run").learner_updates > 0
+
+
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = launch.train(small(steps=600), run)
@@ -78,12 +83,12 @@ def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
     killed: list[int] = []
     reports = Actors.reports
 
-    def kill_once(self: Actors) -> object:
+    def kill_once(self: Actors, agent_steps: int) -> object:
         if not killed:
             process = self._processes[0]
             os.kill(process.pid, signal.SIGKILL)
             killed.append(process.pid)
-        return reports(self)
+        return reports(self, agent_steps)
 
     monkeypatch.setattr(Actors, "reports", kill_once)
     result = launch.train(small(), tmp_path / "run")
@@ -147,6 +152,18 @@ def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatc
     assert lines(tmp_path / "run")[-1]["time_s"] < 3600
 
 
+def children_of(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
 def test_actors_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--actors", "2"]
     command += ["--report-seconds", "0.1", "--evaluation-period", "0", "--steps", "10000000"]
@@ -157,11 +174,13 @@ def test_actors_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
         try:
             assert learner.stdout is not None
             assert any("learning" in line for line in learner.stdout)
-            children = Path(f"/proc/{learner.pid}/task/{learner.pid}/children").read_text().split()
-            assert len(children) >= 2
+            # Actors are children of the process that they are forked from, which is a child of the learner.
+            actors = [actor for child in children_of(learner.pid) for actor in children_of(child)]
+            assert len(actors) == 2
             learner.kill()
             # The actors have the same standard output: it ends when the last of them has ended.
             learner.communicate(timeout=60)
+            assert not any(is_running(actor) for actor in actors)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(learner.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Prioritized experience replay, parameters and gradients as a service in the network.
+"""Prioritized experience replay and parameters as a service in the network.
 
 The replay client needs NumPy alone:
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,25 @@ import innet_drl as innet
 from innet_drl.config import Config
 from innet_drl.environments import Environments, Spec
 from innet_drl.exploration import annealed, choose, epsilon_ladder
+from innet_drl.faults import ConfigurationError
 from innet_drl.journal import Journal
 from innet_drl.learner import UPDATES
 from innet_drl.metrics import ActorReport, Game, Stopwatch
 from innet_drl.networks import QNetwork
+
+IMAGE_BYTES = 2_000
+"""Of the memory for each step of an Atari game: packed, Breakout takes 409 on average and Seaquest 741."""
+IMAGE_OVERHEAD_BYTES = 128
+"""More than a step takes beside its image."""
 
 
 def make_table(config: Config, spec: Spec, name: str) -> innet.Table:
     """The replay memory of a run: one frame a step, of which the view makes stacks, or one vector."""
     return innet.Table(
         name,
-        {"frame": (spec.frame_dtype, spec.frame_shape), "action": "uint8", "reward": "float32"},
+        {"frame": (spec.frame_dtype, spec.frame_shape), "action": spec.action_dtype, "reward": "float32"},
         config.capacity,
+        capacity_bytes=_capacity_bytes(config, spec),
         sampler="prioritized",
         priority_exponent=config.priority_exponent,
         # A serial run keeps these by itself: one thread cannot wait for itself.
@@ -34,6 +42,27 @@ def make_table(config: Config, spec: Spec, name: str) -> innet.Table:
         samples_per_insert=0.0 if config.serial else config.samples_per_insert,
         slack=0.0 if config.serial else config.slack,
     )
+
+
+def _capacity_bytes(config: Config, spec: Spec) -> int:
+    """Bytes at which a memory of images evicts, and which a server keeps free for it; 0, the raw size, for vectors."""
+    if len(spec.frame_shape) != 2:
+        return 0
+    # Learning starts even if no frame can be packed.
+    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape)
+    return max(config.capacity * IMAGE_BYTES, min(2 * config.min_size, config.capacity) * raw)
+
+
+def embedded_memory(config: Config, table: innet.Table) -> innet.Replay:
+    """The memory of a run without a server.
+
+    Raises:
+        ConfigurationError: There is no room for the table.
+    """
+    try:
+        return innet.Replay([table], max_bytes=config.max_bytes, seed=config.seed)
+    except innet.errors.TableError as error:
+        raise ConfigurationError(f"no room for the memory ({error}): lower --capacity, or raise --max-bytes") from error
 
 
 def make_view(config: Config, spec: Spec) -> innet.NStep:
@@ -112,7 +141,7 @@ class Actor:
             q: NDArray[np.float32] = self.network(torch.from_numpy(self._observation)).numpy()
         self.stopwatch.lap("inference")
         # Each actor takes its own pace for everyone's: close enough for exploration, and nothing to ask for.
-        everyones = self._first_step + self._steps * self._config.actors
+        everyones = self._first_step + self._steps * self._config.playing_actors
         epsilon = annealed(self._epsilon, everyones, self._config.epsilon_anneal_steps)
         action = choose(q, epsilon, self.random)
         step = self._environments.step(action)
@@ -121,7 +150,7 @@ class Actor:
         terminated = step.terminated | life_ends
         self._writer.append(
             frame=self._frame(),
-            action=action.astype(np.uint8),
+            action=action.astype(self._environments.spec.action_dtype),
             reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
             terminated=terminated,
             truncated=step.truncated & ~terminated,
@@ -165,10 +194,12 @@ class Actor:
         self._steps = self._reported_steps = state["steps"]
         self._parameter_updates = state["parameter_updates"]
 
-    def close(self) -> None:
-        """Sends the rows that are not sent and frees the environments."""
-        self._writer.close()
-        self._environments.close()
+    def close(self, timeout: float | None = None) -> None:
+        """Sends the rows that are not sent, within `timeout` seconds, and frees the environments."""
+        try:
+            self._writer.close(timeout)
+        finally:
+            self._environments.close()
 
     def _frame(self) -> NDArray[Any]:
         newest = self._observation[:, -1] if self._environments.spec.stack > 1 else self._observation

@@ -1,27 +1,22 @@
 """The command line: `innet-drl train | evaluate | record`.
 
-`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; every
-field of `innet_drl.config.Config` has a flag.
+`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags
+are in `innet_drl.flags`. Nothing of the extra `train` is imported before a command runs: without it there is an
+error that says so, and each actor, which imports the main module again, has this one for nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
 
 import innet_drl as innet
-from innet_drl.config import PRESETS, Config
-from innet_drl.faults import ConfigurationError, TrainingError
+from innet_drl.faults import TrainingError
 
 USAGE = """\
 usage: innet-drl COMMAND [flags]
@@ -34,50 +29,19 @@ commands:
 innet-drl COMMAND --help lists the flags.
 """
 
-PresetName = Literal["breakout", "breakout-paper", "cartpole"]
-
-
-@dataclass(frozen=True)
-class TrainFlags:
-    """Train an agent with prioritized replay: actors, memory and learner apart, on one machine by default."""
-
-    config: Annotated[Config, tyro.conf.arg(name="")]
-    preset: PresetName = "breakout"
-    """Settings to start from; every flag below changes one of them."""
-    out: Path | None = None
-    """The run's folder; `runs/<preset>-<date>-<time>` where it is not given."""
-    resume: Path | None = None
-    """Folder of a run to go on with: its settings, changed by the flags given, and its newest checkpoint."""
-
-
-@dataclass(frozen=True)
-class EvaluateFlags:
-    """Play games with a run's newest checkpoint and print the scores as JSON."""
-
-    run: tyro.conf.Positional[Path]
-    """The run's folder."""
-    games: int | None = None
-    """Games; the run's `evaluation_games` where it is not given."""
-    epsilon: float | None = None
-    """Random actions; the run's `evaluation_epsilon` where it is not given."""
-    frames: int | None = None
-    """Emulator frames of a game; the run's `evaluation_frames` where it is not given."""
-    seed: int = 0
-    """Seeds the games."""
-
-
-@dataclass(frozen=True)
-class RecordFlags:
-    """Record a video of a game with a run's newest checkpoint."""
-
-    run: tyro.conf.Positional[Path]
-    """The run's folder."""
-    to: Path | None = None
-    """The mp4 to write; one in the run's `videos/` where it is not given."""
-    seed: int = 0
-    """Seeds the game."""
-    seconds: float = 60.0
-    """Length of the video."""
+EXTRA = {
+    "ale_py",
+    "gymnasium",
+    "imageio_ffmpeg",
+    "loguru",
+    "rich",
+    "safetensors",
+    "tensorboard",
+    "torch",
+    "tyro",
+    "yaml",
+}
+"""Modules of the extra `train`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,6 +65,11 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     except (TrainingError, innet.ReplayError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+            raise
+        print(f"error: {error.name} is not installed: pip install 'innet-drl[train]'", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
@@ -108,9 +77,15 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
 
 def train(arguments: Sequence[str]) -> None:
     """`innet-drl train`."""
-    from innet_drl import launch
+    from innet_drl.flags import parse_train
 
     flags = parse_train(arguments)
+    if not flags.config.serial:
+        from innet_drl.processes import prepare
+
+        # It imports torch while this process does, with the next line.
+        prepare()
+    from innet_drl import launch
 
     if flags.resume is not None:
         launch.train(flags.config, flags.resume, resume=True)
@@ -119,60 +94,39 @@ def train(arguments: Sequence[str]) -> None:
     launch.train(flags.config, flags.out or Path("runs") / f"{flags.preset}-{moment}")
 
 
-def parse_train(arguments: Sequence[str]) -> TrainFlags:
-    """The flags of `innet-drl train`, on top of the preset or of the resumed run's settings.
-
-    Raises:
-        ConfigurationError: Flags that contradict each other.
-        RunFolderError: There is no run to resume.
-        SystemExit: Flags that do not exist, or `--help`.
-    """
-    from innet_drl.folder import RunFolder
-
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", default="breakout", choices=sorted(PRESETS))
-    first.add_argument("--resume", type=Path)
-    known, _ = first.parse_known_args(arguments)
-    config = PRESETS[known.preset] if known.resume is None else RunFolder.open(known.resume).config()
-    flags = tyro.cli(
-        TrainFlags,
-        prog="innet-drl train",
-        args=list(arguments),
-        default=TrainFlags(config=config, preset=known.preset),
-    )
-    if flags.resume is not None and flags.out is not None:
-        raise ConfigurationError("--resume goes on in the run's own folder: leave --out away")
-    return flags
-
-
 def evaluate(arguments: Sequence[str]) -> None:
     """`innet-drl evaluate`."""
-    flags = tyro.cli(EvaluateFlags, prog="innet-drl evaluate", args=list(arguments))
+    from innet_drl.flags import EvaluateFlags, parse
+
+    flags = parse(EvaluateFlags, "evaluate", arguments)
     from innet_drl import agent, evaluator
 
     config, network, checkpoint = agent.load(flags.run)
     config = dataclasses.replace(
         config,
+        seed=flags.seed,
         evaluation_games=flags.games or config.evaluation_games,
         evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
         evaluation_frames=flags.frames or config.evaluation_frames,
     )
-    evaluation = evaluator.evaluate(config, network, seed=flags.seed)
+    evaluation = evaluator.evaluate(config, network, seed=config.seed)
     assert evaluation is not None
     print(json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
 
 
 def record(arguments: Sequence[str]) -> None:
     """`innet-drl record`."""
-    flags = tyro.cli(RecordFlags, prog="innet-drl record", args=list(arguments))
+    from innet_drl.flags import RecordFlags, parse
+
+    flags = parse(RecordFlags, "record", arguments)
     from innet_drl import agent, video
-    from innet_drl.folder import RunFolder
+    from innet_drl.folder import RunFolder, writing
 
     config, network, checkpoint = agent.load(flags.run)
-    folder = RunFolder.open(flags.run)
-    path = flags.to or folder.videos / f"{checkpoint.stem}-seed{flags.seed}.mp4"
-    with folder.writing():
-        score = video.record(config, network, path, seed=flags.seed, seconds=flags.seconds)
+    config = dataclasses.replace(config, seed=flags.seed)
+    path = flags.to or RunFolder.open(flags.run).videos / f"{checkpoint.stem}-seed{flags.seed}.mp4"
+    with writing(str(path), "choose another file with --to"):
+        score = video.record(config, network, path, seed=config.seed, seconds=flags.seconds)
     print(f"score {score:g}: {path}")
 
 

@@ -16,6 +16,9 @@ import yaml
 
 from innet_drl.faults import ConfigurationError
 
+MAX_SEED = 1 << 30
+"""Evaluations and environments add to the seed, and Atari takes 31 bits."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -32,7 +35,7 @@ class Config:
     seed: int = 0
     """Seeds networks, environments, exploration and, where the memory is in this process, its draws."""
     serial: bool = False
-    """One process, one step after the other: the run is a function of the seed."""
+    """One process and one actor, one step after the other: the run is a function of the seed."""
     replay: str = "embedded"
     """`embedded` holds the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
     `unix:///path`) uses a server. A token is taken from the environment variable INNET_TOKEN."""
@@ -42,7 +45,7 @@ class Config:
     # Actors.
 
     actors: int = 1
-    """Actor processes."""
+    """Actor processes; a serial run has one actor, whatever stands here."""
     environments: int = 16
     """Environments of one actor, stepped together."""
     environment_threads: int = 1
@@ -105,7 +108,7 @@ class Config:
     prefetch: int = 3
     """Batches drawn ahead of the learner."""
     max_bytes: int = 4 << 30
-    """Memory that an embedded replay may take."""
+    """Memory that an embedded replay may take; a capacity for which it has no room is refused. A server has its own."""
 
     # Learner.
 
@@ -191,6 +194,13 @@ class Config:
             "evaluation_period",
         ):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        _require(0 <= self.seed < MAX_SEED, "seed", self.seed, f"from 0 to {MAX_SEED - 1}")
+        _require(
+            self.stack >= 2 or not self.is_atari,
+            "stack",
+            self.stack,
+            "at least 2 in Atari games: one frame shows no motion",
+        )
         _require(len(self.channels) == 3, "channels", self.channels, "of three convolutions")
         for name in ("channels", "layers"):
             widths = getattr(self, name)
@@ -237,9 +247,14 @@ class Config:
         return self.environment.startswith("atari/")
 
     @property
+    def playing_actors(self) -> int:
+        """Actors that play: one in a serial run."""
+        return 1 if self.serial else self.actors
+
+    @property
     def all_environments(self) -> int:
         """Environments of all actors."""
-        return self.actors * self.environments
+        return self.playing_actors * self.environments
 
     @property
     def slack(self) -> float:
@@ -254,7 +269,7 @@ class Config:
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
         """The flags of those of these settings that are not as in the other, for a message; may be empty."""
-        return " and ".join(flag(name) for name in names if getattr(self, name) != getattr(other, name))
+        return flags(name for name in names if getattr(self, name) != getattr(other, name))
 
     def save(self, path: Path) -> None:
         """Writes every field to a YAML file."""
@@ -296,6 +311,11 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def flags(names: Iterable[str]) -> str:
+    """The flags of several fields, for a message."""
+    return " and ".join(flag(name) for name in names)
+
+
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise ConfigurationError(f"{flag(name)} {value}: it must be {wanted}")
@@ -326,7 +346,6 @@ PRESETS: dict[str, Config] = {
         chunk_steps=50,
         prefetch=16,
         evaluation_frames=108_000,
-        max_bytes=12 << 30,
     ),
     "cartpole": Config(
         environment="CartPole-v1",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ale_py
 import gymnasium
@@ -41,6 +41,11 @@ class Spec:
     """uint8 for images, float32 for vectors."""
     frames_per_step: int
     """Emulator frames of one agent step; 1 outside Atari."""
+
+    @property
+    def action_dtype(self) -> Literal["uint8", "int32"]:
+        """The smallest that torch and the memory have for these actions."""
+        return "uint8" if self.actions <= 256 else "int32"
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

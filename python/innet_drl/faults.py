@@ -24,3 +24,7 @@ class RunFolderError(TrainingError):
 
 class ActorError(TrainingError):
     """Actors died more often than they are replaced."""
+
+
+class DivergedError(TrainingError):
+    """The loss or the weights are no numbers any more."""

@@ -19,14 +19,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import safetensors.torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from innet_drl.config import Config
 from innet_drl.faults import RunFolderError
+
+if TYPE_CHECKING:
+    # The command line reads settings here, before it imports torch.
+    from torch import Tensor
 
 KEPT_CHECKPOINTS = 3
 
@@ -44,8 +44,9 @@ class Checkpoint:
 class RunFolder:
     """A run's folder: `new` and `open` name one, and `begin` makes it the folder of a run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, advice: str = "make it writable for this user") -> None:
         self.path = path
+        self._advice = advice
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
 
@@ -63,7 +64,7 @@ class RunFolder:
         """
         if (path / "config.yaml").exists():
             raise RunFolderError(f"{path} holds a run already: go on with --resume {path}, or choose another --out")
-        return cls(path)
+        return cls(path, "choose another folder with --out")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -100,16 +101,8 @@ class RunFolder:
         Raises:
             RunFolderError: In place of an `OSError`.
         """
-        try:
+        with writing(f"the run's folder {self.path}", self._advice, f" and go on with --resume {self.path}"):
             yield
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                advice = f"the disk is full: free some space and go on with --resume {self.path}"
-            elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                advice = "it may not be written: choose another folder with --out"
-            else:
-                advice = f"{error.strerror or error}"
-            raise RunFolderError(f"the run's folder {self.path}: {advice}") from error
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
         """Writes a checkpoint under another name and renames it, then removes the oldest ones.
@@ -117,6 +110,8 @@ class RunFolder:
         Raises:
             RunFolderError: It cannot be written; the checkpoints there are stay whole.
         """
+        import safetensors.torch
+
         path = self.checkpoints / f"{agent_steps:012d}.safetensors"
         partial = path.with_suffix(".partial")
         content = safetensors.torch.save(
@@ -145,12 +140,18 @@ class RunFolder:
         with self.writing():
             (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
 
+    def newest_checkpoint(self) -> Path | None:
+        """The path of the newest checkpoint; `None` where there is none."""
+        return max(self.checkpoints.glob("*.safetensors"), default=None)
+
     def latest_checkpoint(self) -> Checkpoint:
         """The newest checkpoint.
 
         Raises:
             RunFolderError: There is none, or it is damaged.
         """
+        import safetensors
+
         paths = self._checkpoint_paths()
         if not paths:
             raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
@@ -166,3 +167,29 @@ class RunFolder:
 
     def _checkpoint_paths(self) -> list[Path]:
         return sorted(self.checkpoints.glob("*.safetensors"))
+
+
+@contextlib.contextmanager
+def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
+    """Turns what the operating system says about a write into an error that says what to do.
+
+    Args:
+        what: Names what is written.
+        advice: What to do where it cannot be written.
+        afterwards: What to do once there is room on a full disk.
+
+    Raises:
+        RunFolderError: In place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"the disk is full: free some space{afterwards}"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason = f"it may not be written: {advice}"
+        elif error.errno in (errno.ENOENT, errno.ENOTDIR) and error.filename is not None:
+            reason = f"there is no directory for {error.filename}: make it first"
+        else:
+            reason = f"{error.strerror or error}"
+        raise RunFolderError(f"{what}: {reason}") from error

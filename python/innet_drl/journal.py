@@ -55,9 +55,9 @@ class Journal:
         self._keys.append(key.view(np.int64).copy())
         self._priorities.append(priority.copy())
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Closes the writer."""
-        self._writer.close()
+        self._writer.close(timeout)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The journal as tensors for a checkpoint."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,9 +17,9 @@ from loguru import logger
 
 import innet_drl as innet
 from innet_drl import serial, video
-from innet_drl.actor import make_table, make_view
+from innet_drl.actor import embedded_memory, make_table, make_view
 from innet_drl.batches import TorchBatch
-from innet_drl.config import Config
+from innet_drl.config import Config, flags
 from innet_drl.evaluator import Evaluation
 from innet_drl.faults import ActorError, ConfigurationError, TrainingError
 from innet_drl.folder import RunFolder
@@ -31,6 +30,20 @@ from innet_drl.terminal import Page
 
 WAIT_SECONDS = 0.5
 """How long the learner waits for a batch before it looks after its actors."""
+
+TABLE_SETTINGS = (
+    "environment",
+    "capacity",
+    "min_size",
+    "samples_per_insert",
+    "priority_exponent",
+    "actors",
+    "environments",
+    "chunk_steps",
+    "prefetch",
+    "batch_size",
+)
+"""Settings that a table is made of, its slack among them (`Config.slack`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +95,6 @@ def train_apart(session: Session) -> None:
         _memory(session) as (replay, address),
         contextlib.ExitStack() as running,
     ):
-        session.begin()
         session.publish(replay)
         actors = running.enter_context(Actors(config, address, name, session.meter.agent_steps))
         batches: Iterator[TorchBatch] = running.enter_context(
@@ -98,6 +110,7 @@ def train_apart(session: Session) -> None:
         )
         if session.learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(session.learner, batches))
+        session.begin()
         try:
             _learn(session, replay, actors, batches)
             session.report_rest(replay)
@@ -125,7 +138,7 @@ def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iter
             # One update late: meanwhile a GPU has computed the errors, and nobody waited for them.
             if unwritten is not None:
                 key, earlier = unwritten
-                replay.update_priorities(name, key, earlier.priorities())
+                replay.update_priorities(name, key, session.priorities(earlier))
             unwritten = (batch.key, update)
             session.stopwatch.lap("priorities")
             session.publish_if_due(replay)
@@ -133,22 +146,38 @@ def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iter
         now = time.monotonic()
         if now - looked >= WAIT_SECONDS or batch is None:
             looked = now
-            for report in actors.reports():
-                session.meter.add_report(report)
+            _look_after(actors, session)
             if session.report_due_by_time:
                 session.report(replay)
             if session.checkpoint_due:
                 session.checkpoint()
 
 
+def _look_after(actors: Actors, session: Session) -> None:
+    # The signal that ends the run may have gone to the actors too: they are not to be replaced.
+    if session.interrupted:
+        return
+    try:
+        reports = actors.reports(session.meter.agent_steps)
+    except ActorError:
+        if not session.interrupted:
+            raise
+        return
+    for report in reports:
+        session.meter.add_report(report)
+
+
 @contextlib.contextmanager
 def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
-    """The replay memory and its address: our own behind a Unix socket, or a server's."""
+    """The replay memory and its address: our own behind a Unix socket, or a server's.
+
+    Raises:
+        ConfigurationError: There is no room for it, or a server holds another one of its name.
+    """
     config = session.config
     table = make_table(config, session.spec, session.name)
     if config.replay != "embedded":
-        token = os.environ.get("INNET_TOKEN")
-        with innet.connect(config.replay, token=token, tables=[table], tls_ca=config.replay_ca) as replay:
+        with _connect(session, table) as replay:
             if session.resumed is None and replay.stats()["tables"][table.name]["inserted_items"]:
                 raise ConfigurationError(
                     f"{config.replay} holds the memory of another run named {table.name!r}: go on with that run "
@@ -160,11 +189,30 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
     # Not in the run's folder: the path of a Unix socket may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="innet-") as directory:
         address = f"unix://{directory}/replay"
-        with (
-            innet.Replay([table], max_bytes=config.max_bytes, seed=config.seed) as replay,
-            replay.serve(address),
-        ):
+        with embedded_memory(config, table) as replay, replay.serve(address):
             yield replay, address
+
+
+def _connect(session: Session, table: innet.Table) -> innet.Replay:
+    config = session.config
+    try:
+        return innet.connect(config.replay, tables=[table], tls_ca=config.replay_ca)
+    except innet.errors.TableDiffersError as error:
+        drop = f"innet_drl.connect({config.replay!r}).drop_table({table.name!r})"
+        if session.resumed is None:
+            advice = f"choose another --out, whose last part names the memory, or drop that one: {drop}"
+        else:
+            changed = config.changed_flags(session.folder.config(), TABLE_SETTINGS)
+            settings = f"leave {changed} away" if changed else f"take those back ({flags(TABLE_SETTINGS)})"
+            advice = f"{settings}, or drop the memory, which is filled anew: {drop}"
+        raise ConfigurationError(
+            f"{config.replay} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}"
+        ) from error
+    except innet.errors.TableError as error:
+        raise ConfigurationError(
+            f"{config.replay} has no room for the memory ({error}): lower --capacity, drop a table there that no run "
+            "needs any more (Replay.drop_table), or start the server with a higher --max-bytes"
+        ) from error
 
 
 def _finish(session: Session) -> Result:

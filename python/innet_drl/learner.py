@@ -184,6 +184,11 @@ class Learner:
             **{f"optimizer.{index}.{name}": value for index, state in moments.items() for name, value in state.items()},
         }
 
+    @property
+    def finite(self) -> bool:
+        """Whether all that a checkpoint would hold is numbers."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors().values())
+
     def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
         """Goes back to what `tensors` returned, at these counts."""
         self.network.load_state_dict(_under("model.", tensors))

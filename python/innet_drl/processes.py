@@ -6,16 +6,18 @@ ends on SIGTERM, and when the learner's process is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import tempfile
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from dataclasses import dataclass, field, replace
+from multiprocessing import forkserver, resource_tracker
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -29,6 +31,11 @@ from innet_drl.metrics import ActorReport
 REPORT_SECONDS = 0.5
 STOP_SECONDS = 10.0
 """How long an actor may take to end before it is killed."""
+CLOSE_SECONDS = 1.0
+"""How long it may take to hand over what it played last to a server that stays."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a terminal or a supervisor sends to every process of the run."""
 
 _forking = multiprocessing.get_context("forkserver")
 
@@ -54,8 +61,8 @@ class Assignment:
     """Of the table and the parameters."""
     first_step: int
     """Agent steps of all actors in earlier sessions."""
-    token: str | None = field(default_factory=lambda: os.environ.get("INNET_TOKEN"), repr=False)
-    """Of the replay memory; the process that actors are forked from has the environment of its start."""
+    token: str = field(repr=False)
+    """Of the replay memory, empty for none. The process that actors are forked from has an older environment."""
 
 
 class _Stopped(BaseException):
@@ -67,25 +74,43 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def prepare() -> None:
-    """Starts the process that actors are forked from: it imports torch meanwhile, once for all of them.
+    """Starts the process that actors are forked from, unless there is one: it imports torch, once for all of them.
 
     They are not forked from this one, whose threads and locks they would inherit in unknown states.
+
+    Raises:
+        ActorError: It cannot be started.
     """
     _forking.set_forkserver_preload(["innet_drl.actor", "innet_drl.processes"])
-    forkserver.ensure_running()
+    # It unblocks the signals of whoever starts it.
+    resource_tracker.ensure_running()
+    # A signal to the group must end it neither while it imports nor before its last actor has ended. It keeps the
+    # mask, and ends when nobody is left who could ask it for an actor; an actor unblocks what it has handlers for.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        forkserver.ensure_running()
+    except OSError as error:
+        raise ActorError(
+            f"the process that actors are forked from cannot be started ({error}): its socket is in "
+            f"{tempfile.gettempdir()}; where that path is long, set TMPDIR to a shorter one"
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_actor(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of an actor's process."""
     # Ctrl-C reaches every process of the terminal; the learner is the one to end the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
     logger.remove()
     # The page is the learner's. What the core has to say here, it also says with the errors of its calls.
     logging.getLogger("innet_drl").addHandler(logging.NullHandler())
     logging.getLogger("innet_drl").propagate = False
     _end_with_parent()
     try:
+        signal.signal(signal.SIGTERM, _stop)
+        # One that came since the start is raised here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         _play(assignment, pipe)
     except (_Stopped, BrokenPipeError):
         pass
@@ -121,19 +146,25 @@ def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -
         )
         reported = time.monotonic()
         vector_steps = 0
-        while True:
-            if vector_steps % config.pull_period == 0:
-                actor.pull(replay, name)
-            actor.step()
-            vector_steps += 1
-            if vector_steps % config.chunk_steps == 0:
-                # Chunks are full. Waiting for them here keeps the actor from playing ahead of the replay
-                # ratio with old parameters, by as many pushes as the writer would hold under way.
-                writer.flush()
-                actor.stopwatch.lap("write")
-            if time.monotonic() - reported >= REPORT_SECONDS:
-                pipe.send(actor.report())
-                reported = time.monotonic()
+        try:
+            while True:
+                if vector_steps % config.pull_period == 0:
+                    actor.pull(replay, name)
+                actor.step()
+                vector_steps += 1
+                if vector_steps % config.chunk_steps == 0:
+                    # Chunks are full. Waiting for them here keeps the actor from playing ahead of the replay
+                    # ratio with old parameters, by as many pushes as the writer would hold under way.
+                    writer.flush()
+                    actor.stopwatch.lap("write")
+                if time.monotonic() - reported >= REPORT_SECONDS:
+                    pipe.send(actor.report())
+                    reported = time.monotonic()
+        except _Stopped:
+            if config.replay != "embedded":
+                # The replay ratio may have no room for it, now that nobody draws.
+                with contextlib.suppress(innet.ReplayError):
+                    actor.close(CLOSE_SECONDS)
 
 
 def _end_with_parent() -> None:
@@ -160,14 +191,21 @@ class Actors:
     """
 
     def __init__(self, config: Config, address: str, name: str, first_step: int) -> None:
-        self._assignments = [Assignment(config, index, address, name, first_step) for index in range(config.actors)]
+        token = "" if config.replay == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
+        self._assignments = [
+            Assignment(config, index, address, name, first_step, token) for index in range(config.actors)
+        ]
         self._restarts_left = config.actor_restarts
         self._processes: dict[int, Any] = {}
         self._pipes: dict[multiprocessing.connection.Connection, int] = {}
 
     def __enter__(self) -> Self:
-        for assignment in self._assignments:
-            self._start(assignment)
+        try:
+            for assignment in self._assignments:
+                self._start(assignment)
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
@@ -176,6 +214,9 @@ class Actors:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
@@ -185,8 +226,11 @@ class Actors:
         for pipe in self._pipes:
             pipe.close()
 
-    def reports(self) -> list[ActorReport]:
+    def reports(self, agent_steps: int) -> list[ActorReport]:
         """The reports that came since the last call, without waiting. Replaces actors that died.
+
+        Args:
+            agent_steps: Of the run until now: exploration of a new actor goes on from there, with new games.
 
         Raises:
             ActorError: More of them died than are replaced, or the next would die in the same way.
@@ -198,25 +242,34 @@ class Actors:
                 while pipe.poll():
                     message = pipe.recv()
                     if isinstance(message, Failure):
-                        self._replace(pipe, message)
+                        self._replace(pipe, message, agent_steps)
                         break
                     reports.append(message)
             except EOFError:
-                self._replace(pipe, None)
+                self._replace(pipe, None, agent_steps)
         return reports
 
     def _start(self, assignment: Assignment) -> None:
+        prepare()
         ours, theirs = _forking.Pipe(duplex=False)
         process = _forking.Process(
             target=run_actor, args=(assignment, theirs), name=f"actor-{assignment.index}", daemon=True
         )
-        process.start()
+        try:
+            process.start()
+        except (EOFError, OSError) as error:
+            ours.close()
+            theirs.close()
+            raise ActorError(
+                f"actor {assignment.index} cannot be started: the process that actors are forked from has ended "
+                f"({type(error).__name__}); where it printed nothing, it was killed, perhaps for want of memory"
+            ) from error
         # With our copy closed, the end of the process is the end of the pipe.
         theirs.close()
         self._processes[assignment.index] = process
         self._pipes[ours] = assignment.index
 
-    def _replace(self, pipe: multiprocessing.connection.Connection, failure: Failure | None) -> None:
+    def _replace(self, pipe: multiprocessing.connection.Connection, failure: Failure | None, agent_steps: int) -> None:
         index = self._pipes.pop(pipe)
         pipe.close()
         process = self._processes.pop(index)
@@ -229,7 +282,7 @@ class Actors:
             raise ActorError(f"actor {index} failed, and no restart is left: {reason}")
         self._restarts_left -= 1
         logger.error(f"actor {index} failed and is replaced ({self._restarts_left} restarts left): {reason}")
-        self._start(self._assignments[index])
+        self._start(replace(self._assignments[index], first_step=agent_steps))
 
 
 def _await_end(process: Any, seconds: float) -> None:

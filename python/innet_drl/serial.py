@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-import innet_drl as innet
 from innet_drl import environments
-from innet_drl.actor import Actor, make_table, make_view, open_writer
+from innet_drl.actor import Actor, embedded_memory, make_table, make_view, open_writer
 from innet_drl.faults import ConfigurationError
 from innet_drl.folder import Checkpoint
 from innet_drl.journal import Journal
@@ -45,7 +44,7 @@ def train(session: Session) -> None:
     """Trains until the session is finished, and leaves a checkpoint."""
     config, spec, name = session.config, session.spec, session.name
     with (
-        innet.Replay([make_table(config, spec, name)], max_bytes=config.max_bytes, seed=config.seed) as replay,
+        embedded_memory(config, make_table(config, spec, name)) as replay,
         replay.batches(
             name,
             config.batch_size,
@@ -93,7 +92,7 @@ def train(session: Session) -> None:
                 batch = next(batches)
                 counts.drawn += config.batch_size
                 session.stopwatch.lap("draw")
-                priority = session.learn(batch).priorities()
+                priority = session.priorities(session.learn(batch))
                 if journal is None:
                     replay.update_priorities(name, batch.key, priority)
                 else:

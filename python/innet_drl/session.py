@@ -11,15 +11,17 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from loguru import logger
+from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl import environments
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config
 from innet_drl.evaluator import Evaluation, evaluate
-from innet_drl.faults import ConfigurationError
+from innet_drl.faults import ConfigurationError, DivergedError
 from innet_drl.folder import Checkpoint, RunFolder
 from innet_drl.learner import Learner, Update, choose_numerics
 from innet_drl.metrics import Meter, Metrics, Stopwatch
@@ -118,6 +120,29 @@ class Session:
         self.stopwatch.lap("update")
         return update
 
+    def priorities(self, update: Update) -> NDArray[np.float64]:
+        """New priorities [B] of an update's transitions; waits for the update.
+
+        Raises:
+            DivergedError: They are no numbers.
+        """
+        priorities = update.priorities()
+        if not np.isfinite(priorities).all():
+            raise self._diverged("TD errors")
+        return priorities
+
+    def _diverged(self, what: str) -> DivergedError:
+        newest = self.folder.newest_checkpoint()
+        rate = f"a lower --learning-rate than {self.config.learning_rate:g}"
+        return DivergedError(
+            f"training has diverged by update {self.learner.updates:,}, its {what} are infinite or NaN: "
+            + (
+                f"start again with {rate} and another --out"
+                if newest is None
+                else f"go on from its last good checkpoint, {newest}, with --resume {self.folder.path} and {rate}"
+            )
+        )
+
     def publish(self, replay: innet.Replay) -> None:
         """Publishes the parameters for the actors."""
         replay.put_parameters(self.name, self.learner.parameters())
@@ -210,8 +235,11 @@ class Session:
         """Writes a checkpoint of the learner, with more tensors and state beside it.
 
         Raises:
+            DivergedError: There is nothing worth keeping.
             RunFolderError: It cannot be written.
         """
+        if not self.learner.finite:
+            raise self._diverged("weights")
         whole_state = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
             "meter": self.meter.state(),
