@@ -17,7 +17,7 @@ use super::streams::{Link, Place};
 use super::writers::Writer;
 
 /// Where a chunk is before it has been placed.
-const NOWHERE: Handle = Handle::from_bits(u64::MAX);
+pub const NOWHERE: Handle = Handle::from_bits(u64::MAX);
 
 /// The place of a checked chunk among the residents.
 pub struct ReadyChunk {
