@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_told_with_its_path(tmp_path: Path) -> None:
         launch.train(small(serial=True), run, resume=True)
 
 
-def test_atari_resumes_with_new_games_and_keeps_the_learner(tmp_path: Path) -> None:
+def test_atari_resumes_with_new_games_and_keeps_all_else(tmp_path: Path) -> None:
     config = small(
         serial=True,
         environment="atari/breakout",
@@ -85,7 +85,8 @@ def test_atari_resumes_with_new_games_and_keeps_the_learner(tmp_path: Path) -> N
     assert second.agent_steps >= 320
     assert second.learner_updates > first.learner_updates > 0
     resumed = lines(run)[-1]
-    assert resumed["replay_steps"] < second.agent_steps
+    assert resumed["replay_steps"] >= second.agent_steps
+    assert resumed["samples_per_insert"] <= config.samples_per_insert
 
 
 def test_checkpoints_are_plain_safetensors(tmp_path: Path) -> None:

@@ -683,6 +683,37 @@ class Replay:
 
         `docs/api.md` explains every key.
         """
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes all tables to a file, while they are in use.
+
+        Steps, items with their priorities and draws, the rate limiter's counts and the statistics; parameters and
+        writers are not in it. What is pushed meanwhile is left out, and so is what is evicted. The file is written
+        beside and renamed when all of it is on the disk: one that was there stays whole until then.
+
+        Args:
+            path: The file; one that is there is replaced. One step takes what it takes in memory.
+
+        Raises:
+            StorageError: It cannot be written; `errno` tells why, as of any `OSError`.
+            ConfigError: This is the client of a server: only the process that holds the memory can save it.
+        """
+    def restore(self, path: str | PathLike[str]) -> None:
+        """Puts back the tables of a file that `save` wrote.
+
+        Into tables of their names, which have to be empty, and new ones where there are none. Capacity and limits
+        are those of the table that is there; where it is smaller, the newest steps are kept. Writers are opened
+        anew, keys of before name nothing, priorities and the ratio of draws to inserts go on.
+
+        Args:
+            path: The file. It is checked as a whole before anything is stored.
+
+        Raises:
+            StorageError: It cannot be read.
+            CorruptError: It is no snapshot of this release, damaged, or cut off.
+            TableDiffersError: A table has other columns, another sampler, exponent or unit; the message shows it.
+            ConfigError: A table has steps already; or this is the client of a server.
+            TableError: A new table does not fit `max_bytes`.
+        """
     def serve(
         self,
         addresses: str | _Sequence[str],

@@ -158,6 +158,9 @@ class Config:
 
     checkpoint_minutes: float = 5.0
     """Minutes from one checkpoint to the next; the last one is always written."""
+    checkpoint_replay: bool = True
+    """Write an embedded replay memory beside each checkpoint, so that a resumed run goes on with it. A step takes there
+    what it takes in memory. A serial run of environments that can be restored keeps its memory in its own way."""
     report_seconds: float = 5.0
     """Seconds from one line of metrics to the next."""
     report_steps: int = 1000

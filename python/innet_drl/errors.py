@@ -108,7 +108,7 @@ class DisconnectedError(ReplayError, ConnectionError):
 
 
 class CorruptError(ReplayError):
-    """Stored data does not decode."""
+    """Stored data does not decode, or a snapshot is damaged or of another release."""
 
 
 class ConfigError(ReplayError, ValueError):

@@ -7,6 +7,7 @@ runs/<name>/
     evaluation.json         the scores of the evaluation after training
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
+    replay.snapshot         the replay memory at the newest checkpoint, where it was in the learner
     videos/                 <agent steps>.mp4
 """
 
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import innet_drl as innet
 from innet_drl.config import Config
 from innet_drl.faults import RunFolderError
 
@@ -49,6 +51,7 @@ class RunFolder:
         self._advice = advice
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
+        self.replay = path / "replay.snapshot"
 
     @property
     def name(self) -> str:
@@ -130,6 +133,26 @@ class RunFolder:
             for old in self._checkpoint_paths()[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
         return path
+
+    def save_replay(self, replay: innet.Replay) -> None:
+        """Writes the replay memory, in place of the one of the checkpoint before.
+
+        Raises:
+            RunFolderError: It cannot be written; the one that was there stays whole.
+        """
+        with self.writing():
+            replay.save(self.replay)
+
+    def restore_replay(self, replay: innet.Replay) -> None:
+        """Puts the memory that `save_replay` wrote into an empty one.
+
+        Raises:
+            RunFolderError: It is damaged, or of another table.
+        """
+        try:
+            replay.restore(self.replay)
+        except (innet.errors.CorruptError, innet.errors.TableDiffersError, innet.errors.StorageError) as error:
+            raise RunFolderError(f"{error}: delete {self.replay} to go on with an empty memory") from error
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
         """Writes the evaluation after training, in place of an earlier session's.

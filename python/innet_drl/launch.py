@@ -115,10 +115,10 @@ def train_apart(session: Session) -> None:
             _learn(session, replay, actors, batches)
             session.report_rest(replay)
         except (innet.ReplayError, ActorError):
-            session.checkpoint()
+            session.checkpoint(replay=replay)
             logger.error(f"what was learned is kept: go on with --resume {session.folder.path}")
             raise
-        session.checkpoint()
+        session.checkpoint(replay=replay)
 
 
 def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iterator[TorchBatch]) -> None:
@@ -150,7 +150,7 @@ def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iter
             if session.report_due_by_time:
                 session.report(replay)
             if session.checkpoint_due:
-                session.checkpoint()
+                session.checkpoint(replay=replay)
 
 
 def _look_after(actors: Actors, session: Session) -> None:
@@ -189,8 +189,10 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
     # Not in the run's folder: the path of a Unix socket may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="innet-") as directory:
         address = f"unix://{directory}/replay"
-        with embedded_memory(config, table) as replay, replay.serve(address):
-            yield replay, address
+        with embedded_memory(config, table) as replay:
+            session.restore_memory(replay)
+            with replay.serve(address):
+                yield replay, address
 
 
 def _connect(session: Session, table: innet.Table) -> innet.Replay:

@@ -55,6 +55,7 @@ def train(session: Session) -> None:
             timeout=0.0,
         ) as batches,
     ):
+        remembers = session.restore_memory(replay)
         writer = open_writer(replay, config, spec, name, actor=0)
         journal = Journal(writer, batches, replay, name) if session.restorable else None
         actor = Actor(
@@ -70,13 +71,16 @@ def train(session: Session) -> None:
         if session.resumed is not None and journal is not None and "actor" in session.resumed.state:
             counts = _restore(session, session.resumed, journal, actor)
         else:
+            if remembers:
+                table = replay.stats()["tables"][name]
+                counts = _Counts(inserted=table["inserted_items"], drawn=table["sampled_items"])
             session.publish(replay)
             actor.pull(replay, name)
         session.begin()
 
         def checkpoint() -> None:
             if journal is None:
-                session.checkpoint()
+                session.checkpoint(replay=replay)
                 return
             published = {_ACTOR_PREFIX + key: value for key, value in actor.network.state_dict().items()}
             session.checkpoint(journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)})

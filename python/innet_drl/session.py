@@ -30,6 +30,8 @@ from innet_drl.terminal import Page
 
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""
+MEMORY_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
+"""Settings that the steps and items of a memory depend on."""
 
 
 class Session:
@@ -100,7 +102,38 @@ class Session:
         """
         self.folder.begin(self.config)
         with self.folder.writing():
+            if not self.keeps_memory:
+                # What an earlier session left would be older than the checkpoints to come.
+                self.folder.replay.unlink(missing_ok=True)
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether checkpoints have the replay memory beside them."""
+        config = self.config
+        by_journal = config.serial and self.restorable
+        return config.checkpoint_replay and config.replay == "embedded" and not by_journal
+
+    def restore_memory(self, replay: innet.Replay) -> bool:
+        """Puts the memory of a resumed run back, where its folder has one; whether it had.
+
+        Raises:
+            ConfigurationError: It was written with other settings.
+            RunFolderError: It is damaged.
+        """
+        path = self.folder.replay
+        if self.resumed is None or not self.keeps_memory or not path.exists():
+            return False
+        changed = self.config.changed_flags(self.folder.config(), MEMORY_SETTINGS)
+        if changed:
+            raise ConfigurationError(
+                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
+                "on with an empty memory"
+            )
+        self.folder.restore_replay(replay)
+        steps = replay.stats()["tables"][self.name]["steps"]
+        logger.info(f"the replay memory goes on with its {steps:,} steps")
+        return True
 
     @property
     def finished(self) -> bool:
@@ -231,8 +264,14 @@ class Session:
         """Whether `checkpoint_minutes` passed since the last one."""
         return time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
 
-    def checkpoint(self, tensors: dict[str, torch.Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
-        """Writes a checkpoint of the learner, with more tensors and state beside it.
+    def checkpoint(
+        self,
+        tensors: dict[str, torch.Tensor] | None = None,
+        state: dict[str, Any] | None = None,
+        *,
+        replay: innet.Replay | None = None,
+    ) -> None:
+        """Writes a checkpoint of the learner, with more tensors and state, and the memory where the run keeps it.
 
         Raises:
             DivergedError: There is nothing worth keeping.
@@ -246,6 +285,8 @@ class Session:
             **(state or {}),
         }
         self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
+        if replay is not None and self.keeps_memory:
+            self.folder.save_replay(replay)
         self._last_checkpoint = time.monotonic()
         self.stopwatch.lap("checkpoint")
 

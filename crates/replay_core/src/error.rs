@@ -1,6 +1,7 @@
 //! The crate's one error type. `ErrorCode` is what crosses the wire and what Python maps to exceptions.
 
 use std::io;
+use std::path::PathBuf;
 
 /// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -194,6 +195,26 @@ pub enum Error {
     /// Stored data does not decode.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
+    /// A snapshot that is no snapshot, of another release, or damaged.
+    #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A table with steps, where a snapshot was to be restored.
+    #[error(
+        "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before anything is written, or empty it and let go of its batches first"
+    )]
+    NotEmpty {
+        /// The table.
+        table: String,
+        /// Its steps.
+        steps: u64,
+        /// Bytes of its steps, and of evicted ones that readers still hold.
+        bytes: u64,
+    },
     /// A configuration that cannot be used.
     #[error("configuration: {0}")]
     Config(String),
@@ -254,7 +275,8 @@ impl Error {
             Error::Connect { .. } => ErrorCode::Connect,
             Error::Disconnected { .. } => ErrorCode::Disconnected,
             Error::Corrupt(_) => ErrorCode::Corrupt,
-            Error::Config(_) => ErrorCode::Config,
+            Error::Snapshot { .. } => ErrorCode::Corrupt,
+            Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,
             Error::Parameters { .. } => ErrorCode::Parameters,
             Error::Closed(_) => ErrorCode::Closed,
             Error::Io { .. } => ErrorCode::Io,

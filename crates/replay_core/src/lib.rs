@@ -16,6 +16,7 @@
 //! | [`limiter`] | samples per insert |
 //! | [`parameters`] | the versioned parameter store |
 //! | [`memory`] | all tables and parameters of a process, and their byte limit |
+//! | [`snapshot`] | all tables in a file, and back |
 //! | [`local`] | the `Replay` of this process |
 //! | [`window`] | which windows a stream of steps completes, and their priorities at birth |
 //! | [`writer`] | packs steps into chunks and items |
@@ -50,6 +51,7 @@ pub mod schema;
 pub mod server;
 pub mod service;
 pub mod slab;
+pub mod snapshot;
 pub mod sum_tree;
 pub mod sync;
 pub mod table;

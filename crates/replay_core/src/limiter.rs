@@ -209,6 +209,28 @@ impl Limiter {
         self.inserted.store(next, Ordering::Release);
     }
 
+    /// Goes on with the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). Where they
+    /// are others than here, draws are counted so that neither side is further ahead than this one allows. Only under
+    /// the table's insert lock.
+    ///
+    /// # Panics
+    /// With debug assertions, for counts that have no room (48 bits).
+    pub fn go_on_from(&self, inserted: u64, drawn: u64, settings: (f64, f64, u64)) {
+        debug_assert!(inserted < 1 << 48 && drawn < 1 << 48);
+        let same = settings == (self.samples_per_insert, self.slack, self.min_size);
+        let drawn = if same || !self.limits_ratio() {
+            drawn
+        } else {
+            let even = self.lead(inserted, 0) - self.centre();
+            let (least, most) = (even - self.slack, even + self.slack);
+            (drawn as f64).clamp(least.max(0.0), most.max(0.0)) as u64
+        };
+        let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
+        // As in `reset`.
+        self.drawn.store(epoch | drawn, Ordering::Release);
+        self.inserted.store(epoch | inserted, Ordering::Release);
+    }
+
     /// Items drawn and items inserted since the last reset.
     pub fn counts(&self) -> (u64, u64) {
         (

@@ -165,6 +165,12 @@ impl Memory {
             .ok_or_else(|| unknown(name, &tables))
     }
 
+    /// All tables, by name.
+    pub fn tables(&self) -> Vec<Arc<Table>> {
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        tables.values().cloned().collect()
+    }
+
     /// Removes every step and item of a table and starts its rate limiter from nothing; writers go on.
     ///
     /// # Errors
@@ -202,11 +208,8 @@ impl Memory {
     /// buffers), `bytes` (held by tables), `tables` (name to [`Table::stats`]) and `parameters` (name to version and
     /// bytes).
     pub fn stats(&self) -> Value {
-        let tables: Vec<_> = {
-            let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-            tables.values().cloned().collect()
-        };
-        let tables: Map<String, Value> = tables
+        let tables: Map<String, Value> = self
+            .tables()
             .iter()
             .map(|table| (table.config().name.clone(), table.stats()))
             .collect();

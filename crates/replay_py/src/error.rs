@@ -51,7 +51,16 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 
 /// The exception for an error of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
-    raise(py, class_name(error.code()), error.to_string())
+    let raised = raise(py, class_name(error.code()), error.to_string());
+    if let Error::Io { source, .. } = &error
+        && let Some(errno) = source.raw_os_error()
+    {
+        // A `StorageError` is an `OSError`: programs ask it for the kind of fault.
+        if let Err(failed) = raised.value(py).setattr("errno", errno) {
+            return failed;
+        }
+    }
+    raised
 }
 
 /// An argument that cannot be used.

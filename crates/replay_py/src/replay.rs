@@ -13,6 +13,7 @@ use replay_core::error::{Error, ErrorCode};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, SampleRequest};
 use replay_core::schema::{Dtype, TableConfig};
+use replay_core::snapshot;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
 use replay_core::writer::WriterOptions;
 
@@ -89,6 +90,19 @@ impl PyReplay {
 
     fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
         Ok(self.backend.get(py)?.replay)
+    }
+
+    /// The memory itself, for what its clients cannot do.
+    fn memory(&self, py: Python<'_>, method: &str) -> PyResult<Arc<Memory>> {
+        self.backend.get(py)?.memory.ok_or_else(|| {
+            error::config(
+                py,
+                format!(
+                    "{method} is for a replay in this process; this one is the client of a server: call it in the \
+                     process that made the replay"
+                ),
+            )
+        })
     }
 
     fn decoders(&self) -> MutexGuard<'_, Decoders> {
@@ -440,6 +454,22 @@ impl PyReplay {
             .call_method1("loads", (stats.to_string(),))
     }
 
+    /// Writes all tables to a file, while they are in use.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let memory = self.memory(py, "save")?;
+        py.detach(|| snapshot::save(&memory, &path))
+            .map_err(|error| error::to_python(py, error))
+    }
+
+    /// Puts back the tables of a file that `save` wrote.
+    fn restore(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let memory = self.memory(py, "restore")?;
+        let restored = py.detach(|| snapshot::restore(&memory, &path));
+        // It may have made tables.
+        self.decoders().clear();
+        restored.map_err(|error| error::to_python(py, error))
+    }
+
     /// Puts a server in front of this memory.
     #[pyo3(signature = (
         addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0
@@ -458,12 +488,7 @@ impl PyReplay {
         trusted_network: bool,
         io_threads: usize,
     ) -> PyResult<PyServer> {
-        let Some(memory) = self.backend.get(py)?.memory else {
-            return Err(error::config(
-                py,
-                "serve is for a replay in this process; this one is the client of a server",
-            ));
-        };
+        let memory = self.memory(py, "serve")?;
         let options = ServeOptions {
             token,
             tls_cert,

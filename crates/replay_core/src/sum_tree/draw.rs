@@ -3,6 +3,7 @@
 use crate::sync::{Ordering, fence};
 
 use super::SumTree;
+use super::leaf::Leaf;
 use super::node::{Children, Level};
 
 /// A drawn leaf.
@@ -36,6 +37,12 @@ struct Descent {
 }
 
 impl<const FANOUT: usize> SumTree<FANOUT> {
+    /// The generation of the item in a slot; `None` when there is none.
+    pub fn live_generation(&self, slot: u32) -> Option<u32> {
+        let leaf = Leaf::from_word(self.leaf(slot)?.load(Ordering::Relaxed));
+        leaf.is_live().then(|| leaf.generation())
+    }
+
     /// Draws one leaf for each target in [0, 1), with a probability in proportion to its units, into `out`
     /// (cleared first), and returns the total that a probability refers to: the root's at the start. A target
     /// that met with no change is drawn in its turn: ascending targets give ascending slots.

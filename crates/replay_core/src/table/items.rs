@@ -335,6 +335,38 @@ impl Items {
         }
     }
 
+    /// The live item in a slot, if there is one.
+    pub fn live_in(&self, slot: u32) -> Option<ItemKey> {
+        let generation = self.tree.live_generation(slot)?;
+        Some(ItemKey { slot, generation })
+    }
+
+    /// Draws of the item in a slot. They may be a later item's until [`Self::confirm`] has said no.
+    pub fn times_sampled(&self, slot: u32) -> u32 {
+        self.words[slot as usize].draws.load(Ordering::Relaxed) as u32
+    }
+
+    /// Whether an item that was drawn so often has no draw left.
+    pub fn is_used_up(&self, times_sampled: u32) -> bool {
+        self.max_times_sampled > 0 && times_sampled >= self.max_times_sampled
+    }
+
+    /// Counts draws that an item had before it came here. Before it has mass or stands in the order of insertion:
+    /// nobody draws it yet.
+    pub fn count_earlier_draws(&self, key: ItemKey, draws: u32) {
+        let draws = if self.max_times_sampled > 0 {
+            self.draws_left
+                .fetch_sub(i64::from(draws), Ordering::Relaxed);
+            draws
+        } else {
+            // The count stays below `CLOSED`.
+            draws.min(u32::MAX - 1)
+        };
+        self.words[key.slot as usize]
+            .draws
+            .fetch_add(u64::from(draws), Ordering::Relaxed);
+    }
+
     /// Ends an item; true for exactly one caller.
     pub fn kill(&self, key: ItemKey) -> bool {
         if !self.tree.kill(key.slot, key.generation) {

@@ -10,9 +10,11 @@
 //! | `insert`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
 //! | `sample` | draws: no lock |
 //! | `update` | priorities, corrupt items |
+//! | `save`, `restore` | to and from the records of a snapshot |
 //! | `stats` | counters |
 
 pub mod items;
+pub(crate) mod restore;
 pub mod stored;
 
 mod evict;
@@ -21,6 +23,7 @@ mod order;
 mod prepare;
 mod residents;
 mod sample;
+mod save;
 mod stats;
 mod streams;
 mod update;

@@ -22,7 +22,7 @@ use super::writers::Writer;
 pub const EXTRA_ITEMS: usize = 16;
 
 /// Where a chunk is before it has been placed.
-const NOWHERE: Handle = Handle::from_bits(u64::MAX);
+pub const NOWHERE: Handle = Handle::from_bits(u64::MAX);
 
 /// The place of a checked chunk among the residents.
 pub struct ReadyChunk {

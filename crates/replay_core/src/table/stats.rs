@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::snapshot::content::State;
+
 use super::Table;
 use super::writers::lock;
 
@@ -22,6 +24,28 @@ pub(super) struct Counters {
     pub corrupt_items: AtomicU64,
     pub blocked_pushes: AtomicU64,
     pub blocked_draws: AtomicU64,
+}
+
+/// Where `inserted_steps` stands in [`Counters::all`].
+pub(super) const INSERTED_STEPS: usize = 0;
+
+impl Counters {
+    /// All of them, in an order that is part of the format of a snapshot.
+    pub fn all(&self) -> [&AtomicU64; State::COUNTERS] {
+        [
+            &self.inserted_steps,
+            &self.inserted_items,
+            &self.late_items,
+            &self.evicted_steps,
+            &self.evicted_items,
+            &self.sampled_items,
+            &self.updated,
+            &self.stale_updates,
+            &self.corrupt_items,
+            &self.blocked_pushes,
+            &self.blocked_draws,
+        ]
+    }
 }
 
 impl Table {

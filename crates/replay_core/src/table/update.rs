@@ -14,7 +14,7 @@ use super::items::ItemKey;
 const MAX_REASON: usize = 200;
 
 /// The mass of every item where all are drawn with the same probability, in units.
-const EQUAL_MASS: u64 = 1;
+pub const EQUAL_MASS: u64 = 1;
 
 impl Table {
     /// Sets priorities, before the exponent. The last value of a key that stands twice counts. Keys of items that
@@ -132,7 +132,7 @@ impl Table {
         self.items.tree.to_units(power.min(f64::MAX).max(least))
     }
 
-    fn draws_equally(&self) -> bool {
+    pub(super) fn draws_equally(&self) -> bool {
         self.config.sampler != Sampler::Prioritized || self.config.priority_exponent == 0.0
     }
 }

@@ -54,6 +54,15 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
     })
 }
 
+/// A table's definition by itself.
+///
+/// # Errors
+/// [`Error::Protocol`] for bytes that are none.
+pub fn decode_table(bytes: &[u8]) -> Result<TableConfig> {
+    let frame = Frame::new(bytes, Bytes::new());
+    table(reader(&frame)?.get_root().map_err(malformed)?)
+}
+
 fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
     let options = ReaderOptions {
         // Each word of a well-formed message is read once; every element of a list counts.

@@ -141,6 +141,18 @@ pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
     Outgoing::new(head(&message)?, payload, credit)
 }
 
+/// A table's definition by itself, as it stands in a snapshot.
+///
+/// # Errors
+/// [`Error::TooLarge`] for lists that the format has no room for.
+pub fn encode_table(config: &TableConfig) -> Result<Vec<u8>> {
+    let mut message = builder(128);
+    set_table(message.init_root(), config)?;
+    let mut bytes = Vec::new();
+    serialize::write_message(&mut bytes, &message).map_err(internal)?;
+    Ok(bytes)
+}
+
 fn builder(words: usize) -> Builder<HeapAllocator> {
     let words = u32::try_from(words).unwrap_or(u32::MAX);
     Builder::new(HeapAllocator::new().first_segment_words(words))

@@ -35,8 +35,8 @@ mod names;
 #[allow(clippy::all, dead_code, unused_qualifications)]
 mod innet_capnp;
 
-pub use decode::{decode_reply, decode_request};
-pub use encode::{encode_reply, encode_request};
+pub use decode::{decode_reply, decode_request, decode_table};
+pub use encode::{encode_reply, encode_request, encode_table};
 pub use frame::{Frame, FrameReader, Header, Limits, Outgoing};
 
 use bytes::Bytes;

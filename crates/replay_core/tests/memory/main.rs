@@ -8,4 +8,5 @@ mod limiter;
 mod parameters;
 mod pushes;
 mod sampling;
+mod snapshots;
 mod threads;

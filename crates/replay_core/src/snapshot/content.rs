@@ -1,0 +1,189 @@
+//! What stands in the records of a snapshot, to bytes and back. Numbers from a file are checked where they are
+//! used (`table/restore.rs`); here a body only has to have the right length.
+
+use bytes::{Buf, Bytes};
+
+/// A stream of some writer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stream {
+    pub window_before: u16,
+    pub window_after: u16,
+    /// The writer's number of it.
+    pub number: u32,
+    /// The writer's name.
+    pub writer: String,
+}
+
+impl Stream {
+    const HEAD_BYTES: usize = 8;
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::HEAD_BYTES + self.writer.len());
+        bytes.extend(self.window_before.to_le_bytes());
+        bytes.extend(self.window_after.to_le_bytes());
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.writer.as_bytes());
+        bytes
+    }
+
+    pub fn from_bytes(mut body: Bytes) -> Result<Self, String> {
+        if body.len() < Self::HEAD_BYTES {
+            return Err(format!("a stream of {} bytes", body.len()));
+        }
+        Ok(Stream {
+            window_before: body.get_u16_le(),
+            window_after: body.get_u16_le(),
+            number: body.get_u32_le(),
+            writer: String::from_utf8(body.into())
+                .map_err(|_| "a writer's name that is not UTF-8".to_owned())?,
+        })
+    }
+}
+
+/// What stands before the rows and blobs of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHead {
+    /// Number of its stream's record.
+    pub stream: u32,
+    pub rows: u32,
+    /// The stream's number of the first row.
+    pub first_step: u64,
+}
+
+impl ChunkHead {
+    const BYTES: usize = 16;
+
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&self.stream.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.rows.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.first_step.to_le_bytes());
+        bytes
+    }
+
+    /// The head, and the rows and blobs after it.
+    pub fn from_bytes(mut body: Bytes) -> Result<(Self, Bytes), String> {
+        if body.len() < Self::BYTES {
+            return Err(format!("a chunk of {} bytes", body.len()));
+        }
+        let head = ChunkHead {
+            stream: body.get_u32_le(),
+            rows: body.get_u32_le(),
+            first_step: body.get_u64_le(),
+        };
+        Ok((head, body))
+    }
+}
+
+/// An item, its fields in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Item {
+    /// Number of the record of the chunk that holds its first row.
+    pub chunk: u32,
+    /// Its first row, counted in that chunk.
+    pub first_row: u32,
+    /// Rows before the anchor.
+    pub before: u16,
+    /// Rows after the anchor.
+    pub after: u16,
+    pub times_sampled: u32,
+    /// Steps the table had taken when it was inserted.
+    pub born: u64,
+    /// Its mass, after the exponent, in units of 2^priorityUnitLog2.
+    pub units: u64,
+}
+
+impl Item {
+    pub const BYTES: usize = 32;
+
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend(self.chunk.to_le_bytes());
+        out.extend(self.first_row.to_le_bytes());
+        out.extend(self.before.to_le_bytes());
+        out.extend(self.after.to_le_bytes());
+        out.extend(self.times_sampled.to_le_bytes());
+        out.extend(self.born.to_le_bytes());
+        out.extend(self.units.to_le_bytes());
+    }
+
+    /// The items of a record.
+    pub fn read_all(body: Bytes) -> Result<impl Iterator<Item = Self>, String> {
+        if !body.len().is_multiple_of(Self::BYTES) {
+            return Err(format!("items of {} bytes", body.len()));
+        }
+        let mut rest = body;
+        Ok(std::iter::from_fn(move || {
+            rest.has_remaining().then(|| Item {
+                chunk: rest.get_u32_le(),
+                first_row: rest.get_u32_le(),
+                before: rest.get_u16_le(),
+                after: rest.get_u16_le(),
+                times_sampled: rest.get_u32_le(),
+                born: rest.get_u64_le(),
+                units: rest.get_u64_le(),
+            })
+        }))
+    }
+}
+
+/// What a table has beside its chunks and items: 64 bits each, in this order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct State {
+    /// Chunks of the snapshot, the oldest, that were evicted while it was written.
+    pub evicted_chunks: u64,
+    /// Of the rate limiter, in items.
+    pub limiter_inserted: u64,
+    /// Of the rate limiter, in items.
+    pub limiter_drawn: u64,
+    /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero.
+    pub max_priority: u64,
+    /// Draws made, of which the sequence of random numbers depends.
+    pub draws: u64,
+    /// The table's counters, in the order in which they stand in `table/stats.rs`.
+    pub counters: [u64; Self::COUNTERS],
+}
+
+impl State {
+    pub const COUNTERS: usize = 11;
+    const NUMBERS: usize = 5 + Self::COUNTERS;
+
+    /// Those that count something.
+    pub fn counts(&self) -> impl Iterator<Item = u64> {
+        [
+            self.evicted_chunks,
+            self.limiter_inserted,
+            self.limiter_drawn,
+            self.draws,
+        ]
+        .into_iter()
+        .chain(self.counters)
+    }
+
+    pub fn to_bytes(self) -> Vec<u8> {
+        [
+            self.evicted_chunks,
+            self.limiter_inserted,
+            self.limiter_drawn,
+            self.max_priority,
+            self.draws,
+        ]
+        .into_iter()
+        .chain(self.counters)
+        .flat_map(u64::to_le_bytes)
+        .collect()
+    }
+
+    pub fn from_bytes(mut body: Bytes) -> Result<Self, String> {
+        if body.len() != 8 * Self::NUMBERS {
+            return Err(format!("a table's state of {} bytes", body.len()));
+        }
+        Ok(State {
+            evicted_chunks: body.get_u64_le(),
+            limiter_inserted: body.get_u64_le(),
+            limiter_drawn: body.get_u64_le(),
+            max_priority: body.get_u64_le(),
+            draws: body.get_u64_le(),
+            counters: std::array::from_fn(|_| body.get_u64_le()),
+        })
+    }
+}

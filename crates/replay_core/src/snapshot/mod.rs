@@ -1,0 +1,176 @@
+//! Snapshots: all tables of a memory in one file, written while they are in use, and put back into empty tables.
+//!
+//! ```text
+//! file     magic b"innetmem", version u32, then records
+//! record   kind u32, length u64, body, checksum: the first 8 bytes of the SHA-256 of all that stands before it
+//!   1 table    its definition, as the wire has it; what follows up to the next table is of this one
+//!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
+//!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
+//!              wire has it; in the order of arrival
+//!   4 items    32 bytes each, see [`content::Item`]; in the order of their slots, or of insertion (FIFO)
+//!   5 state    numbers, see [`content::State`]; the table ends with it
+//!   6 end      nothing; the file ends with it
+//! ```
+//!
+//! Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
+//! out of place is found at the record. Parameters and writers are not in it: who wrote opens a new writer.
+//!
+//! [`save`] holds no lock while it writes: chunks are named a few at a time under the table's insert lock, and
+//! each is pinned while it is written. What is evicted meanwhile is left out, with its items; what is pushed after
+//! the beginning is not in the snapshot.
+//!
+//! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. What
+//! comes from a file is treated like what comes from a connection.
+
+pub(crate) mod content;
+pub(crate) mod record;
+
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::table::restore::Staged;
+use crate::wire;
+
+use record::{Kind, RecordReader, RecordWriter};
+
+/// Room for small records before the operating system is called.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Writes all tables to a file, in place of the one there; it is replaced as a whole, once everything is on the disk.
+///
+/// # Errors
+/// [`Error::Io`] when it cannot be written; the file that was there stays.
+pub fn save(memory: &Memory, path: &Path) -> Result<()> {
+    // One at a time: two would write the same temporary file.
+    static SAVING: Mutex<()> = Mutex::new(());
+    let _saving = SAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let partial = partial_path(path);
+    let done = write(memory, &partial).and_then(|()| put_in_place(&partial, path));
+    if done.is_err() {
+        // The error to tell is the first one.
+        let _ = fs::remove_file(&partial);
+    }
+    done
+}
+
+/// Puts the tables of a snapshot back: into tables of these names that are empty, or into new ones. Capacity, limits
+/// and rate limiter are those of the table that is there, and only the newest steps are kept where it is smaller.
+/// Priorities, draws of each item, the limiter's counts and the statistics go on. Keys of before name nothing.
+///
+/// # Errors
+/// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
+/// another release), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
+/// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (no room for a new table).
+pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
+    let mut made = Vec::new();
+    let done = read(memory, path, &mut made).and_then(place);
+    if done.is_err() {
+        for name in made {
+            // Somebody else may have dropped it already.
+            let _ = memory.drop_table(&name);
+        }
+    }
+    done
+}
+
+/// Beside the file, so that it can be renamed to it.
+fn partial_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+fn cannot_write(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |source| Error::Io {
+        what: format!("the snapshot {} cannot be written", path.display()),
+        source,
+    }
+}
+
+fn write(memory: &Memory, partial: &Path) -> Result<()> {
+    let error = cannot_write(partial);
+    let file = File::create(partial).map_err(&error)?;
+    let mut out = RecordWriter::new(BufWriter::with_capacity(BUFFER_BYTES, file), partial)?;
+    for table in memory.tables() {
+        table.save(&mut out)?;
+    }
+    out.record(Kind::End, &[])?;
+    let mut file = out.into_inner();
+    file.flush().map_err(&error)?;
+    file.get_ref().sync_all().map_err(&error)
+}
+
+fn put_in_place(partial: &Path, path: &Path) -> Result<()> {
+    let error = cannot_write(path);
+    fs::rename(partial, path).map_err(&error)?;
+    // The new name has to be on the disk too.
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))
+        .and_then(|folder| folder.sync_all())
+        .map_err(&error)
+}
+
+/// Reads and checks a whole file. Tables that were not there are in `made`.
+fn read(memory: &Memory, path: &Path, made: &mut Vec<String>) -> Result<Vec<Staged>> {
+    let error = |source| Error::Io {
+        what: format!("the snapshot {} cannot be read", path.display()),
+        source,
+    };
+    let file = File::open(path).map_err(error)?;
+    let bytes = file.metadata().map_err(error)?.len();
+    let mut records = RecordReader::new(BufReader::with_capacity(BUFFER_BYTES, file), bytes, path)?;
+    let mut tables: Vec<Staged> = Vec::new();
+    loop {
+        let (kind, body) = records.next()?;
+        let open = tables.last_mut().filter(|table| !table.is_complete());
+        match (kind, open) {
+            (Kind::Table, None) => {
+                let config = wire::decode_table(&body)
+                    .and_then(|config| config.validate().map(|()| config))
+                    .map_err(|error| records.damaged(error))?;
+                let table = match memory.table(&config.name) {
+                    Ok(table) => table,
+                    Err(_) => {
+                        let table = memory.create_table(&config)?;
+                        made.push(config.name.clone());
+                        table
+                    }
+                };
+                if tables.iter().any(|known| known.name() == config.name) {
+                    return Err(records.damaged(format!("table {:?} stands twice", config.name)));
+                }
+                tables.push(Staged::new(table, config)?);
+            }
+            (Kind::End, None) => {
+                records.finish()?;
+                return Ok(tables);
+            }
+            (Kind::Table | Kind::End, Some(table)) => {
+                let reason = format!("the table {:?} is not complete", table.name());
+                return Err(records.damaged(reason));
+            }
+            (_, Some(table)) => table
+                .take(kind, body)
+                .map_err(|reason| records.damaged(reason))?,
+            (_, None) => return Err(records.damaged("it has data that is of no table")),
+        }
+    }
+}
+
+fn place(tables: Vec<Staged>) -> Result<()> {
+    let mut placed = Vec::with_capacity(tables.len());
+    for staged in tables {
+        match staged.place() {
+            Ok(table) => placed.push(table),
+            Err(error) => {
+                placed.iter().for_each(|table| table.empty());
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! The records of a snapshot file: kinds, lengths and checksums.
+
+use std::fmt::Display;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+
+const MAGIC: [u8; 8] = *b"innetmem";
+/// Of the format: a file of another one is refused.
+const VERSION: u32 = 1;
+
+const CHECKSUM_BYTES: usize = 8;
+
+/// What a record holds; see [`super`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    Table = 1,
+    Stream = 2,
+    Chunk = 3,
+    Items = 4,
+    State = 5,
+    End = 6,
+}
+
+impl Kind {
+    fn of(number: u32) -> Option<Self> {
+        use Kind::*;
+        [Table, Stream, Chunk, Items, State, End]
+            .into_iter()
+            .find(|&kind| kind as u32 == number)
+    }
+}
+
+fn checksum(sum: &Sha256) -> [u8; CHECKSUM_BYTES] {
+    let digest = sum.clone().finalize();
+    std::array::from_fn(|i| digest[i])
+}
+
+/// Writes records.
+pub struct RecordWriter<W> {
+    out: W,
+    sum: Sha256,
+    path: PathBuf,
+}
+
+impl<W: Write> RecordWriter<W> {
+    /// Begins a file; errors will name it by `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], as every method.
+    pub fn new(out: W, path: &Path) -> Result<Self> {
+        let mut writer = RecordWriter {
+            out,
+            sum: Sha256::new(),
+            path: path.to_owned(),
+        };
+        writer.put(&MAGIC)?;
+        writer.put(&VERSION.to_le_bytes())?;
+        Ok(writer)
+    }
+
+    /// Writes a record whose body is these parts, one after the other.
+    pub fn record(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
+        let length: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        self.put(&(kind as u32).to_le_bytes())?;
+        self.put(&length.to_le_bytes())?;
+        for part in parts {
+            self.put(part)?;
+        }
+        let checksum = checksum(&self.sum);
+        self.put(&checksum)
+    }
+
+    /// What it wrote to.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sum.update(bytes);
+        self.out.write_all(bytes).map_err(|source| Error::Io {
+            what: format!("the snapshot {} cannot be written", self.path.display()),
+            source,
+        })
+    }
+}
+
+/// Reads records.
+pub struct RecordReader<R> {
+    from: R,
+    /// Bytes that are left of the file: nothing longer is allocated.
+    left: u64,
+    sum: Sha256,
+    path: PathBuf,
+}
+
+impl<R: Read> RecordReader<R> {
+    /// Begins with a file of `bytes` bytes; errors will name it by `path`.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] when the file is no snapshot of this release, [`Error::Io`] when it cannot be read.
+    pub fn new(from: R, bytes: u64, path: &Path) -> Result<Self> {
+        let mut reader = RecordReader {
+            from,
+            left: bytes,
+            sum: Sha256::new(),
+            path: path.to_owned(),
+        };
+        if reader.array()? != MAGIC {
+            return Err(reader.damaged("it is no snapshot of a replay memory"));
+        }
+        let version = u32::from_le_bytes(reader.array()?);
+        if version != VERSION {
+            return Err(reader.damaged(format!(
+                "it has format {version}, and this release reads format {VERSION}"
+            )));
+        }
+        Ok(reader)
+    }
+
+    /// The next record, its checksum checked.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] when the file ends before it or it is damaged, [`Error::Io`] when it cannot be read.
+    pub fn next(&mut self) -> Result<(Kind, Bytes)> {
+        let kind = u32::from_le_bytes(self.array()?);
+        let length = u64::from_le_bytes(self.array()?);
+        let body = self.take(length)?;
+        let expected = checksum(&self.sum);
+        if self.array()? != expected {
+            return Err(self.damaged("the checksum does not agree"));
+        }
+        let kind = Kind::of(kind)
+            .ok_or_else(|| self.damaged(format!("it has a record of unknown kind {kind}")))?;
+        Ok((kind, body.into()))
+    }
+
+    /// # Errors
+    /// [`Error::Snapshot`] when something follows.
+    pub fn finish(&self) -> Result<()> {
+        if self.left > 0 {
+            return Err(self.damaged(format!("{} bytes follow its end", self.left)));
+        }
+        Ok(())
+    }
+
+    /// The error for a file that is not what it should be.
+    pub fn damaged(&self, reason: impl Display) -> Error {
+        Error::Snapshot {
+            path: self.path.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let bytes = self.take(N as u64)?;
+        Ok(bytes.try_into().expect("as many as were asked for"))
+    }
+
+    fn take(&mut self, length: u64) -> Result<Vec<u8>> {
+        if length > self.left {
+            return Err(self.damaged("it is cut off, or damaged"));
+        }
+        self.left -= length;
+        let mut bytes = vec![0; length as usize];
+        self.from
+            .read_exact(&mut bytes)
+            .map_err(|source| Error::Io {
+                what: format!("the snapshot {} cannot be read", self.path.display()),
+                source,
+            })?;
+        self.sum.update(&bytes);
+        Ok(bytes)
+    }
+}

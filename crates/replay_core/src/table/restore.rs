@@ -1,0 +1,434 @@
+//! A table from the records of a snapshot: all of it is checked before anything is stored, and then put in place as
+//! a whole. The file comes from outside: what a push may not contain, it may not contain either.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use crate::chunk::PackedRows;
+use crate::error::{Error, Result};
+use crate::schema::TableConfig;
+use crate::snapshot::content::{ChunkHead, Item, State, Stream};
+use crate::snapshot::record::Kind;
+use crate::sum_tree::SumTree;
+
+use super::Table;
+use super::items::Window;
+use super::prepare::NOWHERE;
+use super::residents::{Resident, Residents};
+use super::stored::{Charge, StoredChunk};
+use super::update::EQUAL_MASS;
+use super::writers::{Identity, Writers, lock};
+
+/// More of anything was never counted: a greater number would leave no room to count on.
+const MOST_COUNTED: u64 = 1 << 47;
+
+/// Says what is wrong with a record.
+type Checked = std::result::Result<(), String>;
+
+/// A table's part of a snapshot, as far as it was read: never more than the newest steps that the table may hold.
+pub(crate) struct Staged {
+    table: Arc<Table>,
+    /// The definition in the snapshot.
+    saved: TableConfig,
+    streams: Vec<StagedStream>,
+    chunks: VecDeque<StagedChunk>,
+    /// Number in the snapshot of the first of `chunks`.
+    first: u64,
+    steps: u64,
+    bytes: u64,
+    items: Vec<Item>,
+    state: Option<State>,
+}
+
+struct StagedStream {
+    writer: Arc<Identity>,
+    number: u32,
+    /// The number that the next step has unless there is a gap.
+    next_step: u64,
+    last_chunk: Option<u64>,
+}
+
+struct StagedChunk {
+    packed: PackedRows,
+    stream: usize,
+    first_step: u64,
+    /// The chunk whose first row follows this one's last.
+    continued_by: Option<u64>,
+    /// Items whose first row is in it.
+    items: usize,
+}
+
+/// What goes into the table beside a chunk.
+struct ReadyChunk {
+    resident: Box<Resident>,
+    charge: Arc<Charge>,
+    /// By its place among the chunks.
+    continued_by: Option<usize>,
+}
+
+impl Staged {
+    /// Begins with a table and its definition in the snapshot.
+    ///
+    /// # Errors
+    /// [`Error::TableDiffers`] when the rows or the masses of the one mean nothing in the other.
+    pub fn new(table: Arc<Table>, saved: TableConfig) -> Result<Self> {
+        let asked = TableConfig {
+            columns: saved.columns.clone(),
+            sampler: saved.sampler,
+            priority_exponent: saved.priority_exponent,
+            priority_unit_log2: saved.priority_unit_log2,
+            ..TableConfig::clone(&table.config)
+        };
+        if let Some(difference) = table.config.difference(&asked) {
+            return Err(Error::TableDiffers {
+                table: saved.name,
+                difference,
+            });
+        }
+        Ok(Staged {
+            table,
+            saved,
+            streams: Vec::new(),
+            chunks: VecDeque::new(),
+            first: 0,
+            steps: 0,
+            bytes: 0,
+            items: Vec::new(),
+            state: None,
+        })
+    }
+
+    /// The table's name.
+    pub fn name(&self) -> &str {
+        &self.table.config.name
+    }
+
+    /// Whether the table has ended.
+    pub fn is_complete(&self) -> bool {
+        self.state.is_some()
+    }
+
+    /// Takes the next record.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn take(&mut self, kind: Kind, body: Bytes) -> Checked {
+        match kind {
+            Kind::Stream => self.take_stream(Stream::from_bytes(body)?),
+            Kind::Chunk => {
+                let (head, packed) = ChunkHead::from_bytes(body)?;
+                self.take_chunk(head, packed)
+            }
+            Kind::Items => Item::read_all(body)?.try_for_each(|item| self.take_item(item)),
+            Kind::State => self.take_state(State::from_bytes(body)?),
+            Kind::Table | Kind::End => Err(format!("a {kind:?} record inside a table")),
+        }
+    }
+
+    /// Puts everything into the table, which has to be empty, and returns it. What this takes is allocated before the
+    /// insert lock; nobody else has much to do with an empty table while it is held.
+    ///
+    /// # Errors
+    /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
+    pub fn place(mut self) -> Result<Arc<Table>> {
+        let state = self.state.unwrap_or_default();
+        let table = self.table.clone();
+        let (stored, ready) = self.build();
+        let mut handles = Vec::with_capacity(stored.len());
+
+        let mut residents = lock(&table.residents);
+        table.check_open()?;
+        table.check_empty(&residents)?;
+        for chunk in stored {
+            let Ok(handle) = table.chunks.insert(chunk) else {
+                break;
+            };
+            handles.push(handle);
+        }
+        if handles.len() < ready.len() {
+            let refused = table.not_empty(&residents);
+            drop(residents);
+            for &handle in &handles {
+                table.chunks.retire(handle);
+            }
+            return Err(refused);
+        }
+        let first_arrival = residents.end();
+        for (mut chunk, &handle) in ready.into_iter().zip(&handles) {
+            chunk.charge.count();
+            if let Some(next) = chunk.continued_by
+                && let Some(stored) = table.chunks.pin(handle)
+            {
+                stored.set_next(handles[next]);
+            }
+            chunk.resident.handle = handle;
+            residents.push(chunk.resident);
+        }
+        for item in &self.items {
+            let index = u64::from(item.chunk) - self.first;
+            let window = Window {
+                oldest: handles[index as usize],
+                first_row: item.first_row,
+                before: item.before,
+                after: item.after,
+            };
+            // Without mass until its draws are counted: nobody draws it before.
+            let key = table
+                .items
+                .insert(window, item.born, 0)
+                .expect("the table is empty, and there are no more items than it has slots");
+            table.items.count_earlier_draws(key, item.times_sampled);
+            let units = if table.draws_equally() {
+                // A batch under way may have held its mass when it was saved.
+                EQUAL_MASS
+            } else {
+                item.units
+            };
+            table.items.tree.set(key.slot, key.generation, units);
+            if let Some(order) = &table.order {
+                order.append(key);
+            }
+            if let Some(resident) = residents.get_mut(first_arrival + index) {
+                resident.items.push(key);
+            }
+        }
+        table.go_on_from(&state, &self.saved);
+        drop(residents);
+        table.held.changed.notify(usize::MAX);
+        Ok(table)
+    }
+
+    /// The chunks for the slab, and what goes beside each.
+    #[expect(
+        clippy::vec_box,
+        reason = "the slab takes boxes; they are made before the lock"
+    )]
+    fn build(&mut self) -> (Vec<Box<StoredChunk>>, Vec<ReadyChunk>) {
+        let first = self.first;
+        let build = |chunk: StagedChunk| {
+            let stream = &self.streams[chunk.stream];
+            let bytes = chunk.packed.as_bytes().len() as u64;
+            let charge = Charge::new(self.table.held.clone(), bytes);
+            let ready = ReadyChunk {
+                resident: Box::new(Resident {
+                    handle: NOWHERE,
+                    rows: chunk.packed.rows(),
+                    freed_bytes: bytes,
+                    items: Vec::with_capacity(chunk.items),
+                }),
+                charge: charge.clone(),
+                continued_by: chunk.continued_by.map(|number| (number - first) as usize),
+            };
+            let writer = stream.writer.clone();
+            let stored = StoredChunk::new(
+                chunk.packed,
+                writer,
+                stream.number,
+                chunk.first_step,
+                charge,
+            );
+            (stored, ready)
+        };
+        std::mem::take(&mut self.chunks)
+            .into_iter()
+            .map(build)
+            .unzip()
+    }
+
+    fn take_stream(&mut self, stream: Stream) -> Checked {
+        if stream.writer.len() > Writers::MAX_NAME_BYTES {
+            return Err(format!("a writer's name of {} bytes", stream.writer.len()));
+        }
+        self.streams.push(StagedStream {
+            writer: Arc::new(Identity {
+                name: stream.writer,
+                window_before: stream.window_before,
+                window_after: stream.window_after,
+            }),
+            number: stream.number,
+            next_step: 0,
+            last_chunk: None,
+        });
+        Ok(())
+    }
+
+    fn take_chunk(&mut self, head: ChunkHead, packed: Bytes) -> Checked {
+        let number = self.end();
+        let index = head.stream as usize;
+        let Some(stream) = self.streams.get_mut(index) else {
+            return Err(format!("a chunk of stream {index}, which is unknown"));
+        };
+        let packed = self
+            .table
+            .layout
+            .check(head.rows, packed)
+            .map_err(|error| error.to_string())?;
+        let next_step = head.first_step.checked_add(u64::from(head.rows));
+        let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {
+            return Err(format!(
+                "step {} of stream {index} after step {}",
+                head.first_step, stream.next_step
+            ));
+        };
+        let continues = stream.next_step == head.first_step;
+        let previous = stream.last_chunk.replace(number).filter(|_| continues);
+        stream.next_step = next_step;
+        if let Some(previous) = previous.and_then(|number| self.chunk_mut(number)) {
+            previous.continued_by = Some(number);
+        }
+        self.steps += u64::from(head.rows);
+        self.bytes += packed.as_bytes().len() as u64;
+        self.chunks.push_back(StagedChunk {
+            packed,
+            stream: index,
+            first_step: head.first_step,
+            continued_by: None,
+            items: 0,
+        });
+        while self.steps > self.table.config.capacity || self.bytes > self.table.capacity_bytes {
+            self.drop_oldest();
+        }
+        Ok(())
+    }
+
+    fn take_item(&mut self, item: Item) -> Checked {
+        let number = u64::from(item.chunk);
+        if number >= self.end() {
+            return Err(format!("an item of chunk {number}, which is unknown"));
+        }
+        let most = if self.table.draws_equally() {
+            EQUAL_MASS
+        } else {
+            SumTree::<16>::MAX_UNITS
+        };
+        if item.units > most {
+            return Err(format!("an item of {} units of mass", item.units));
+        }
+        if number < self.first || self.table.items.is_used_up(item.times_sampled) {
+            return Ok(());
+        }
+        if self.items.len() as u64 >= self.saved.capacity {
+            return Err(format!(
+                "more than the {} items that its table could hold",
+                self.saved.capacity
+            ));
+        }
+        self.check_window(&item)?;
+        if let Some(chunk) = self.chunk_mut(number) {
+            chunk.items += 1;
+            self.items.push(item);
+        }
+        Ok(())
+    }
+
+    /// Checks that the item's rows are there, one after the other.
+    fn check_window(&self, item: &Item) -> Checked {
+        let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
+        let mut chunk = self.chunk(u64::from(item.chunk));
+        let Some(writer) = chunk.map(|chunk| &self.streams[chunk.stream].writer) else {
+            return refuse("that is not there");
+        };
+        if item.before > writer.window_before || item.after > writer.window_after {
+            return refuse("with rows beyond its writer's window");
+        }
+        let mut first_row = item.first_row;
+        let mut wanted = u32::from(item.before) + 1 + u32::from(item.after);
+        while wanted > 0 {
+            let Some(here) = chunk else {
+                return refuse("whose rows are not all there");
+            };
+            let rows = here.packed.rows();
+            if first_row >= rows {
+                return refuse("with a first row beyond it");
+            }
+            wanted -= wanted.min(rows - first_row);
+            first_row = 0;
+            chunk = here.continued_by.and_then(|number| self.chunk(number));
+        }
+        Ok(())
+    }
+
+    fn take_state(&mut self, state: State) -> Checked {
+        let largest = f64::from_bits(state.max_priority);
+        if !(largest.is_finite() && largest.is_sign_positive()) {
+            return Err(format!("a largest priority of {largest}"));
+        }
+        if let Some(count) = state.counts().find(|&count| count >= MOST_COUNTED) {
+            return Err(format!("a count of {count}"));
+        }
+        let taken = state.counters[super::stats::INSERTED_STEPS];
+        if let Some(item) = self.items.iter().find(|item| item.born > taken) {
+            return Err(format!("an item from step {} of {taken}", item.born));
+        }
+        while self.first < state.evicted_chunks && self.drop_oldest().is_some() {}
+        let mut items: usize = self.chunks.iter().map(|chunk| chunk.items).sum();
+        while items > self.table.items.capacity() {
+            items -= self.drop_oldest().map_or(items, |chunk| chunk.items);
+        }
+        let first = self.first;
+        self.items.retain(|item| u64::from(item.chunk) >= first);
+        self.state = Some(state);
+        Ok(())
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.chunks.len() as u64
+    }
+
+    fn chunk(&self, number: u64) -> Option<&StagedChunk> {
+        self.chunks.get(number.checked_sub(self.first)? as usize)
+    }
+
+    fn chunk_mut(&mut self, number: u64) -> Option<&mut StagedChunk> {
+        self.chunks
+            .get_mut(number.checked_sub(self.first)? as usize)
+    }
+
+    fn drop_oldest(&mut self) -> Option<StagedChunk> {
+        let oldest = self.chunks.pop_front()?;
+        self.first += 1;
+        self.steps -= u64::from(oldest.packed.rows());
+        self.bytes -= oldest.packed.as_bytes().len() as u64;
+        Some(oldest)
+    }
+}
+
+impl Table {
+    fn check_empty(&self, residents: &Residents) -> Result<()> {
+        let free = self.items.free() == self.items.capacity();
+        let order_free = self.order.as_ref().is_none_or(|order| {
+            order.has_room(self.items.capacity(), |key| self.items.confirm(key))
+        });
+        if residents.steps() == 0 && self.held.bytes() == 0 && free && order_free {
+            return Ok(());
+        }
+        Err(self.not_empty(residents))
+    }
+
+    fn not_empty(&self, residents: &Residents) -> Error {
+        Error::NotEmpty {
+            table: self.config.name.clone(),
+            steps: residents.steps(),
+            bytes: self.held.bytes(),
+        }
+    }
+
+    /// Takes over what a table of the definition `saved` had counted. Under the insert lock, after the items: until
+    /// then the rate limiter holds draws back.
+    fn go_on_from(&self, state: &State, saved: &TableConfig) {
+        for (counter, value) in self.counters.all().into_iter().zip(state.counters) {
+            counter.store(value, Ordering::Relaxed);
+        }
+        self.max_priority
+            .fetch_max(state.max_priority, Ordering::Relaxed);
+        self.draws.store(state.draws, Ordering::Relaxed);
+        self.limiter.go_on_from(
+            state.limiter_inserted,
+            state.limiter_drawn,
+            (saved.samples_per_insert, saved.slack, saved.min_size),
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! A table to the records of a snapshot, while it is in use. The insert lock is held for a few chunks' names at a
+//! time, never over I/O; each chunk is pinned while it is written, so a full table can still evict the others.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::Result;
+use crate::slab::Handle;
+use crate::snapshot::content::{ChunkHead, Item, State, Stream};
+use crate::snapshot::record::{Kind, RecordWriter};
+use crate::wire;
+
+use super::Table;
+use super::items::ItemKey;
+use super::stored::StoredChunk;
+use super::writers::{Identity, lock};
+
+/// Chunks named under one hold of the insert lock.
+const NAMED_AT_ONCE: usize = 64;
+
+/// Items of one record.
+const ITEMS_AT_ONCE: usize = 4096;
+
+/// What has been written so far.
+#[derive(Default)]
+struct Saved {
+    /// Number of each chunk's record.
+    chunks: HashMap<Handle, u32>,
+    /// The table's own number of each chunk, ascending.
+    arrivals: Vec<u64>,
+    /// Number of each stream's record, by writer and the writer's number of it.
+    streams: HashMap<(*const Identity, u32), u32>,
+    /// Of `streams`: they stay, so that no other writer gets the address of one.
+    writers: Vec<Arc<Identity>>,
+}
+
+impl Table {
+    /// Writes the table's records: what it holds now, without what is evicted meanwhile, and with the priorities
+    /// that the items have when their turn comes.
+    pub(crate) fn save<W: Write>(&self, out: &mut RecordWriter<W>) -> Result<()> {
+        out.record(Kind::Table, &[&wire::encode_table(&self.config)?])?;
+        let (end, taken) = {
+            let residents = lock(&self.residents);
+            let taken = self.counters.inserted_steps.load(Ordering::Relaxed);
+            (residents.end(), taken)
+        };
+        let mut saved = Saved::default();
+        self.save_chunks(end, &mut saved, out)?;
+        self.save_items(taken, &saved, out)?;
+        let first = lock(&self.residents).first();
+        let evicted = saved.arrivals.partition_point(|&arrival| arrival < first);
+        let state = self.state(evicted as u64);
+        out.record(Kind::State, &[&state.to_bytes()])
+    }
+
+    /// Writes the live chunks of the numbers up to `end`, exclusive.
+    fn save_chunks<W: Write>(
+        &self,
+        end: u64,
+        saved: &mut Saved,
+        out: &mut RecordWriter<W>,
+    ) -> Result<()> {
+        let mut named = Vec::with_capacity(NAMED_AT_ONCE);
+        let mut next = 0;
+        loop {
+            {
+                let mut residents = lock(&self.residents);
+                next = residents.first().max(next);
+                while next < end && named.len() < NAMED_AT_ONCE {
+                    named.extend(residents.get_mut(next).map(|chunk| (next, chunk.handle)));
+                    next += 1;
+                }
+            }
+            if named.is_empty() {
+                return Ok(());
+            }
+            for (arrival, handle) in named.drain(..) {
+                // None: it was evicted since.
+                let Some(chunk) = self.chunks.pin(handle) else {
+                    continue;
+                };
+                let stream = saved.stream_of(&chunk, out)?;
+                let head = ChunkHead {
+                    stream,
+                    rows: chunk.packed.rows(),
+                    first_step: chunk.first_step,
+                };
+                out.record(Kind::Chunk, &[&head.to_bytes(), chunk.packed.as_bytes()])?;
+                saved.chunks.insert(handle, saved.arrivals.len() as u32);
+                saved.arrivals.push(arrival);
+            }
+        }
+    }
+
+    /// Writes the live items that were there when the table had taken `taken` steps: all rows of such a window were.
+    fn save_items<W: Write>(
+        &self,
+        taken: u64,
+        saved: &Saved,
+        out: &mut RecordWriter<W>,
+    ) -> Result<()> {
+        let mut body = Vec::with_capacity(ITEMS_AT_ONCE * Item::BYTES);
+        for key in self.item_keys() {
+            let Some(item) = self.saved_item(key, saved).filter(|i| i.born <= taken) else {
+                continue;
+            };
+            item.write(&mut body);
+            if body.len() == body.capacity() {
+                out.record(Kind::Items, &[&body])?;
+                body.clear();
+            }
+        }
+        if body.is_empty() {
+            return Ok(());
+        }
+        out.record(Kind::Items, &[&body])
+    }
+
+    /// The live items: as they were inserted where draws go by that, else by slot. Draws find equal masses in equal
+    /// order, and so the same items, in a table that was filled in this order.
+    fn item_keys(&self) -> Box<dyn Iterator<Item = ItemKey> + '_> {
+        let Some(order) = &self.order else {
+            let slots = 0..self.items.capacity() as u32;
+            return Box::new(slots.filter_map(|slot| self.items.live_in(slot)));
+        };
+        let mut from = 0;
+        Box::new(std::iter::from_fn(move || {
+            let (position, key) = order.first_live(from, |key| self.items.confirm(key))?;
+            from = position + 1;
+            Some(key)
+        }))
+    }
+
+    /// An item as it is now; `None` when it has died, has no draw left, or its chunk was not written.
+    fn saved_item(&self, key: ItemKey, saved: &Saved) -> Option<Item> {
+        let metadata = self.items.metadata(key.slot);
+        // Before the draws: the last one takes the mass away.
+        let units = self.items.tree.units(key.slot, key.generation)?;
+        let times_sampled = self.items.times_sampled(key.slot);
+        // All that was loaded is this item's, if it is still there.
+        if !self.items.confirm(key) || self.items.is_used_up(times_sampled) {
+            return None;
+        }
+        Some(Item {
+            chunk: *saved.chunks.get(&metadata.window.oldest)?,
+            first_row: metadata.window.first_row,
+            before: metadata.window.before,
+            after: metadata.window.after,
+            times_sampled,
+            born: metadata.born,
+            units,
+        })
+    }
+
+    fn state(&self, evicted_chunks: u64) -> State {
+        let (limiter_drawn, limiter_inserted) = self.limiter.counts();
+        State {
+            evicted_chunks,
+            limiter_inserted,
+            limiter_drawn,
+            max_priority: self.max_priority.load(Ordering::Relaxed),
+            draws: self.draws.load(Ordering::Relaxed),
+            counters: self.counters.all().map(|c| c.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+impl Saved {
+    /// The number of the chunk's stream, whose record is written before its first chunk.
+    fn stream_of<W: Write>(
+        &mut self,
+        chunk: &StoredChunk,
+        out: &mut RecordWriter<W>,
+    ) -> Result<u32> {
+        let name = (Arc::as_ptr(&chunk.writer), chunk.stream);
+        if let Some(&number) = self.streams.get(&name) {
+            return Ok(number);
+        }
+        let stream = Stream {
+            window_before: chunk.writer.window_before,
+            window_after: chunk.writer.window_after,
+            number: chunk.stream,
+            writer: chunk.writer.name.clone(),
+        };
+        out.record(Kind::Stream, &[&stream.to_bytes()])?;
+        let number = self.streams.len() as u32;
+        self.streams.insert(name, number);
+        self.writers.push(chunk.writer.clone());
+        Ok(number)
+    }
+}

@@ -1,0 +1,651 @@
+//! Snapshots: what was saved comes back, and what is not whole is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::replay::{SampleRequest, Sampled};
+use replay_core::schema::Sampler;
+use replay_core::snapshot::{restore, save};
+use replay_core::table::{Attempt, Table};
+use replay_core::{Error, ErrorCode, TableConfig};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use crate::support::*;
+
+/// A memory with one table, and a folder for its snapshot.
+struct Case {
+    folder: TempDir,
+    memory: Arc<Memory>,
+    table: Arc<Table>,
+}
+
+impl Case {
+    fn new(config: &TableConfig) -> Self {
+        let memory = memory();
+        Case {
+            folder: tempfile::tempdir().unwrap(),
+            table: memory.create_table(config).unwrap(),
+            memory,
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("replay.snapshot")
+    }
+
+    fn save(&self) -> PathBuf {
+        save(&self.memory, &self.path()).unwrap();
+        assert_eq!(
+            fs::read_dir(self.folder.path()).unwrap().count(),
+            1,
+            "only the snapshot is left"
+        );
+        self.path()
+    }
+
+    /// The table after a restart of the process, with this definition.
+    fn again_as(&self, config: &TableConfig) -> Arc<Table> {
+        let memory = memory();
+        let table = memory.create_table(config).unwrap();
+        restore(&memory, &self.save()).unwrap();
+        table.check_at_rest().unwrap();
+        table
+    }
+
+    fn again(&self) -> Arc<Table> {
+        self.again_as(self.table.config())
+    }
+}
+
+/// Pushes of two streams whose windows span chunks, more than a table of `config(60)` holds.
+fn play(table: &Arc<Table>) {
+    let mut actor = Actor::open(table, 1);
+    for round in 0..12 {
+        let (first, rows) = (round * 4, 4);
+        let mut body = (0..2).fold(Body::default(), |body, s| body.chunk(s, first, rows));
+        for stream in 0..2 {
+            for anchor in first.saturating_sub(3)..first + 1 {
+                let before = anchor.min(3) as u16;
+                body = body.window(stream, anchor, (before, 3), Some((anchor % 5) as f32));
+            }
+        }
+        actor.push(body);
+    }
+}
+
+fn wide(count: u32) -> SampleRequest {
+    SampleRequest {
+        before: 3,
+        after: 3,
+        ..request(count)
+    }
+}
+
+/// Everything of a batch but its keys.
+fn content(sampled: &Sampled) -> (Vec<String>, Vec<u8>, Vec<u8>) {
+    windows(sampled);
+    let items = sampled.items.iter().map(|item| {
+        let item = replay_core::replay::SampledItem { key: 0, ..*item };
+        format!("{item:?}")
+    });
+    let blobs = sampled.blobs.iter().flat_map(|blob| blob.as_ref().to_vec());
+    (items.collect(), sampled.rows.to_vec(), blobs.collect())
+}
+
+/// Statistics that a snapshot keeps.
+fn kept(table: &Table) -> serde_json::Value {
+    let mut stats = table.stats();
+    let object = stats.as_object_mut().unwrap();
+    // Chunks of one push share a buffer, which counts as a whole; restored ones have their own.
+    for bytes in ["bytes", "live_bytes", "pinned_bytes"] {
+        object.remove(bytes);
+    }
+    for of_the_process in ["writers", "streams", "saturated_priorities"] {
+        object.remove(of_the_process);
+    }
+    stats
+}
+
+#[test]
+fn batches_go_on_byte_for_byte() {
+    for sampler in [Sampler::Prioritized, Sampler::Uniform] {
+        let case = Case::new(&TableConfig {
+            sampler,
+            priority_exponent: 0.7,
+            ..config(60)
+        });
+        play(&case.table);
+        for round in 0..5 {
+            let batch = sample_as(&case.table, &wide(16));
+            let priorities: Vec<_> = (0..16).map(|i| f64::from(i * 3 + round)).collect();
+            let keys = keys(&batch);
+            case.table.update_priorities(&keys, &priorities).unwrap();
+        }
+        assert!(stat(&case.table, "evicted_steps") > 0);
+        let again = case.again();
+        assert_eq!(kept(&again), kept(&case.table));
+        for _ in 0..5 {
+            let (old, new) = (
+                sample_as(&case.table, &wide(16)),
+                sample_as(&again, &wide(16)),
+            );
+            assert_eq!(content(&new), content(&old));
+            for (table, batch) in [(&case.table, old), (&again, new)] {
+                table.update_priorities(&keys(&batch), &[9.5; 16]).unwrap();
+            }
+        }
+        assert_eq!(kept(&again), kept(&case.table));
+    }
+}
+
+#[test]
+fn items_are_drawn_as_often_as_their_priorities_say() {
+    let case = Case::new(&config(8));
+    let mut actor = Actor::open(&case.table, 1);
+    let body = (0..8).fold(Body::default().chunk(0, 0, 8), |body, step| {
+        body.item(0, step, step as f32)
+    });
+    actor.push(body);
+    let again = case.again();
+    let mut drawn = [0.0; 8];
+    const DRAWS: u32 = 28_000;
+    for step in anchors(&sample(&again, DRAWS)) {
+        drawn[step as usize] += 1.0;
+    }
+    for (step, drawn) in drawn.into_iter().enumerate() {
+        let expected = f64::from(DRAWS) * step as f64 / 28.0;
+        assert!((drawn - expected).abs() <= 2.0, "step {step}: {drawn}");
+    }
+}
+
+#[test]
+fn a_queue_goes_on_in_its_order() {
+    let case = Case::new(&TableConfig {
+        sampler: Sampler::Fifo,
+        max_times_sampled: 2,
+        ..config(100)
+    });
+    let mut actor = Actor::open(&case.table, 1);
+    (0..4).for_each(|_| actor.push_next(5));
+    // Two items are gone, one has one draw left.
+    assert_eq!(anchors(&sample(&case.table, 5)), [0, 0, 1, 1, 2]);
+    let again = case.again();
+    for table in [&case.table, &again] {
+        assert_eq!(stat(table, "items"), 18);
+        assert_eq!(anchors(&sample(table, 4)), [2, 3, 3, 4]);
+        let rest: Vec<_> = anchors(&sample(table, 31));
+        assert_eq!((rest[0], rest[30]), (4, 19));
+        assert_eq!(stat(table, "items"), 0);
+        table.check_at_rest().unwrap();
+    }
+}
+
+#[test]
+fn the_rate_limiter_goes_on() {
+    let limited = TableConfig {
+        samples_per_insert: 2.0,
+        slack: 10.0,
+        min_size: 5,
+        ..config(100)
+    };
+    let case = Case::new(&limited);
+    let mut actor = Actor::open(&case.table, 1);
+    actor.push_next(10);
+    for _ in 0..2 {
+        let mut batch = sample(&case.table, 8);
+        batch.credit.take().unwrap().delivered();
+    }
+    // 20 are due and centre - slack is 0: four more may be drawn.
+    let again = case.again();
+    for table in [&case.table, &again] {
+        assert!(blocked(table.try_sample(&request(5), false)).contains("insert"));
+        assert!(matches!(
+            table.try_sample(&request(4), false).unwrap(),
+            Attempt::Ready(_)
+        ));
+    }
+    // Where the ratio is another one now, neither side has to catch up with the whole past.
+    let other = case.again_as(&TableConfig {
+        samples_per_insert: 20.0,
+        slack: 30.0,
+        ..limited
+    });
+    // 200 are due, centre + slack is 130: 70 count as drawn.
+    assert_eq!(
+        (
+            stat(&other, "limiter_inserted"),
+            stat(&other, "limiter_drawn")
+        ),
+        (10, 70)
+    );
+}
+
+#[test]
+fn the_newest_steps_are_kept_where_there_is_less_room() {
+    let case = Case::new(&config(60));
+    play(&case.table);
+    let small = case.again_as(&config(20));
+    assert_eq!(stat(&small, "steps"), 20);
+    let batch = sample_as(&small, &wide(64));
+    assert!(
+        windows(&batch)
+            .iter()
+            .flatten()
+            .all(|&(_, step)| step >= 36)
+    );
+    let bytes = 3 * steps_bytes(12, 4);
+    let tight = case.again_as(&TableConfig {
+        capacity_bytes: bytes,
+        ..config(60)
+    });
+    assert!(stat(&tight, "bytes") <= bytes && stat(&tight, "steps") >= 8);
+    // Nothing fits: nothing is kept.
+    let none = case.again_as(&config(3));
+    assert_eq!((stat(&none, "steps"), stat(&none, "items")), (0, 0));
+    // Writers go on in all of them.
+    for table in [small, tight] {
+        play(&table);
+        table.check_at_rest().unwrap();
+    }
+}
+
+#[test]
+fn what_readers_hold_of_evicted_chunks_is_not_saved() {
+    let case = Case::new(&config(8));
+    let mut actor = Actor::open(&case.table, 1);
+    actor.push_next(8);
+    let held = sample(&case.table, 4);
+    actor.push_next(4);
+    assert!(stat(&case.table, "pinned_bytes") > 0);
+    let again = case.again();
+    assert_eq!(stat(&again, "steps"), 4);
+    assert_eq!(stat(&again, "bytes"), stat(&again, "live_bytes"));
+    assert!(anchors(&sample(&again, 16)).iter().all(|&step| step >= 8));
+    windows(&held);
+}
+
+#[test]
+fn keys_of_before_name_nothing_and_the_largest_priority_is_remembered() {
+    let case = Case::new(&config(8));
+    Actor::open(&case.table, 1).push_next(4);
+    let before = keys(&sample(&case.table, 4));
+    let priorities = [100.0, 1.0, 1.0, 1.0];
+    case.table.update_priorities(&before, &priorities).unwrap();
+    let path = case.save();
+    case.memory.empty_table("t").unwrap();
+    restore(&case.memory, &path).unwrap();
+    assert_eq!(stat(&case.table, "items"), 4);
+    let receipt = case.table.update_priorities(&before, &[7.0; 4]).unwrap();
+    assert_eq!((receipt.applied, receipt.stale), (0, 4));
+
+    let again = case.again();
+    let mut actor = Actor::open(&again, 1);
+    actor.push(Body::default().chunk(0, 0, 1).window(0, 0, (0, 0), None));
+    assert_eq!(again.stats()["total_priority"], 203.0);
+}
+
+#[test]
+fn tables_that_are_not_there_are_made_and_a_failure_leaves_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("snapshot");
+    let old = memory();
+    for name in ["a", "t"] {
+        let named = TableConfig {
+            name: name.into(),
+            ..config(100)
+        };
+        Actor::open(&old.create_table(&named).unwrap(), 1).push_next(10);
+    }
+    save(&old, &path).unwrap();
+    let new = memory();
+    restore(&new, &path).unwrap();
+    assert_eq!(
+        new.table("a").unwrap().config(),
+        old.table("a").unwrap().config()
+    );
+    assert_eq!(stat(&new.table("a").unwrap(), "items"), 10);
+
+    // Of two tables the second is refused: by its definition, and by what it has.
+    let other = memory();
+    let alpha = TableConfig {
+        priority_exponent: 0.5,
+        ..config(100)
+    };
+    other.create_table(&alpha).unwrap();
+    let error = refusal(restore(&other, &path));
+    assert_eq!(error.code(), ErrorCode::TableDiffers);
+    assert!(other.table("a").is_err(), "it was made for nothing");
+    let used = memory();
+    let first = used
+        .create_table(&TableConfig {
+            name: "a".into(),
+            ..config(50)
+        })
+        .unwrap();
+    Actor::open(&used.create_table(&config(100)).unwrap(), 1).push_next(1);
+    let error = refusal(restore(&used, &path));
+    assert!(matches!(error, Error::NotEmpty { steps: 1, .. }), "{error}");
+    assert_eq!(stat(&first, "steps"), 0);
+    first.check_at_rest().unwrap();
+}
+
+#[test]
+fn another_definition_is_refused_with_the_difference() {
+    let case = Case::new(&config(8));
+    let path = case.save();
+    let mut columns = config(8).columns;
+    columns[0].name = "lane".into();
+    for (changed, part) in [
+        (
+            TableConfig {
+                columns,
+                ..config(8)
+            },
+            "columns is \"lane",
+        ),
+        (
+            TableConfig {
+                sampler: Sampler::Uniform,
+                ..config(8)
+            },
+            "sampler is Uniform, asked for Prioritized",
+        ),
+        (
+            TableConfig {
+                priority_exponent: 0.25,
+                ..config(8)
+            },
+            "priority_exponent is 0.25, asked for 1.0",
+        ),
+        (
+            TableConfig {
+                priority_unit_log2: -10,
+                ..config(8)
+            },
+            "priority_unit_log2 is -10, asked for -19",
+        ),
+    ] {
+        let memory = memory();
+        memory.create_table(&changed).unwrap();
+        let error = refusal(restore(&memory, &path));
+        assert_eq!(error.code(), ErrorCode::TableDiffers);
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_table_that_readers_still_hold_bytes_of_is_not_empty() {
+    let case = Case::new(&config(8));
+    Actor::open(&case.table, 1).push_next(4);
+    let path = case.save();
+    let held = sample(&case.table, 1);
+    case.memory.empty_table("t").unwrap();
+    let error = refusal(restore(&case.memory, &path));
+    assert!(matches!(error, Error::NotEmpty { steps: 0, .. }), "{error}");
+    drop(held);
+    restore(&case.memory, &path).unwrap();
+    case.table.check_at_rest().unwrap();
+}
+
+/// A small snapshot with all there is in one, and a memory to restore it into.
+fn small_case() -> (Case, Vec<u8>, Arc<Memory>) {
+    let case = Case::new(&config(20));
+    let mut actor = Actor::open(&case.table, 1);
+    let body = Body::default().chunk(0, 0, 3).chunk(2, 0, 2);
+    actor.push(body.window(0, 1, (1, 0), Some(2.0)));
+    let body = Body::default().chunk(0, 3, 2);
+    actor.push(body.window(0, 2, (2, 2), Some(3.0)).item(2, 1, 1.0));
+    let bytes = fs::read(case.save()).unwrap();
+    let target = memory();
+    target.create_table(&config(20)).unwrap();
+    (case, bytes, target)
+}
+
+fn restore_bytes(case: &Case, memory: &Memory, bytes: &[u8]) -> replay_core::Result<()> {
+    let path = case.folder.path().join("altered");
+    fs::write(&path, bytes).unwrap();
+    restore(memory, &path)
+}
+
+fn assert_refused(result: replay_core::Result<()>, memory: &Memory, what: &str) {
+    let error = refusal(result);
+    assert!(matches!(error, Error::Snapshot { .. }), "{what}: {error}");
+    assert!(error.to_string().contains("altered"), "{error}");
+    let table = memory.table("t").unwrap();
+    assert_eq!((stat(&table, "steps"), stat(&table, "bytes")), (0, 0));
+}
+
+#[test]
+fn a_file_that_is_cut_off_anywhere_is_refused() {
+    let (case, bytes, target) = small_case();
+    for length in 0..bytes.len() {
+        let refused = restore_bytes(&case, &target, &bytes[..length]);
+        assert_refused(refused, &target, &format!("cut at {length}"));
+    }
+    let longer = [&bytes[..], &[0]].concat();
+    assert_refused(restore_bytes(&case, &target, &longer), &target, "longer");
+    restore_bytes(&case, &target, &bytes).unwrap();
+}
+
+#[test]
+fn a_file_with_any_bit_flipped_is_refused() {
+    let (case, bytes, target) = small_case();
+    for at in 0..bytes.len() {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        let refused = restore_bytes(&case, &target, &flipped);
+        assert_refused(refused, &target, &format!("flipped at {at}"));
+    }
+    restore_bytes(&case, &target, &bytes).unwrap();
+}
+
+/// Kind and body of each record of a file.
+fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let mut rest = &bytes[12..];
+    let mut records = Vec::new();
+    while !rest.is_empty() {
+        let kind = u32::from_le_bytes(rest[..4].try_into().unwrap());
+        let length = u64::from_le_bytes(rest[4..12].try_into().unwrap()) as usize;
+        records.push((kind, rest[12..12 + length].to_vec()));
+        rest = &rest[12 + length + 8..];
+    }
+    records
+}
+
+/// The file of these records, with checksums that agree.
+fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = b"innetmem\x01\0\0\0".to_vec();
+    for (kind, body) in records {
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend((body.len() as u64).to_le_bytes());
+        bytes.extend(body);
+        let sum = Sha256::digest(&bytes);
+        bytes.extend(&sum[..8]);
+    }
+    bytes
+}
+
+#[test]
+fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
+    let (case, bytes, target) = small_case();
+    let whole = records(&bytes);
+    assert_eq!(file(&whole), bytes, "the test knows the format");
+    let kinds: Vec<_> = whole.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [1, 2, 3, 2, 3, 3, 4, 5, 6]);
+    for at in 0..whole.len() {
+        let mut missing = whole.clone();
+        missing.remove(at);
+        // Without its items a table is a table, and without the third chunk the fourth takes its number.
+        if ![4, 6].contains(&at) {
+            let refused = restore_bytes(&case, &target, &file(&missing));
+            assert_refused(refused, &target, &format!("without {at}"));
+        }
+        let mut other = whole.clone();
+        other[at].0 = 7;
+        let refused = restore_bytes(&case, &target, &file(&other));
+        assert_refused(refused, &target, &format!("kind of {at}"));
+    }
+    for at in [0, 2, 7, 8] {
+        let mut doubled = whole.clone();
+        doubled.insert(at, whole[at].clone());
+        let refused = restore_bytes(&case, &target, &file(&doubled));
+        assert_refused(refused, &target, &format!("doubled {at}"));
+    }
+    restore_bytes(&case, &target, &bytes).unwrap();
+}
+
+#[test]
+fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
+    let (case, bytes, _) = small_case();
+    let whole = records(&bytes);
+    let (mut refused, mut taken) = (0, 0);
+    for (record, (_, body)) in whole.iter().enumerate() {
+        for at in 0..body.len() {
+            for value in [0, 1, 0x7F, 0x80, 0xFF] {
+                let mut altered = whole.clone();
+                altered[record].1[at] = value;
+                let target = memory();
+                let table = target.create_table(&config(20)).unwrap();
+                if restore_bytes(&case, &target, &file(&altered)).is_err() {
+                    refused += 1;
+                    assert_eq!(stat(&table, "steps"), 0);
+                    continue;
+                }
+                taken += 1;
+                table.check_at_rest().unwrap();
+                // Whatever its rows hold, they are all there; or it has another name now.
+                for view in [request(8), wide(8)] {
+                    drop(table.try_sample(&view, false));
+                }
+                let mut actor = Actor::open(&table, 1);
+                (0..9).for_each(|_| drop(actor.try_push(actor.next(3))));
+                table.check_at_rest().unwrap();
+            }
+        }
+    }
+    assert!(refused > 500 && taken > 500, "{refused} {taken}");
+}
+
+#[test]
+fn no_number_in_a_file_makes_it_allocate_more_than_the_file_has() {
+    let (case, bytes, target) = small_case();
+    // The length of the first record.
+    for length in [1 << 20, 1 << 40, u64::MAX] {
+        let mut long = bytes.clone();
+        long[16..24].copy_from_slice(&u64::to_le_bytes(length));
+        let refused = restore_bytes(&case, &target, &long);
+        assert_refused(refused, &target, "a long record");
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_or_release_is_told_so() {
+    let (case, mut bytes, target) = small_case();
+    let other = refusal(restore_bytes(&case, &target, b"PK\x03\x04 some archive"));
+    assert!(other.to_string().contains("no snapshot of a replay memory"));
+    bytes[8] = 2;
+    let newer = refusal(restore_bytes(&case, &target, &bytes));
+    assert!(newer.to_string().contains("format 2"), "{newer}");
+    let missing = refusal(restore(&target, Path::new("/nowhere/snapshot")));
+    assert_eq!(missing.code(), ErrorCode::Io);
+}
+
+#[test]
+fn a_full_disk_leaves_the_snapshot_that_was_there() {
+    let case = Case::new(&config(8));
+    Actor::open(&case.table, 1).push_next(4);
+    let path = case.save();
+    let before = fs::read(&path).unwrap();
+    let partial = case.folder.path().join("replay.snapshot.partial");
+    std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
+    let error = refusal(save(&case.memory, &path));
+    match error {
+        Error::Io { source, .. } => {
+            assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(fs::read(&path).unwrap(), before);
+    assert!(!partial.exists());
+}
+
+#[test]
+fn snapshots_of_a_table_in_use_are_consistent() {
+    // A few hundred steps within tight bytes: the table is replaced many times, and pins have to be short.
+    let config = TableConfig {
+        capacity_bytes: 12_000,
+        ..config(300)
+    };
+    let case = Case::new(&config);
+    let done = AtomicBool::new(false);
+    let items = thread::scope(|scope| {
+        let writers: Vec<_> = (1..=2)
+            .map(|writer| {
+                let table = &case.table;
+                let done = &done;
+                scope.spawn(move || {
+                    let mut actor = Actor::open(table, writer);
+                    while !done.load(Ordering::Acquire) {
+                        let first = actor.next_step;
+                        let mut body = Body::default().chunk(0, first, 4).chunk(3, first, 4);
+                        for anchor in first.saturating_sub(3)..first + 1 {
+                            let before = anchor.min(3) as u16;
+                            for stream in [0, 3] {
+                                body = body.window(stream, anchor, (before, 3), Some(1.5));
+                            }
+                        }
+                        while let Attempt::Blocked(_) = actor.try_push(body.clone()).unwrap() {
+                            thread::yield_now();
+                        }
+                        actor.next_step += 4;
+                    }
+                })
+            })
+            .collect();
+        let reader = scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                if let Ok(Attempt::Ready(batch)) = case.table.try_sample(&wide(16), false) {
+                    let priorities = vec![2.0; batch.items.len()];
+                    let keys = keys(&batch);
+                    case.table.update_priorities(&keys, &priorities).unwrap();
+                }
+            }
+        });
+        let mut items = 0;
+        for _ in 0..60 {
+            let again = case.again();
+            items += stat(&again, "items");
+            if stat(&again, "items") > 0 {
+                windows(&sample_as(&again, &wide(32)));
+            }
+            assert!(stat(&again, "bytes") <= 12_000);
+        }
+        done.store(true, Ordering::Release);
+        writers.into_iter().for_each(|w| w.join().unwrap());
+        reader.join().unwrap();
+        items
+    });
+    assert!(items > 0);
+    case.table.check_at_rest().unwrap();
+    // At rest it comes back whole.
+    let again = case.again();
+    assert_eq!(kept(&again), kept(&case.table));
+}
+
+#[test]
+fn a_snapshot_takes_no_more_than_its_limit_allows() {
+    let (case, bytes, _) = small_case();
+    let narrow = Memory::new(MemoryLimits {
+        max_bytes: 100,
+        receive_bytes: 0,
+        seed: None,
+    });
+    let error = refusal(restore_bytes(&case, &narrow, &bytes));
+    assert_eq!(error.code(), ErrorCode::Table);
+    assert!(narrow.table("t").is_err());
+}

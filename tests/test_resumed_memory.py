@@ -1,0 +1,120 @@
+"""A run with actors apart goes on with its memory, or says why it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import innet_drl as innet
+from innet_drl import launch
+from innet_drl.cli import main
+from innet_drl.learner import Update
+from innet_drl.session import Session
+from training import lines, small
+
+FIRST = small(min_size=256, steps=800)
+MORE = dataclasses.replace(FIRST, steps=1_600)
+
+
+def note(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The table's statistics before the actors start, and at the first update."""
+    found: list[dict[str, Any]] = []
+    memories: list[innet.Replay] = []
+    publish, learn = Session.publish, Session.learn
+
+    def before_the_actors(self: Session, replay: innet.Replay) -> None:
+        if not memories:
+            memories.append(replay)
+            found.append(replay.stats()["tables"]["apex"])
+        publish(self, replay)
+
+    def at_the_first_update(self: Session, batch: Any) -> Update:
+        if len(found) == 1:
+            found.append(memories[0].stats()["tables"]["apex"])
+        return learn(self, batch)
+
+    monkeypatch.setattr(Session, "publish", before_the_actors)
+    monkeypatch.setattr(Session, "learn", at_the_first_update)
+    return found
+
+
+def test_learning_goes_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    first = launch.train(FIRST, run)
+    assert (run / "replay.snapshot").stat().st_size > 0
+    written = lines(run)
+    found = note(monkeypatch)
+    second = launch.train(MORE, run, resume=True)
+    assert second.learner_updates > first.learner_updates
+    begun, learned = found
+    assert begun["steps"] >= FIRST.min_size
+    assert begun["sampled_items"] >= FIRST.batch_size * first.learner_updates
+    assert begun["max_priority"] > 0
+    # The rate limiter holds the actors back before they could have filled an empty memory.
+    assert learned["inserted_items"] - begun["inserted_items"] < FIRST.min_size
+    (after, *_) = lines(run)[len(written) :]
+    assert after["replay_steps"] >= begun["steps"]
+    assert after["samples_per_insert"] > 0
+
+
+def test_without_a_snapshot_the_memory_is_filled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    launch.train(FIRST, run)
+    (run / "replay.snapshot").unlink()
+    found = note(monkeypatch)
+    launch.train(dataclasses.replace(MORE, checkpoint_replay=False), run, resume=True)
+    begun, learned = found
+    assert begun["steps"] == 0
+    assert learned["items"] >= FIRST.min_size
+    assert not (run / "replay.snapshot").exists()
+
+
+def test_a_session_that_keeps_no_memory_removes_the_old_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    launch.train(FIRST, run)
+    assert main(["train", "--resume", str(run), "--steps", "1200", "--no-checkpoint-replay"]) == 0
+    assert not (run / "replay.snapshot").exists()
+
+
+def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    launch.train(FIRST, run)
+    path = run / "replay.snapshot"
+    checkpoints = sorted((run / "checkpoints").iterdir())
+
+    def error_of(*flags: str) -> str:
+        capsys.readouterr()
+        assert main(["train", "--resume", str(run), "--steps", "1600", *flags]) == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    message = error_of("--n-step", "5", "--priority-exponent", "0.5")
+    assert "with another --priority-exponent and --n-step" in message
+    assert f"delete {path} to go on with an empty memory" in message
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    message = error_of()
+    assert "the checksum does not agree" in message
+    assert f"delete {path} to go on with an empty memory" in message
+    assert sorted((run / "checkpoints").iterdir()) == checkpoints
+    path.unlink()
+    assert main(["train", "--resume", str(run), "--steps", "1600"]) == 0
+    assert path.exists()
+
+
+def test_a_full_disk_for_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Writing to /dev/full fails as writing to a full disk does."""
+    run = tmp_path / "run"
+    launch.train(FIRST, run)
+    content = (run / "replay.snapshot").read_bytes()
+    (run / "replay.snapshot.partial").symlink_to("/dev/full")
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--steps", "1200"]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "the disk is full" in line
+    assert f"--resume {run}" in line
+    assert (run / "replay.snapshot").read_bytes() == content
