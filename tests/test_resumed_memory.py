@@ -16,7 +16,7 @@ from innet_drl.session import Session
 from training import lines, small
 
 FIRST = small(min_size=256, steps=800)
-MORE = dataclasses.replace(FIRST, steps=1_600)
+MORE = dataclasses.replace(FIRST, steps=6_000)
 
 
 def note(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def test_without_a_snapshot_the_memory_is_filled_again(tmp_path: Path, monkeypat
 def test_a_session_that_keeps_no_memory_removes_the_old_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     launch.train(FIRST, run)
-    assert main(["train", "--resume", str(run), "--steps", "1200", "--no-checkpoint-replay"]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "6000", "--no-checkpoint-replay"]) == 0
     assert not (run / "replay.snapshot").exists()
 
 
@@ -87,7 +87,7 @@ def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.Ca
 
     def error_of(*flags: str) -> str:
         capsys.readouterr()
-        assert main(["train", "--resume", str(run), "--steps", "1600", *flags]) == 1
+        assert main(["train", "--resume", str(run), "--steps", "6000", *flags]) == 1
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line
 
@@ -102,7 +102,7 @@ def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.Ca
     assert f"delete {path} to go on with an empty memory" in message
     assert sorted((run / "checkpoints").iterdir()) == checkpoints
     path.unlink()
-    assert main(["train", "--resume", str(run), "--steps", "1600"]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "6000"]) == 0
     assert path.exists()
 
 
@@ -113,7 +113,7 @@ def test_a_full_disk_for_the_memory(tmp_path: Path, capsys: pytest.CaptureFixtur
     content = (run / "replay.snapshot").read_bytes()
     (run / "replay.snapshot.partial").symlink_to("/dev/full")
     capsys.readouterr()
-    assert main(["train", "--resume", str(run), "--steps", "1200"]) == 1
+    assert main(["train", "--resume", str(run), "--steps", "6000"]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the disk is full" in line
     assert f"--resume {run}" in line

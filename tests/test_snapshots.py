@@ -51,7 +51,7 @@ def test_writers_go_on_in_a_restored_memory_of_another_size(tmp_path: Path) -> N
         replay.restore(tmp_path / "snapshot")
         assert 30 < replay.stats()["tables"]["t"]["steps"] <= 50
         assert replay.sample("t", 64, VIEW).action.min() >= 50
-        with replay.writer("t", 1, VIEW) as writer:
+        with replay.writer("t", 1, VIEW, chunk_steps=7) as writer:
             for t in range(200):
                 writer.append(**step(t))
         assert replay.sample("t", 64, VIEW).action.min() >= 150

@@ -504,13 +504,13 @@ fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
     let (case, bytes, _) = small_case();
     let whole = records(&bytes);
     let (mut refused, mut taken) = (0, 0);
+    let mut target = memory();
+    let mut table = target.create_table(&config(20)).unwrap();
     for (record, (_, body)) in whole.iter().enumerate() {
         for at in 0..body.len() {
-            for value in [0, 1, 0x7F, 0x80, 0xFF] {
+            for value in [0, 0x7F, 0xFF] {
                 let mut altered = whole.clone();
                 altered[record].1[at] = value;
-                let target = memory();
-                let table = target.create_table(&config(20)).unwrap();
                 if restore_bytes(&case, &target, &file(&altered)).is_err() {
                     refused += 1;
                     assert_eq!(stat(&table, "steps"), 0);
@@ -525,10 +525,12 @@ fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
                 let mut actor = Actor::open(&table, 1);
                 (0..9).for_each(|_| drop(actor.try_push(actor.next(3))));
                 table.check_at_rest().unwrap();
+                target = memory();
+                table = target.create_table(&config(20)).unwrap();
             }
         }
     }
-    assert!(refused > 500 && taken > 500, "{refused} {taken}");
+    assert!(refused > 300 && taken > 300, "{refused} {taken}");
 }
 
 #[test]
