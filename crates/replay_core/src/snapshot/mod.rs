@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! file     magic b"innetmem", version u32, then records
-//! record   kind u32, length u64, body, checksum: the first 8 bytes of the SHA-256 of all that stands before it
+//! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all before it but the
+//!          checksums
 //!   1 table    its definition, as the wire has it; what follows up to the next table is of this one
 //!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
 //!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the

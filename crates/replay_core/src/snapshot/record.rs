@@ -5,15 +5,13 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use sha2::{Digest, Sha256};
+use crc32fast::Hasher;
 
 use crate::error::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Of the format: a file of another one is refused.
 const VERSION: u32 = 1;
-
-const CHECKSUM_BYTES: usize = 8;
 
 /// What a record holds; see [`super`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,15 +34,15 @@ impl Kind {
     }
 }
 
-fn checksum(sum: &Sha256) -> [u8; CHECKSUM_BYTES] {
-    let digest = sum.clone().finalize();
-    std::array::from_fn(|i| digest[i])
+/// Of all before it but the other checksums: a CRC that has gone over its own value is the same whatever came before.
+fn checksum(sum: &Hasher) -> [u8; 4] {
+    sum.clone().finalize().to_le_bytes()
 }
 
 /// Writes records.
 pub struct RecordWriter<W> {
     out: W,
-    sum: Sha256,
+    sum: Hasher,
     path: PathBuf,
 }
 
@@ -56,7 +54,7 @@ impl<W: Write> RecordWriter<W> {
     pub fn new(out: W, path: &Path) -> Result<Self> {
         let mut writer = RecordWriter {
             out,
-            sum: Sha256::new(),
+            sum: Hasher::new(),
             path: path.to_owned(),
         };
         writer.put(&MAGIC)?;
@@ -73,7 +71,7 @@ impl<W: Write> RecordWriter<W> {
             self.put(part)?;
         }
         let checksum = checksum(&self.sum);
-        self.put(&checksum)
+        self.write(&checksum)
     }
 
     /// What it wrote to.
@@ -83,6 +81,10 @@ impl<W: Write> RecordWriter<W> {
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.sum.update(bytes);
+        self.write(bytes)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.out.write_all(bytes).map_err(|source| Error::Io {
             what: format!("the snapshot {} cannot be written", self.path.display()),
             source,
@@ -95,7 +97,7 @@ pub struct RecordReader<R> {
     from: R,
     /// Bytes that are left of the file: nothing longer is allocated.
     left: u64,
-    sum: Sha256,
+    sum: Hasher,
     path: PathBuf,
 }
 
@@ -108,7 +110,7 @@ impl<R: Read> RecordReader<R> {
         let mut reader = RecordReader {
             from,
             left: bytes,
-            sum: Sha256::new(),
+            sum: Hasher::new(),
             path: path.to_owned(),
         };
         if reader.array()? != MAGIC {
@@ -132,7 +134,7 @@ impl<R: Read> RecordReader<R> {
         let length = u64::from_le_bytes(self.array()?);
         let body = self.take(length)?;
         let expected = checksum(&self.sum);
-        if self.array()? != expected {
+        if self.read(expected.len() as u64)? != expected {
             return Err(self.damaged("the checksum does not agree"));
         }
         let kind = Kind::of(kind)
@@ -163,6 +165,12 @@ impl<R: Read> RecordReader<R> {
     }
 
     fn take(&mut self, length: u64) -> Result<Vec<u8>> {
+        let bytes = self.read(length)?;
+        self.sum.update(&bytes);
+        Ok(bytes)
+    }
+
+    fn read(&mut self, length: u64) -> Result<Vec<u8>> {
         if length > self.left {
             return Err(self.damaged("it is cut off, or damaged"));
         }
@@ -174,7 +182,6 @@ impl<R: Read> RecordReader<R> {
                 what: format!("the snapshot {} cannot be read", self.path.display()),
                 source,
             })?;
-        self.sum.update(&bytes);
         Ok(bytes)
     }
 }

@@ -12,7 +12,6 @@ use replay_core::schema::Sampler;
 use replay_core::snapshot::{restore, save};
 use replay_core::table::{Attempt, Table};
 use replay_core::{Error, ErrorCode, TableConfig};
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use crate::support::*;
@@ -452,7 +451,7 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
         let kind = u32::from_le_bytes(rest[..4].try_into().unwrap());
         let length = u64::from_le_bytes(rest[4..12].try_into().unwrap()) as usize;
         records.push((kind, rest[12..12 + length].to_vec()));
-        rest = &rest[12 + length + 8..];
+        rest = &rest[12 + length + 4..];
     }
     records
 }
@@ -460,12 +459,15 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
     let mut bytes = b"innetmem\x01\0\0\0".to_vec();
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&bytes);
     for (kind, body) in records {
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend((body.len() as u64).to_le_bytes());
-        bytes.extend(body);
-        let sum = Sha256::digest(&bytes);
-        bytes.extend(&sum[..8]);
+        let head = [&kind.to_le_bytes()[..], &(body.len() as u64).to_le_bytes()].concat();
+        for part in [&head, body] {
+            sum.update(part);
+            bytes.extend(part);
+        }
+        bytes.extend(sum.clone().finalize().to_le_bytes());
     }
     bytes
 }
@@ -497,6 +499,22 @@ fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
         assert_refused(refused, &target, &format!("doubled {at}"));
     }
     restore_bytes(&case, &target, &bytes).unwrap();
+}
+
+#[test]
+fn a_checksum_covers_the_records_before_its_own() {
+    let (case, bytes, target) = small_case();
+    let lengths = records(&bytes)
+        .iter()
+        .map(|(_, body)| 12 + body.len() + 4)
+        .collect::<Vec<_>>();
+    // Without the third chunk, and then without the items: what is left makes sense.
+    for missing in [4, 6] {
+        let from = 12 + lengths[..missing].iter().sum::<usize>();
+        let cut = [&bytes[..from], &bytes[from + lengths[missing]..]].concat();
+        let error = refusal(restore_bytes(&case, &target, &cut));
+        assert!(error.to_string().contains("checksum"), "{error}");
+    }
 }
 
 #[test]
