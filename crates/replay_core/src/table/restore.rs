@@ -61,6 +61,13 @@ struct StagedChunk {
     items: usize,
 }
 
+impl StagedChunk {
+    /// What it counts for in the table's byte limit: as a push of it alone.
+    fn bytes(&self) -> u64 {
+        self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
+    }
+}
+
 /// What goes into the table beside a chunk.
 struct ReadyChunk {
     resident: Box<Resident>,
@@ -210,7 +217,7 @@ impl Staged {
         let first = self.first;
         let build = |chunk: StagedChunk| {
             let stream = &self.streams[chunk.stream];
-            let bytes = chunk.packed.as_bytes().len() as u64;
+            let bytes = chunk.bytes();
             let charge = Charge::new(self.table.held.clone(), bytes);
             let ready = ReadyChunk {
                 resident: Box::new(Resident {
@@ -280,14 +287,15 @@ impl Staged {
             previous.continued_by = Some(number);
         }
         self.steps += u64::from(head.rows);
-        self.bytes += packed.as_bytes().len() as u64;
-        self.chunks.push_back(StagedChunk {
+        let chunk = StagedChunk {
             packed,
             stream: index,
             first_step: head.first_step,
             continued_by: None,
             items: 0,
-        });
+        };
+        self.bytes += chunk.bytes();
+        self.chunks.push_back(chunk);
         while self.steps > self.table.config.capacity || self.bytes > self.table.capacity_bytes {
             self.drop_oldest();
         }
@@ -391,7 +399,7 @@ impl Staged {
         let oldest = self.chunks.pop_front()?;
         self.first += 1;
         self.steps -= u64::from(oldest.packed.rows());
-        self.bytes -= oldest.packed.as_bytes().len() as u64;
+        self.bytes -= oldest.bytes();
         Some(oldest)
     }
 }
