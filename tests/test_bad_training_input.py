@@ -49,12 +49,13 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=400)
-        launch.train(config, tmp_path / "one" / "run")
+        first = launch.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
         with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another --out"):
             launch.train(config, tmp_path / "other" / "run")
         assert memory.stats()["tables"]["run"]["steps"] == steps
-        launch.train(dataclasses.replace(config, steps=800), tmp_path / "one" / "run", resume=True)
+        more = dataclasses.replace(config, steps=first.agent_steps + 100)
+        launch.train(more, tmp_path / "one" / "run", resume=True)
     assert not (tmp_path / "other" / "run").exists()
 
 
@@ -226,7 +227,7 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=300)
         launch.train(config, run)
-        more = dataclasses.replace(config, steps=600, batch_size=16)
+        more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
         with pytest.raises(ConfigurationError, match=r"leave --batch-size away, or drop .*drop_table\('run'\)"):
             launch.train(more, run, resume=True)
 
