@@ -1,0 +1,171 @@
+"""Actors that push, each in a process of its own, several connections (a thread each) in one."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.processes import own_cpu_seconds
+from benchmarks.systems import Address
+
+PUSH = 50
+"""Transitions that are handed over at a time."""
+
+
+class Clients:
+    """`processes` times `connections` writers of a system, told over pipes what to do, all at the same time."""
+
+    def __init__(
+        self, system: str, address: Address, processes: int, connections: int, settings: dict[str, Any]
+    ) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._children = []
+        for index in range(processes):
+            here, there = spawn.Pipe()
+            arguments = (there, system, address, connections, index, processes, settings)
+            child = spawn.Process(target=_serve, args=arguments, daemon=True)
+            child.start()
+            there.close()
+            self._pipes.append(here)
+            self._children.append(child)
+        for pipe in self._pipes:
+            assert pipe.recv() == "ready"
+
+    def push(self, count: int) -> int:
+        """Each writer pushes `count` transitions; returns how many the server has then from all of them."""
+        return int(sum(each["count"] for each in self._all("push", count)))
+
+    def saturate(self, seconds: float) -> dict[str, Any]:
+        """Every writer pushes as fast as it can; the transitions count that the server had at the end."""
+        results = self._all("saturate", seconds)
+        elapsed = max(each["elapsed"] for each in results)
+        return self._sum(results) | {"elapsed": elapsed}
+
+    def offer(self, seconds: float, pushes_per_s: float, transitions: int) -> dict[str, Any]:
+        """Together the writers push `pushes_per_s` times a second, spread evenly over them and over time."""
+        results = self._all("offer", seconds, pushes_per_s, transitions)
+        times = [time_ms for each in results for time_ms in each["times_ms"]]
+        return self._sum(results) | {"elapsed": seconds, "times_ms": times}
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe in self._pipes:
+            pipe.send(("close", ()))
+        for child in self._children:
+            child.join()
+
+    def _all(self, what: str, *arguments: Any) -> list[dict[str, Any]]:
+        # A little ahead, so that all of them begin at the same time.
+        begin = time.monotonic() + 0.05
+        for pipe in self._pipes:
+            pipe.send((what, (begin, *arguments)))
+        return [pipe.recv() for pipe in self._pipes]
+
+    @staticmethod
+    def _sum(results: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: sum(each[name] for each in results) for name in ("count", "client_cpu_s")}
+
+
+def _serve(
+    pipe: Connection,
+    system: str,
+    address: Address,
+    connections: int,
+    index: int,
+    processes: int,
+    settings: dict[str, Any],
+) -> None:
+    """A client process: does what the pipe says."""
+    make = importlib.import_module(system).Writer
+    writers = [make(address, **settings) for _ in range(connections)]
+    pipe.send("ready")
+    while True:
+        what, arguments = pipe.recv()
+        if what == "close":
+            break
+        begin, *arguments = arguments
+        time.sleep(max(0.0, begin - time.monotonic()))
+        cpu = own_cpu_seconds()
+        if what == "push":
+            result = _push(writers, *arguments)
+        elif what == "saturate":
+            result = _saturate(writers, *arguments)
+        else:
+            result = _offer(writers, begin, index, processes, *arguments)
+        pipe.send(result | {"client_cpu_s": own_cpu_seconds() - cpu})
+    for writer in writers:
+        writer.close()
+
+
+def _push(writers: list[Any], count: int) -> dict[str, Any]:
+    def push(writer: Any) -> None:
+        writer.push(count)
+        writer.flush()
+
+    _together(push, writers)
+    return {"count": count * len(writers)}
+
+
+def _saturate(writers: list[Any], seconds: float) -> dict[str, Any]:
+    counts: list[int] = []
+
+    def push(writer: Any) -> None:
+        count = 0
+        while time.perf_counter() < end:
+            writer.push(PUSH)
+            count += PUSH
+        writer.flush()
+        counts.append(count)
+
+    begin = time.perf_counter()
+    end = begin + seconds
+    _together(push, writers)
+    return {"count": sum(counts), "elapsed": time.perf_counter() - begin}
+
+
+def _offer(
+    writers: list[Any], begin: float, index: int, processes: int, seconds: float, pushes_per_s: float, transitions: int
+) -> dict[str, Any]:
+    every = processes * len(writers) / pushes_per_s
+    times: list[float] = []
+
+    def push(writer: Any) -> None:
+        place = index + processes * writers.index(writer)
+        due = begin + place / pushes_per_s
+        while due < begin + seconds:
+            time.sleep(max(0.0, due - time.monotonic()))
+            writer.push(transitions)
+            writer.flush()
+            times.append(1e3 * (time.monotonic() - due))
+            due += every
+
+    _together(push, writers)
+    return {"count": len(times), "times_ms": times}
+
+
+def _together(call: Callable[[Any], None], writers: list[Any]) -> None:
+    """A thread for each writer; with one writer none."""
+    if len(writers) == 1:
+        return call(writers[0])
+    failures: list[BaseException] = []
+
+    def guarded(writer: Any) -> None:
+        try:
+            call(writer)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=guarded, args=(writer,)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return None

@@ -1,0 +1,127 @@
+"""Systems that take turns: each is set up in a worker of its own, then all are measured round by round.
+
+What the machine does meanwhile (other loads, clock rates) falls on all of them alike, and ratios are taken within a
+round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.systems import ENVIRONMENTS
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One system in a contest."""
+
+    label: str
+    """How the results name it."""
+    system: str
+    """Its module in `benchmarks/systems`."""
+    task: str
+    """Of `benchmarks/tasks.py`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Worker:
+    """The other end of `benchmarks/worker.py`."""
+
+    entry: Entry
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    def __post_init__(self) -> None:
+        self._lines = self.connection.makefile("rw")
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """One request and its answer."""
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Raises what went wrong there."""
+        line = self._lines.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the worker died: see its message above"}
+        if "error" in answer:
+            raise RuntimeError(f"{self.entry.label} in {self.entry.task}: {answer['error']}")
+        return answer
+
+
+def interpreter(system: str) -> str | None:
+    """The Python of a system's environment; none when `make bench-peers` has not made it."""
+    environment = ENVIRONMENTS.get(system)
+    if environment is None:
+        return sys.executable
+    python = ROOT / ".peers" / environment / "bin" / "python"
+    return str(python) if python.exists() else None
+
+
+def missing(system: str) -> str | None:
+    """What a system needs and is not here."""
+    if interpreter(system) is None:
+        return "its environment: run `make bench-peers`"
+    if system == "redis" and shutil.which("redis-server") is None:
+        return "the command redis-server (Debian's package redis-server)"
+    return None
+
+
+@contextlib.contextmanager
+def workers(entries: list[Entry]) -> Iterator[list[Worker]]:
+    """Sets the systems up, one after the other, and ends them."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(_worker(entry)) for entry in entries]
+
+
+def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
+    """The rounds of each entry, by its label. Each system's answers are checked before and after."""
+    results: dict[str, list[dict[str, Any]]] = {entry.label: [] for entry in entries}
+    with workers(entries) as running:
+        for worker in running:
+            worker.ask(do="check")
+        for turn in range(rounds):
+            # Not always the same one after the same other one.
+            for worker in running[turn % len(running) :] + running[: turn % len(running)]:
+                results[worker.entry.label].append(worker.ask(do="measure", seconds=seconds))
+        for worker in running:
+            worker.ask(do="check")
+    return results
+
+
+@contextlib.contextmanager
+def _worker(entry: Entry) -> Iterator[Worker]:
+    python = interpreter(entry.system)
+    assert python is not None
+    here, there = socket.socketpair()
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    command = [python, "-m", "benchmarks.worker", str(there.fileno()), entry.system, entry.task]
+    with here, there:
+        process = subprocess.Popen(
+            [*command, json.dumps(entry.settings)], pass_fds=[there.fileno()], env=environment, cwd=ROOT
+        )
+        there.close()
+        worker = Worker(entry, process, here)
+        try:
+            worker.answer()
+            yield worker
+            worker.ask(do="close")
+        finally:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,162 @@
+"""Breakout as a trained agent plays it: the same real frames for every system that is measured.
+
+The repository holds the agent's actions (`breakout_actions.npz`, of a run of preset `breakout` that scores 33); the
+emulator turns them into frames, once for a machine. Reading it needs NumPy alone, so that peers can in environments
+of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STREAMS = 16
+STACK = 4
+N = 3
+GAMMA = 0.99
+"""An observation is a stack of 4 frames, a transition spans 3 steps."""
+
+FOLDER = Path(__file__).parent.parent / "target" / "benchmarks"
+ACTIONS = Path(__file__).parent / "breakout_actions.npz"
+COLUMNS = ("frame", "action", "reward", "terminated", "truncated", "first", "final", "q")
+
+Row = dict[str, Any]
+"""One step of every stream: arrays [STREAMS, ...], named as the arguments of `innet.Writer.append`."""
+
+
+def record() -> None:
+    """Plays the recorded actions, unless this machine has their frames already. Needs ale-py."""
+    done = FOLDER / "frame.npy"
+    if done.exists() and done.stat().st_mtime > ACTIONS.stat().st_mtime:
+        return
+    from ale_py.vector_env import AtariVectorEnv
+
+    actions = np.load(ACTIONS)["actions"]
+    environments = AtariVectorEnv("breakout", num_envs=STREAMS, reward_clipping=True)
+    random = np.random.default_rng(0)
+    observation, _ = environments.reset(seed=0)
+    first, final = np.ones(STREAMS, bool), np.zeros(STREAMS, bool)
+    rows = []
+    for action in actions:
+        frame = observation[:, -1].copy()
+        observation, reward, terminated, truncated, _ = environments.step(action.astype(np.int64))
+        rows.append(
+            {
+                "frame": frame,
+                "action": action,
+                "reward": reward.astype(np.float32),
+                "terminated": terminated & ~final,
+                "truncated": truncated & ~final,
+                "first": first,
+                "final": final,
+                "q": random.random((STREAMS, 4), np.float32),
+            }
+        )
+        # In NEXT_STEP mode the row after an end is final, and the one after that first.
+        first, final = final, terminated | truncated
+    environments.close()
+    # The last row ends every game, so that the recording can start again after it.
+    rows[-1] |= {"terminated": ~rows[-1]["final"], "truncated": np.zeros(STREAMS, bool)}
+    rows.append({**rows[-1], "first": rows[-1]["final"], "final": ~rows[-1]["final"]})
+    rows[-1]["terminated"] = np.zeros(STREAMS, bool)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for column in reversed(COLUMNS):
+        np.save(FOLDER / f"{column}.npy", np.stack([row[column] for row in rows]))
+
+
+@functools.cache
+def load() -> Recording:
+    """The recording that `record` made."""
+    return Recording()
+
+
+class Recording:
+    """Rows of `STREAMS` streams, and the transitions that lie in them."""
+
+    def __init__(self) -> None:
+        columns = {column: np.load(FOLDER / f"{column}.npy") for column in COLUMNS}
+        self.columns: dict[str, NDArray[Any]] = columns
+        rows = len(columns["frame"])
+        self.rows: list[Row] = [{name: column[row] for name, column in columns.items()} for row in range(rows)]
+
+        begin = np.zeros((rows, STREAMS), np.int64)
+        for row in range(rows):
+            begin[row] = np.where(columns["first"][row], row, begin[row - 1] if row else 0)
+        behind = np.arange(rows)[:, None, None] - np.arange(STACK - 1, -1, -1)
+        # Frames before the episode's first are zero, as AtariVectorEnv stacks them.
+        self._stacked = np.where(behind >= begin[:, :, None], behind, -1)
+
+        ends = columns["terminated"] | columns["truncated"] | columns["final"]
+        whole = np.ones((rows - N, STREAMS), bool)
+        for ahead in range(N):
+            whole &= ~ends[ahead : rows - N + ahead]
+        self.transitions: NDArray[np.int64] = np.argwhere(whole.T)[:, ::-1]
+        """[T, 2]: row and stream of each transition of `N` steps that no end cuts short, stream by stream."""
+
+    def observation(self, row: int, stream: int) -> NDArray[np.uint8]:
+        """The stack [4, 84, 84] that the agent saw."""
+        stack = np.zeros((STACK, 84, 84), np.uint8)
+        for place, source in enumerate(self._stacked[row, stream]):
+            if source >= 0:
+                stack[place] = self.columns["frame"][source, stream]
+        return stack
+
+    def transition(self, row: int, stream: int) -> Row:
+        """One transition as a system that knows no windows stores it: two stacks, action, return, discount."""
+        rewards = self.columns["reward"][row : row + N, stream]
+        return {
+            "observation": self.observation(row, stream),
+            "action": self.columns["action"][row, stream],
+            "reward": np.float32(sum(GAMMA**k * r for k, r in enumerate(rewards))),
+            "discount": np.float32(GAMMA**N),
+            "next_observation": self.observation(row + N, stream),
+        }
+
+    @functools.cache  # noqa: B019 (one recording a process)
+    def stacked(self, count: int) -> dict[str, NDArray[Any]]:
+        """`count` transitions, spread over the recording: arrays of [count, ...]."""
+        chosen = self.transitions[np.linspace(0, len(self.transitions) - 1, count).astype(int)]
+        transitions = [self.transition(row, stream) for row, stream in chosen]
+        return {name: np.stack([each[name] for each in transitions]) for name in transitions[0]}
+
+    @functools.cached_property
+    def _pairs(self) -> dict[int, set[tuple[int, int]]]:
+        """Checksum of an observation -> checksums of next observations, with actions."""
+        pairs = defaultdict(set)
+        for row, stream in self.transitions:
+            now, later = self.observation(row, stream), self.observation(row + N, stream)
+            pairs[_checksum(now)].add((_checksum(later), int(self.columns["action"][row, stream])))
+        return pairs
+
+    def check(self, batch: dict[str, NDArray[Any]], count: int) -> None:
+        """Fails unless a batch has `count` transitions of the recording, and more than a few different ones.
+
+        Args:
+            batch: `observation` and `next_observation` uint8 [count, 4, 84, 84], `action` [count], `discount` [count].
+            count: Transitions that were asked for.
+
+        Raises:
+            AssertionError: What was drawn is not what was pushed.
+        """
+        shapes = batch["observation"].shape, batch["next_observation"].shape
+        assert shapes == ((count, STACK, 84, 84),) * 2, f"a batch of {count} has observations of shape {shapes}"
+        whole = np.flatnonzero(np.isclose(batch["discount"], GAMMA**N, atol=1e-4))
+        assert len(whole) > 0.8 * count, f"of {count} transitions {len(whole)} span {N} steps"
+        for index in whole:
+            now, later = (
+                zlib.crc32(np.ascontiguousarray(batch[k][index])) for k in ("observation", "next_observation")
+            )
+            found = (later, int(batch["action"][index])) in self._pairs.get(now, ())
+            assert found, f"transition {index} of a batch is none of the recording"
+        distinct = len({_checksum(each) for each in batch["observation"]})
+        assert distinct > 0.5 * count, f"a batch of {count} has {distinct} different observations"
+
+
+def _checksum(array: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data)

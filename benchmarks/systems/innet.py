@@ -1,0 +1,150 @@
+"""This project: `innet-replay serve`, and the memory in process."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from benchmarks import recording
+from benchmarks.recording import STREAMS, Row
+from benchmarks.systems import Address, Service, free_port, wait_for
+
+VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA)
+SWEEP = {"Writer": [{"chunk_steps": 50}, {"chunk_steps": 20}, {"chunk_steps": 100}]}
+
+
+def table(capacity: int) -> innet.Table:
+    """The table of a Breakout run."""
+    return innet.Table(
+        "breakout",
+        {"frame": ("uint8", (84, 84)), "action": "uint8", "reward": "float32"},
+        capacity,
+        priority_exponent=0.6,
+    )
+
+
+def serve(capacity: int) -> Service:
+    beside = Path(sysconfig.get_path("scripts")) / "innet-replay"
+    command = str(beside) if beside.exists() else shutil.which("innet-replay")
+    assert command is not None, "innet-replay is not installed: run `make build`"
+    address = ("127.0.0.1", free_port())
+    process = subprocess.Popen([command, "serve", "--listen", url(address), "--log-level", "warn"])
+    wait_for(address, process)
+    client = innet.connect(url(address), tables=[table(capacity)])
+    return Service(address, process, lambda: int(client.stats()["tables"]["breakout"]["items"]))
+
+
+def url(address: Address) -> str:
+    """As `innet.connect` takes it."""
+    return f"innet://{address[0]}:{address[1]}"
+
+
+def rows(streams: int) -> Iterator[Row]:
+    """The recording without end, for the first `streams` of its streams."""
+    for row in itertools.chain.from_iterable(itertools.repeat(recording.load().rows)):
+        yield row if streams == STREAMS else {name: column[:streams] for name, column in row.items()}
+
+
+class Writer:
+    def __init__(self, address: Address, streams: int = STREAMS, chunk_steps: int = 50) -> None:
+        self._replay = innet.connect(url(address))
+        self._feed = _Feed(self._replay, streams, chunk_steps)
+        self.push, self.flush = self._feed.push, self._feed.flush
+
+    def close(self) -> None:
+        self._feed.close()
+        self._replay.close()
+
+
+class _Feed:
+    """Appends the recording's rows."""
+
+    def __init__(self, replay: innet.Replay, streams: int, chunk_steps: int) -> None:
+        self._writer = replay.writer("breakout", streams, VIEW, chunk_steps=chunk_steps)
+        self._streams = streams
+        self._rows = rows(streams)
+        self._ahead = 0
+        self.flush = self._writer.flush
+        self.close = self._writer.close
+
+    def push(self, count: int) -> None:
+        """Appends rows until `count` more steps went in; what a row has beyond them counts for the next call."""
+        while self._ahead < count:
+            self._writer.append(**next(self._rows))
+            self._ahead += self._streams
+        self._ahead -= count
+
+
+class _Draws:
+    def __init__(self, replay: innet.Replay, batch: int, threads: int = 2) -> None:
+        self._replay, self._batch, self._threads = replay, batch, threads
+
+    def draw(self) -> dict[str, NDArray[Any]]:
+        return _arrays(self._replay.sample("breakout", self._batch, VIEW, threads=self._threads))
+
+
+class Reader(_Draws):
+    """`Replay.sample` on a server."""
+
+    def __init__(self, address: Address, batch: int, threads: int = 2) -> None:
+        super().__init__(innet.connect(url(address)), batch, threads)
+
+    def close(self) -> None:
+        self._replay.close()
+
+
+class PrefetchingReader:
+    """`Replay.batches` on a server."""
+
+    def __init__(self, address: Address, batch: int, threads: int = 2) -> None:
+        self._replay = innet.connect(url(address))
+        self._batches = self._replay.batches("breakout", batch, VIEW, prefetch=4, threads=threads)
+
+    def draw(self) -> dict[str, NDArray[Any]]:
+        return _arrays(next(self._batches))
+
+    def close(self) -> None:
+        self._batches.close()
+        self._replay.close()
+
+
+READERS = {"client": Reader, "prefetching": PrefetchingReader}
+
+
+class Memory(_Draws):
+    """`Replay` in process."""
+
+    def __init__(self, batch: int, capacity: int, threads: int = 2) -> None:
+        super().__init__(innet.Replay([table(capacity)]), batch, threads)
+        feed = _Feed(self._replay, STREAMS, chunk_steps=50)
+        self.push, self.flush = feed.push, feed.flush
+
+
+def _arrays(batch: innet.Batch) -> dict[str, NDArray[Any]]:
+    return {name: batch[name] for name in ("observation", "next_observation", "action", "reward", "discount")}
+
+
+class Store:
+    def __init__(self, address: Address) -> None:
+        self._replay = innet.connect(url(address))
+
+    def put(self, weights: NDArray[np.float32]) -> None:
+        self._replay.put_parameters("policy", {"weights": weights})
+
+    def get(self) -> NDArray[Any]:
+        got = self._replay.get_parameters("policy")
+        assert got is not None
+        weights: NDArray[Any] = got.tensors["weights"]
+        return weights
+
+    def close(self) -> None:
+        self._replay.close()

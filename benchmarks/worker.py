@@ -1,0 +1,47 @@
+"""A task in a process of its own: `python -m benchmarks.worker DESCRIPTOR SYSTEM TASK SETTINGS`.
+
+The descriptor is one end of a socket pair over which JSON lines go: "check", "measure" and "close" come in, an answer
+or an `error` goes out. Standard output is not used, because peers print to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import socket
+import sys
+import traceback
+
+from benchmarks.tasks import TASKS
+
+
+def main() -> None:
+    """Serves until it is told to close."""
+    descriptor, system, task, settings = sys.argv[1:]
+    with socket.socket(fileno=int(descriptor)) as connection, connection.makefile("rw") as lines:
+
+        def answer(**what: object) -> None:
+            lines.write(json.dumps(what) + "\n")
+            lines.flush()
+
+        try:
+            running = TASKS[task](importlib.import_module(f"benchmarks.systems.{system}"), **json.loads(settings))
+            answer(ready=True)
+            for line in lines:
+                request = json.loads(line)
+                if request["do"] == "check":
+                    running.check()
+                    answer(checked=True)
+                elif request["do"] == "measure":
+                    answer(**running.measure(request["seconds"]))
+                else:
+                    running.close()
+                    answer(closed=True)
+                    break
+        except Exception as failure:
+            traceback.print_exc()
+            answer(error=f"{type(failure).__name__}: {failure}")
+
+
+if __name__ == "__main__":
+    main()
