@@ -149,9 +149,7 @@ class Recording:
         whole = np.flatnonzero(np.isclose(batch["discount"], GAMMA**N, atol=1e-4))
         assert len(whole) > 0.8 * count, f"of {count} transitions {len(whole)} span {N} steps"
         for index in whole:
-            now, later = (
-                zlib.crc32(np.ascontiguousarray(batch[k][index])) for k in ("observation", "next_observation")
-            )
+            now, later = (_checksum(batch[name][index]) for name in ("observation", "next_observation"))
             found = (later, int(batch["action"][index])) in self._pairs.get(now, ())
             assert found, f"transition {index} of a batch is none of the recording"
         distinct = len({_checksum(each) for each in batch["observation"]})
