@@ -37,12 +37,21 @@ class Entry:
 
 
 @dataclass
+class Measured:
+    """What one system did."""
+
+    version: str
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
 class Worker:
     """The other end of `benchmarks/worker.py`."""
 
     entry: Entry
     process: subprocess.Popen[bytes]
     connection: socket.socket
+    version: str = ""
 
     def __post_init__(self) -> None:
         self._lines = self.connection.makefile("rw")
@@ -58,7 +67,7 @@ class Worker:
         line = self._lines.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the worker died: see its message above"}
         if "error" in answer:
-            raise RuntimeError(f"{self.entry.label} in {self.entry.task}: {answer['error']}")
+            raise SystemExit(f"{self.entry.label} in {self.entry.task}: {answer['error']}")
         return answer
 
 
@@ -81,22 +90,23 @@ def missing(system: str) -> str | None:
 
 
 @contextlib.contextmanager
-def workers(entries: list[Entry]) -> Iterator[list[Worker]]:
+def _workers(entries: list[Entry]) -> Iterator[list[Worker]]:
     """Sets the systems up, one after the other, and ends them."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(_worker(entry)) for entry in entries]
 
 
-def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, list[dict[str, Any]]]:
-    """The rounds of each entry, by its label. Each system's answers are checked before and after."""
-    results: dict[str, list[dict[str, Any]]] = {entry.label: [] for entry in entries}
-    with workers(entries) as running:
+def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, Measured]:
+    """What each entry did, by its label. Each system's answers are checked before and after."""
+    results: dict[str, Measured] = {}
+    with _workers(entries) as running:
         for worker in running:
+            results[worker.entry.label] = Measured(worker.version)
             worker.ask(do="check")
         for turn in range(rounds):
             # Not always the same one after the same other one.
             for worker in running[turn % len(running) :] + running[: turn % len(running)]:
-                results[worker.entry.label].append(worker.ask(do="measure", seconds=seconds))
+                results[worker.entry.label].rounds.append(worker.ask(do="measure", seconds=seconds))
         for worker in running:
             worker.ask(do="check")
     return results
@@ -111,15 +121,19 @@ def _worker(entry: Entry) -> Iterator[Worker]:
     command = [python, "-m", "benchmarks.worker", str(there.fileno()), entry.system, entry.task]
     with here, there:
         process = subprocess.Popen(
-            [*command, json.dumps(entry.settings)], pass_fds=[there.fileno()], env=environment, cwd=ROOT
+            [*command, json.dumps(entry.settings)],
+            pass_fds=[there.fileno()],
+            stdout=sys.stderr,
+            env=environment,
+            cwd=ROOT,
         )
         there.close()
         worker = Worker(entry, process, here)
         try:
-            worker.answer()
+            worker.version = worker.answer()["version"]
             yield worker
-            worker.ask(do="close")
         finally:
+            here.shutdown(socket.SHUT_RDWR)
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:

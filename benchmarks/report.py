@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import platform
-import resource
+import statistics
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import innet_drl
+from benchmarks.catalogue import Benchmark, Goal
+from benchmarks.contest import Measured
+from benchmarks.tasks import Round
+
+
+def results(benchmark: Benchmark, measured: dict[str, Measured]) -> None:
+    """Prints a line for each system, by its label, then one for each goal."""
+    values = {label: [benchmark.unit.of(each) for each in one.rounds] for label, one in measured.items()}
+    settings = {entry.label: entry.settings for entry in benchmark.entries}
+    for label, one in measured.items():
+        median = statistics.median(values[label])
+        more = times(one.rounds) | {"settings": settings[label], "version": one.version}
+        line(benchmark.name, label, median, benchmark.unit.name, **more)
+    for goal in benchmark.goals or [Goal("innet")]:
+        if goal.ours in values and (goal.other is None or goal.other in values):
+            _closing(benchmark, goal, values)
+
+
+def line(benchmark: str, system: str, value: float, unit: str, **more: Any) -> None:
+    """Prints one result."""
+    result = {"benchmark": benchmark, "system": system, "value": float(f"{value:.5g}"), "unit": unit}
+    print(json.dumps({**result, **more, **machine()}), flush=True)
+
+
+def closing(benchmark: str, system: str, **more: Any) -> None:
+    """Prints how a goal stands."""
+    told = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in more.items()}
+    print(json.dumps({"benchmark": benchmark, "system": system, **told}), flush=True)
 
 
 @functools.cache
@@ -35,44 +62,50 @@ def machine() -> dict[str, Any]:
     return {
         "commit": commit,
         "processor": processor,
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "innet_drl": innet_drl.__version__,
     }
 
 
-def line(benchmark: str, system: str, value: float, unit: str, **more: Any) -> None:
-    """Prints one result."""
-    result = {"benchmark": benchmark, "system": system, "value": round(value, 3), "unit": unit}
-    print(json.dumps({**result, **more, **machine()}), flush=True)
+def times(turns: list[Round]) -> dict[str, Any]:
+    """What else the rounds say: single calls over all of them, and CPU seconds for what was counted."""
+    count = sum(each["count"] for each in turns)
+    told: dict[str, Any] = {"rounds": len(turns)}
+    if all("elapsed" in each for each in turns):
+        told["per_s"] = float(f"{count / sum(each['elapsed'] for each in turns):.5g}")
+    times = [time for each in turns for time in each.get("times_ms", [])]
+    if times:
+        told["p50_ms"], told["p99_ms"] = (float(f"{np.percentile(times, share):.5g}") for share in (50, 99))
+    for side in ("client", "server"):
+        if all(f"{side}_cpu_s" in each for each in turns):
+            told[f"{side}_cpu_us"] = float(f"{1e6 * sum(each[f'{side}_cpu_s'] for each in turns) / count:.5g}")
+    return told
 
 
-def timed(call: Callable[[], Any], seconds: float, warm_up: int = 3) -> dict[str, float]:
-    """Calls again and again for about `seconds`: p50 and p99 in ms, calls a second, CPU seconds a call."""
-    for _ in range(warm_up):
-        call()
-    spent = []
-    cpu = _cpu_seconds()
-    start = time.perf_counter()
-    while (begin := time.perf_counter()) < start + seconds:
-        call()
-        spent.append(time.perf_counter() - begin)
-    elapsed = time.perf_counter() - start
-    milliseconds = 1e3 * np.array(spent)
-    return {
-        "p50_ms": round(float(np.percentile(milliseconds, 50)), 4),
-        "p99_ms": round(float(np.percentile(milliseconds, 99)), 4),
-        "per_s": round(len(spent) / elapsed, 2),
-        "cpu_ms": round(1e3 * (_cpu_seconds() - cpu) / len(spent), 4),
-    }
+def _closing(benchmark: Benchmark, goal: Goal, values: dict[str, list[float]]) -> None:
+    """How far the goal is met, how this project stands to the best peer, and to the machine's limit."""
 
+    def times_as_good(other: str) -> float:
+        """How many times as good as `other`, in the median of the rounds."""
+        pairs = zip(values[goal.ours], values[other], strict=True)
+        more = benchmark.unit.more_is_better
+        return statistics.median(ours / theirs if more else theirs / ours for ours, theirs in pairs)
 
-def resident_bytes(process: int) -> int:
-    """Memory of a process that is in RAM now."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    told: dict[str, Any] = {}
+    if goal.other is not None:
+        ratio = times_as_good(goal.other)
+        told |= {"goal": f"{goal.times:.3g} x {goal.other}", "ratio": ratio, "met": ratio >= goal.times}
+    elif goal.at_most is not None:
+        value = statistics.median(values[goal.ours])
+        told |= {"goal": f"at most {goal.at_most:g} {benchmark.unit.name}", "ratio": value / goal.at_most}
+        told["met"] = value <= goal.at_most
+    limits = {entry.label for entry in benchmark.entries if entry.system == "machine"}
+    peers = {label: times_as_good(label) for label in values if label not in limits and not label.startswith("innet")}
+    if peers:
+        best = min(peers, key=lambda label: peers[label])
+        told |= {"best_peer": best, "times_best_peer": peers[best]}
+    if benchmark.limit in values:
+        told |= {"limit": benchmark.limit, "times_limit": times_as_good(benchmark.limit)}
+    closing(benchmark.name, goal.ours, **told)

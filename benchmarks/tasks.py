@@ -236,7 +236,8 @@ class Connections:
     """Time of a push of 50 transitions when many connections offer the same load together, in open loop.
 
     Each connection pushes at fixed times whether or not the last push has ended, and a push counts from the time that
-    it was due: a server that stalls cannot hide it by making its clients wait.
+    it was due: a server that stalls cannot hide it by making its clients wait. Without a rate they push as fast as
+    they can.
     """
 
     def __init__(
@@ -259,7 +260,10 @@ class Connections:
 
     def measure(self, seconds: float) -> Round:
         server = cpu_seconds(self.service.process.pid)
-        result = self.clients.offer(seconds, self.pushes_per_s, self.transitions)
+        if self.pushes_per_s:
+            result = self.clients.offer(seconds, self.pushes_per_s, self.transitions)
+        else:
+            result = self.clients.saturate(seconds)
         return {**result, "server_cpu_s": cpu_seconds(self.service.process.pid) - server}
 
     def close(self) -> None:
@@ -267,8 +271,25 @@ class Connections:
         self.service.close()
 
 
+class Limit:
+    """What the machine can do at best."""
+
+    def __init__(self, system: ModuleType, what: str) -> None:
+        self.call, self.count = system.LIMITS[what]()
+
+    def check(self) -> None:
+        pass
+
+    def measure(self, seconds: float) -> Round:
+        result = timed(self.call, seconds)
+        return result | {"count": self.count * result["count"]}
+
+    def close(self) -> None:
+        pass
+
+
 TASKS: dict[str, Callable[..., Task]] = {
-    each.__name__: each for each in (Push, Sample, SampleInProcess, Tree, Parameters, Wire, Memory, Connections)
+    each.__name__: each for each in (Push, Sample, SampleInProcess, Tree, Parameters, Wire, Memory, Connections, Limit)
 }
 
 

@@ -1,11 +1,12 @@
 """A task in a process of its own: `python -m benchmarks.worker DESCRIPTOR SYSTEM TASK SETTINGS`.
 
-The descriptor is one end of a socket pair over which JSON lines go: "check", "measure" and "close" come in, an answer
-or an `error` goes out. Standard output is not used, because peers print to it.
+The descriptor is one end of a socket pair over which JSON lines go: "check" and "measure" come in, an answer or an
+`error` goes out; when the other end closes, the task ends. Standard output is not used, because peers print to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import socket
@@ -25,19 +26,17 @@ def main() -> None:
             lines.flush()
 
         try:
-            running = TASKS[task](importlib.import_module(f"benchmarks.systems.{system}"), **json.loads(settings))
-            answer(ready=True)
-            for line in lines:
-                request = json.loads(line)
-                if request["do"] == "check":
-                    running.check()
-                    answer(checked=True)
-                elif request["do"] == "measure":
-                    answer(**running.measure(request["seconds"]))
-                else:
-                    running.close()
-                    answer(closed=True)
-                    break
+            module = importlib.import_module(f"benchmarks.systems.{system}")
+            running = TASKS[task](module, **json.loads(settings))
+            with contextlib.closing(running):
+                answer(version=module.VERSION)
+                for line in lines:
+                    request = json.loads(line)
+                    if request["do"] == "check":
+                        running.check()
+                        answer(checked=True)
+                    else:
+                        answer(**running.measure(request["seconds"]))
         except Exception as failure:
             traceback.print_exc()
             answer(error=f"{type(failure).__name__}: {failure}")

@@ -8,6 +8,7 @@
 | `Store(address)` | parameters: `put(weights)`, `get()` |
 | `Tree(items, batch, priorities)` | prioritized indexes alone: `draw()` gives indexes, `rewrite(indexes, priorities)` |
 | `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `draw()` |
+| `VERSION` | what was measured |
 | `SWEEP[part]` | the settings that were tried for a part, the best of which is used |
 
 A module of a peer is imported by the Python of the peer's own environment: it imports NumPy, the standard library, the
@@ -25,13 +26,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-ENVIRONMENTS = {
-    "reverb": "reverb",
-    "torchrl": "libraries",
-    "cpprb": "libraries",
-    "echo": "libraries",
-    "redis": "libraries",
-}
+_LIBRARIES = ("torchrl", "cpprb", "echo", "redis", "machine")
+ENVIRONMENTS = {"reverb": "reverb", **dict.fromkeys(_LIBRARIES, "libraries")}
 """Which environment of `make bench-peers` a peer is in; a system that is not here is in the project's own."""
 
 Address = tuple[str, int]

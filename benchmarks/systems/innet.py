@@ -19,7 +19,13 @@ from benchmarks.recording import STREAMS, Row
 from benchmarks.systems import Address, Service, free_port, wait_for
 
 VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA)
-SWEEP = {"Writer": [{"chunk_steps": 50}, {"chunk_steps": 20}, {"chunk_steps": 100}]}
+VERSION = f"innet-drl {innet.__version__}"
+SWEEP: dict[str, list[dict[str, Any]]] = {
+    "Writer": [{"chunk_steps": 50}, {"chunk_steps": 20}, {"chunk_steps": 100}],
+    "client": [{"threads": 1}, {"threads": 2}],
+    "prefetching": [{"threads": 1}, {"threads": 2}],
+    "Memory": [{"threads": 1}, {"threads": 2}],
+}
 
 
 def table(capacity: int) -> innet.Table:

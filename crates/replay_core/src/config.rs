@@ -34,7 +34,8 @@ pub struct ServerConfig {
     /// parameters. Default: `"256MiB"`.
     #[serde(deserialize_with = "bytes")]
     pub max_frame_bytes: u64,
-    /// Most connections at a time. Default: 512, within the usual limit of 1024 open files.
+    /// Most connections at a time; an actor has two, one of them for its writer. Default: 2,048; the limit of open files is
+    /// raised for them as far as the process may.
     pub max_connections: u32,
     /// A connection that is not welcome after this many milliseconds is closed. Default: 10,000.
     pub handshake_deadline_ms: u64,
@@ -71,7 +72,7 @@ impl Default for ServerConfig {
             io_threads: 0,
             max_bytes: 0,
             max_frame_bytes: 256 << 20,
-            max_connections: 512,
+            max_connections: 2_048,
             handshake_deadline_ms: 10_000,
             write_deadline_ms: 30_000,
             drain_deadline_ms: 5_000,

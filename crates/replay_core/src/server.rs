@@ -33,6 +33,9 @@ const MAX_REFUSALS: usize = 16;
 /// Pause after a failed accept: out of descriptors, it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Descriptors that a process has open beside its connections.
+const OTHER_FILES: u64 = 128;
+
 /// A server without its sockets.
 pub struct Server {
     context: Context,
@@ -42,6 +45,20 @@ pub struct Server {
     max_connections: u32,
     drain_deadline: Duration,
     phase: watch::Sender<Phase>,
+}
+
+/// Raises the limit of open files, which is 1024 on many systems, as far as the process may.
+fn make_room_for(connections: u32) {
+    let wanted = u64::from(connections) + OTHER_FILES;
+    let (limit, _) = rlimit::Resource::NOFILE.get().unwrap_or((u64::MAX, 0));
+    if limit < wanted && rlimit::increase_nofile_limit(wanted).unwrap_or(limit) < wanted {
+        tracing::warn!(
+            limit,
+            connections,
+            "open files are limited to fewer than max_connections needs: raise the hard limit (ulimit -Hn), or lower \
+             max_connections"
+        );
+    }
 }
 
 /// A connection on its way to the I/O thread that will serve it.
@@ -103,6 +120,7 @@ impl Server {
     /// Those of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         let server = Arc::new(Server::new(config, memory)?);
+        make_room_for(config.max_connections);
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),

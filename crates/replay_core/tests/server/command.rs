@@ -32,7 +32,20 @@ struct Serving {
 
 impl Serving {
     fn start(arguments: &[&str]) -> Self {
-        let mut child = command(&[&["serve"], arguments].concat())
+        Self::spawn(command(&[&["serve"], arguments].concat()))
+    }
+
+    /// With a soft limit of open files.
+    fn start_limited(open_files: u32, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -Sn {open_files}; exec \"$0\" \"$@\"");
+        command.args(["-c", &script, COMMAND, "serve"]);
+        Self::spawn(command.args(arguments).env_remove("INNET_TOKEN"))
+    }
+
+    fn spawn(mut command: impl std::borrow::BorrowMut<Command>) -> Self {
+        let mut child = command
+            .borrow_mut()
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -129,6 +142,18 @@ fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
         ErrorCode::Disconnected,
     ];
     assert!(expected.contains(&error.code()), "{error}");
+}
+
+#[test]
+fn the_soft_limit_of_open_files_does_not_limit_connections() {
+    let serving = Serving::start_limited(32, &["--listen", "127.0.0.1:0"]);
+    let address: Address = serving.address().parse().unwrap();
+    let clients: Vec<_> = (0..64)
+        .map(|_| connect(&address, ConnectOptions::default()).unwrap())
+        .collect();
+    let wait = Wait::forever();
+    assert!(clients.iter().all(|client| client.stats(&wait).is_ok()));
+    assert_eq!(serving.stop("TERM").0, Some(0));
 }
 
 #[test]

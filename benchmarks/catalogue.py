@@ -1,0 +1,162 @@
+"""The benchmarks: who takes part in each, and what this project is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks import sweep
+from benchmarks.contest import Entry
+from benchmarks.tasks import Round
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a round becomes one number."""
+
+    name: str
+    of: Callable[[Round], float]
+    more_is_better: bool = False
+
+
+MILLISECONDS = Unit("ms", lambda each: 1e3 * each["elapsed"] / each["count"])
+MICROSECONDS = Unit("us", lambda each: 1e6 * each["elapsed"] / each["count"])
+TRANSITIONS = Unit("transitions/s", lambda each: each["count"] / each["elapsed"], more_is_better=True)
+BYTES = Unit("bytes/transition", lambda each: each["bytes"] / each["count"])
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`ours` at least `times` as good as `other`, or no more than `at_most`."""
+
+    ours: str
+    other: str | None = None
+    times: float = 1.0
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Systems that are measured together."""
+
+    name: str
+    about: str
+    unit: Unit
+    entries: list[Entry]
+    goals: list[Goal] = field(default_factory=list)
+    limit: str | None = None
+    """Label of the entry that shows what the machine can do at best."""
+    once: bool = False
+    """One round is enough: what is counted does not vary, or a second one would measure something else."""
+
+
+def _entry(label: str, system: str, task: str, part: str, **settings: Any) -> Entry:
+    """An entry with the best settings of the recorded sweep for the part of the system that it stresses."""
+    return Entry(label, system, task, {**sweep.best(system, part), **settings})
+
+
+def _limit(what: str) -> Entry:
+    return Entry(what, "machine", "Limit", {"what": what})
+
+
+def _push(processes: int) -> list[Entry]:
+    return [
+        _entry(system, system, "Push", "Writer", processes=processes) for system in ("innet", "reverb", "redis", "echo")
+    ]
+
+
+BENCHMARKS = [
+    Benchmark(
+        "sum_tree",
+        "draw 512 of 2^20 items by priority and rewrite their priorities, from Python",
+        MICROSECONDS,
+        [_entry(system, system, "Tree", "Tree") for system in ("innet", "torchrl", "cpprb")]
+        + [_limit("random access")],
+        [Goal("innet", "torchrl", 5.0)],
+        limit="random access",
+    ),
+    Benchmark(
+        "push",
+        "transitions a second of one actor process that pushes 50 at a time",
+        TRANSITIONS,
+        [*_push(1), _limit("lz4 compress")],
+        [Goal("innet", "reverb", 20.0)],
+        limit="lz4 compress",
+    ),
+    Benchmark(
+        "push_two",
+        "the same of two actor processes together",
+        TRANSITIONS,
+        [*_push(2), _limit("lz4 compress")],
+        [Goal("innet", "reverb", 20.0)],
+        limit="lz4 compress",
+    ),
+    Benchmark(
+        "sample",
+        "draw 512 transitions over loopback into arrays ready for a network",
+        MILLISECONDS,
+        [
+            _entry("innet client", "innet", "Sample", "client", reader="client"),
+            _entry("innet prefetching", "innet", "Sample", "prefetching", reader="prefetching"),
+            _entry("reverb client", "reverb", "Sample", "client", reader="client"),
+            _entry("reverb dataset", "reverb", "Sample", "dataset", reader="dataset"),
+            _entry("redis baseline", "redis", "Sample", "baseline", reader="baseline"),
+            _limit("lz4 decompress"),
+        ],
+        [Goal("innet client", "reverb client", 15.0), Goal("innet prefetching", "reverb dataset", 6.0)],
+        limit="lz4 decompress",
+    ),
+    Benchmark(
+        "sample_in_process",
+        "draw 512 transitions from a memory in the same process into arrays",
+        MILLISECONDS,
+        [_entry(system, system, "SampleInProcess", "Memory") for system in ("innet", "cpprb", "torchrl")]
+        + [_limit("lz4 decompress")],
+        [Goal("innet", "cpprb", 2.0)],
+        limit="lz4 decompress",
+    ),
+    Benchmark(
+        "parameters_get",
+        "get 13.17 MB of parameters over loopback",
+        MILLISECONDS,
+        [
+            *(Entry(system, system, "Parameters", {"what": "get"}) for system in ("innet", "redis", "reverb")),
+            _limit("tcp"),
+            _limit("unix socket"),
+            _limit("memory copy"),
+        ],
+        [Goal("innet", "redis", 3.0), Goal("innet", "tcp", 1 / 1.5)],
+        limit="tcp",
+    ),
+    Benchmark(
+        "parameters_put",
+        "put 13.17 MB of parameters over loopback",
+        MILLISECONDS,
+        [
+            *(Entry(system, system, "Parameters", {"what": "put"}) for system in ("innet", "redis", "reverb")),
+            _limit("tcp"),
+        ],
+        limit="tcp",
+    ),
+    Benchmark(
+        "wire",
+        "payload of TCP for one pushed transition, all columns and headers, both directions",
+        BYTES,
+        [_entry(system, system, "Wire", "Writer") for system in ("innet", "reverb", "redis", "echo")],
+        [Goal("innet", at_most=600.0)],
+        once=True,
+    ),
+    Benchmark(
+        "memory",
+        "resident memory of a server for one transition",
+        BYTES,
+        [
+            _entry("innet", "innet", "Memory", "Writer", transitions=1_000_000),
+            _entry("reverb", "reverb", "Memory", "Writer", transitions=50_000),
+            _entry("redis", "redis", "Memory", "Writer", transitions=20_000),
+        ],
+        [Goal("innet", at_most=800.0)],
+        once=True,
+    ),
+]

@@ -1,0 +1,69 @@
+"""Each system at its best: `python -m benchmarks sweep` tries the settings that its module names.
+
+The figures are kept in `sweep.json`, and each benchmark uses the settings that were best there.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contest import ROOT, Entry, interpreter, measure, missing
+
+RECORD = Path(__file__).parent / "sweep.json"
+SYSTEMS = ("innet", "reverb", "redis", "echo", "torchrl", "cpprb")
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Writer": ("Push", {}),
+    "Memory": ("SampleInProcess", {}),
+    "Tree": ("Tree", {}),
+}
+"""The task that shows which settings of a part are best; a part that is not here is a reader."""
+
+
+def best(system: str, part: str) -> dict[str, Any]:
+    """The settings that were best when the sweep was made; none when there was nothing to choose."""
+    rows = [row for row in _record() if (row["system"], row["part"]) == (system, part)]
+    settings: dict[str, Any] = max(rows, key=lambda row: row["per_s"])["settings"] if rows else {}
+    return settings
+
+
+def sweep(systems: tuple[str, ...] = SYSTEMS, rounds: int = 3, seconds: float = 2.0) -> None:
+    """Tries the settings of the systems' parts, and records how many calls or transitions a second each made.
+
+    Args:
+        systems: Those to try; the record of the others stays.
+        rounds: Turns of each setting.
+        seconds: Length of a turn.
+    """
+    rows = [row for row in _record() if row["system"] not in systems]
+    for system in systems:
+        if missing(system):
+            raise SystemExit(f"{system} lacks {missing(system)}")
+        for part, choices in _choices(system).items():
+            task, more = TASKS.get(part, ("Sample", {"reader": part}))
+            for settings in choices:
+                entry = Entry(system, system, task, {**settings, **more})
+                results = measure([entry], rounds, seconds)[system].rounds
+                per_s = sorted(each["count"] / each["elapsed"] for each in results)[len(results) // 2]
+                rows.append({"system": system, "part": part, "settings": settings, "per_s": round(per_s, 2)})
+                print(json.dumps(rows[-1]), flush=True)
+    RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+
+
+@functools.cache
+def _record() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    return rows
+
+
+def _choices(system: str) -> dict[str, list[dict[str, Any]]]:
+    """What a system's module names, asked of the Python that can import it."""
+    program = f"import json; from benchmarks.systems import {system}; print(json.dumps({system}.SWEEP))"
+    python = interpreter(system)
+    assert python is not None
+    said = subprocess.run([python, "-c", program], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    choices: dict[str, list[dict[str, Any]]] = json.loads(said.splitlines()[-1])
+    return choices
