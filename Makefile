@@ -18,7 +18,7 @@ RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint rust-test loom python-test wire clean
+.PHONY: help setup build demo test format lint rust-test loom python-test bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,20 @@ loom: ## model checks of the lock-free parts, and the mutations that must make t
 
 python-test: build ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest
+
+bench: build $(VENV)/.bench ## every benchmark, beside the peers where `make bench-peers` was run (an hour on two cores)
+	$(BIN)/python -m benchmarks all
+
+bench-peers: setup ## install the peers, in environments of their own under .peers
+	$(PYTHON) -m venv .peers/reverb
+	$(BIN)/uv pip install --quiet --python .peers/reverb/bin/python --requirements benchmarks/peers/reverb.txt
+	$(PYTHON) -m venv .peers/libraries
+	$(BIN)/uv pip install --quiet --python .peers/libraries/bin/python --requirements benchmarks/peers/libraries.txt
+	@command -v redis-server >/dev/null || echo 'redis-server is missing: install it (Debian: apt install redis-server)'
+
+$(VENV)/.bench: setup
+	$(UV) --constraint constraints.txt --requirements pyproject.toml --extra bench
+	@touch $@
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
 	cargo run --quiet --package replay_core --example generate_wire

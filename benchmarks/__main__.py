@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -12,15 +14,41 @@ from benchmarks import recording, report
 from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
+from benchmarks.growth import growth
 from benchmarks.sweep import sweep
+from benchmarks.table import RESULTS, table
 
 
 def main() -> None:
     """Runs one benchmark, or what else is asked for."""
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
-    commands |= {"connections": connections, "sweep": sweep}
+    commands |= {"all": everything, "connections": connections, "growth": growth, "sweep": sweep, "table": table}
     tyro.extras.subcommand_cli_from_dict(commands, description=__doc__)
+
+
+def everything(out: Path = RESULTS) -> None:
+    """Runs every benchmark, each in a process of its own, and keeps the lines.
+
+    Args:
+        out: File for the lines.
+    """
+    runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
+    runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"]]
+    runs.append([str(Path(__file__).parent / "training_loop.py"), "--rounds", "3", "--seconds", "60"])
+    failed = []
+    with out.open("w") as lines:
+        for run in runs:
+            with subprocess.Popen([sys.executable, *run], stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+                    lines.write(line)
+                    lines.flush()
+            if process.returncode:
+                failed.append(" ".join(run))
+    if failed:
+        raise SystemExit(f"these failed, see their messages above: {', '.join(failed)}")
 
 
 def _command(benchmark: Benchmark) -> Callable[..., None]:

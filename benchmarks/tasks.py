@@ -271,6 +271,25 @@ class Connections:
         self.service.close()
 
 
+class Windows:
+    """Windows of another shape than a transition's: sequences of a length, or frames of a size."""
+
+    def __init__(self, system: ModuleType, batch: int, side: int = 84, length: int | None = None) -> None:
+        self.windows = system.Windows(batch, side, length)
+        self.shape = (batch, length + 1 if length else recording.STACK, side, side)
+
+    def check(self) -> None:
+        drawn = self.windows.draw()
+        assert drawn.shape == self.shape, f"drew {drawn.shape}, not {self.shape}"
+        assert drawn.any(axis=(1, 2, 3)).all(), "drew empty windows"
+
+    def measure(self, seconds: float) -> Round:
+        return timed(self.windows.draw, seconds)
+
+    def close(self) -> None:
+        pass
+
+
 class Limit:
     """What the machine can do at best."""
 
@@ -288,9 +307,8 @@ class Limit:
         pass
 
 
-TASKS: dict[str, Callable[..., Task]] = {
-    each.__name__: each for each in (Push, Sample, SampleInProcess, Tree, Parameters, Wire, Memory, Connections, Limit)
-}
+_ALL = (Push, Sample, SampleInProcess, Tree, Parameters, Wire, Memory, Connections, Windows, Limit)
+TASKS: dict[str, Callable[..., Task]] = {each.__name__: each for each in _ALL}
 
 
 def timed(call: Callable[[], Any], seconds: float, warm_up: int = 2, server: int | None = None) -> Round:

@@ -135,6 +135,29 @@ class Memory(_Draws):
         self.push, self.flush = feed.push, feed.flush
 
 
+class Windows:
+    """Sequences of `length` steps, or transitions, of square frames of another size."""
+
+    def __init__(self, batch: int, side: int, length: int | None) -> None:
+        self._batch = batch
+        self._view = innet.Sequence(length) if length else VIEW
+        columns = {"frame": innet.Column("uint8", (side, side)), "action": innet.Column("uint8")}
+        self._replay = innet.Replay([innet.Table("breakout", {**columns, "reward": innet.Column("float32")}, 50_000)])
+        with self._replay.writer("breakout", STREAMS, self._view) as writer:
+            for row in recording.load().rows:
+                writer.append(**{**row, "frame": _scaled(row["frame"], side), "q": None, "priority": None})
+
+    def draw(self) -> NDArray[Any]:
+        return self._replay.sample("breakout", self._batch, self._view, threads=2).observation
+
+
+def _scaled(frame: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Frames [streams, 84, 84] with fewer or repeated pixels."""
+    if side < 84:
+        return np.ascontiguousarray(frame[:, :: 84 // side, :: 84 // side])
+    return frame.repeat(side // 84, 1).repeat(side // 84, 2)
+
+
 def _arrays(batch: innet.Batch) -> dict[str, NDArray[Any]]:
     return {name: batch[name] for name in ("observation", "next_observation", "action", "reward", "discount")}
 

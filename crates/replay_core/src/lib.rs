@@ -9,6 +9,7 @@
 //! | [`replay`] | requests, replies and the `Replay` trait |
 //! | [`sync`] | atomics, from std or from loom |
 //! | [`sum_tree`] | lock-free prioritized draws and updates |
+//! | [`huge_pages`] | fewer page-table walks for large memory |
 //! | [`slab`] | chunks that can be pinned against eviction |
 //! | [`chunk`] | the packed steps of one stream, checked at the door |
 //! | [`table`] | streams, items, eviction, draws of one table |
@@ -41,6 +42,7 @@ pub mod config;
 pub mod connection;
 pub mod error;
 pub mod handshake;
+pub mod huge_pages;
 pub mod limiter;
 pub mod local;
 pub mod memory;

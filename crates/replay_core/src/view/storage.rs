@@ -2,6 +2,8 @@
 
 use std::cell::UnsafeCell;
 
+use crate::huge_pages;
+
 /// Bytes on the heap. Rust writes them through an exclusive reference; once they are shared, only those who were
 /// handed the pointer touch them.
 #[derive(Default)]
@@ -13,7 +15,9 @@ unsafe impl Sync for Storage {}
 impl Storage {
     /// `len` zeros.
     pub(super) fn zeros(len: usize) -> Self {
-        let bytes = Box::into_raw(vec![0_u8; len].into_boxed_slice());
+        let bytes = vec![0_u8; len].into_boxed_slice();
+        huge_pages::advise(&bytes);
+        let bytes = Box::into_raw(bytes);
         // SAFETY: UnsafeCell<u8> has the layout of u8, and the box was just taken apart.
         Storage(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) })
     }

@@ -4,11 +4,12 @@
 
 use std::io::IoSlice;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes};
 use capnp::Word;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::{Error, Result};
+use crate::huge_pages;
 use crate::replay::{BlobSegment, SampleCredit};
 
 /// Bytes of the two lengths that start a frame.
@@ -207,14 +208,29 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 self.control = Word::allocate_zeroed_vec(header.control as usize / 8);
             }
             let control = Word::words_to_bytes_mut(&mut self.control);
-            fill(&mut self.reader, control, &mut self.filled, &self.peer).await?;
+            while self.filled < control.len() {
+                match self.reader.read(&mut control[self.filled..]).await {
+                    Ok(0) => return Err(truncated(&self.peer, self.filled, control.len())),
+                    Ok(n) => self.filled += n,
+                    Err(e) => return Err(broken(&self.peer, e)),
+                }
+            }
             self.control_done = true;
             self.filled = 0;
-            self.payload = vec![0; header.payload as usize];
+            self.payload = Vec::with_capacity(header.payload as usize);
+            huge_pages::advise(self.payload.spare_capacity_mut());
         }
-        let payload = &mut self.payload;
-        fill(&mut self.reader, payload, &mut self.filled, &self.peer).await?;
-        self.filled = 0;
+        let wanted = header.payload as usize;
+        while self.payload.len() < wanted {
+            // Into memory that nobody has cleared before.
+            let missing = wanted - self.payload.len();
+            let mut rest = (&mut self.payload).limit(missing);
+            match self.reader.read_buf(&mut rest).await {
+                Ok(0) => return Err(truncated(&self.peer, self.payload.len(), wanted)),
+                Ok(_) => {}
+                Err(e) => return Err(broken(&self.peer, e)),
+            }
+        }
         self.control_done = false;
         self.header = None;
         Ok(Frame {
@@ -222,22 +238,6 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             payload: Bytes::from(std::mem::take(&mut self.payload)),
         })
     }
-}
-
-async fn fill<R: AsyncRead + Unpin>(
-    reader: &mut R,
-    buffer: &mut [u8],
-    filled: &mut usize,
-    peer: &str,
-) -> Result<()> {
-    while *filled < buffer.len() {
-        match reader.read(&mut buffer[*filled..]).await {
-            Ok(0) => return Err(truncated(peer, *filled, buffer.len())),
-            Ok(n) => *filled += n,
-            Err(e) => return Err(broken(peer, e)),
-        }
-    }
-    Ok(())
 }
 
 /// A frame to be sent: the header and the control message in one buffer, then the payload's segments where

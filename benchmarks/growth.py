@@ -1,0 +1,85 @@
+"""How the cost of an operation grows with what it is done on."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.contest import Entry, measure
+
+TOLERANCE = 0.15
+"""Exponent above the expected one that still counts as noise and caches."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One quantity that grows, and the task whose cost is looked at."""
+
+    name: str
+    about: str
+    task: str
+    setting: str
+    """Argument of the task that takes the values."""
+    values: tuple[int, ...]
+    order: float
+    """The exponent that the cost should have: 1 in proportion, 0 not at all."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    unit: str = "us"
+    cost: Callable[[dict[str, Any]], float] = lambda each: 1e6 * each["elapsed"] / each["count"]
+
+
+BATCHES = (32, 128, 512, 2048, 4096)
+AXES = (
+    Axis("tree_items", "items in the tree; draw and rewrite 512", "Tree", "items", (10**4, 10**5, 10**6, 10**7), 0.0),
+    Axis("tree_batch", "batch; draw and rewrite in a tree of 2^20", "Tree", "batch", BATCHES, 1.0),
+    Axis("batch", "batch; draw in process", "SampleInProcess", "batch", BATCHES, 1.0),
+    Axis("batch_remote", "batch; draw over loopback", "Sample", "batch", BATCHES, 1.0),
+    Axis("window", "steps of a sequence; draw 64", "Windows", "length", (5, 10, 20, 40, 80), 1.0, {"batch": 64}),
+    Axis("frame", "pixels across a frame; draw 128", "Windows", "side", (21, 42, 84, 168, 336), 2.0, {"batch": 128}),
+    Axis(
+        "connections",
+        "connections that push 50 transitions 200 times a second together; CPU of the server for a push",
+        "Connections",
+        "connections",
+        (2, 8, 32, 64, 128, 256),
+        0.0,
+        {"pushes_per_s": 200.0},
+        cost=lambda each: 1e6 * each["server_cpu_s"] / each["count"],
+    ),
+)
+
+
+def growth(rounds: int = 3, seconds: float = 1.0) -> None:
+    """Costs over items, batch, window, frame and connections, and the exponent that each grows with.
+
+    Args:
+        rounds: Turns of each value.
+        seconds: Length of a turn.
+    """
+    for axis in AXES:
+        entries = [
+            Entry(str(value), "innet", axis.task, {**axis.settings, axis.setting: value}) for value in axis.values
+        ]
+        measured = measure(entries, rounds, seconds)
+        costs = []
+        for value in axis.values:
+            turns = measured[str(value)].rounds
+            costs.append(statistics.median(axis.cost(each) for each in turns))
+            report.line(f"growth_{axis.name}", "innet", costs[-1], axis.unit, at=value, **report.times(turns))
+        # The steepest part: a cost that begins to grow only at the end would hide in a fit over all of it.
+        steps = np.diff(np.log(costs)) / np.diff(np.log(axis.values))
+        whole = math.log(costs[-1] / costs[0]) / math.log(axis.values[-1] / axis.values[0])
+        report.closing(
+            f"growth_{axis.name}",
+            "innet",
+            goal=f"grows with an exponent of at most {axis.order:g}",
+            ratio=whole,
+            steepest=float(steps.max()),
+            met=whole <= axis.order + TOLERANCE,
+        )

@@ -1,0 +1,128 @@
+"""Recorded results as tables and a picture: `python -m benchmarks table` brings the README up to date."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.catalogue import BENCHMARKS
+from benchmarks.growth import AXES
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.jsonl"
+README = HERE / "README.md"
+PICTURE = HERE / "growth.svg"
+
+Line = dict[str, Any]
+
+
+def table() -> None:
+    """Writes the tables of the recorded results into the README, and draws the growth."""
+    lines = [json.loads(line) for line in RESULTS.read_text().splitlines() if line.startswith("{")]
+    of: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        of[line["benchmark"]].append(line)
+    text = README.read_text()
+    for name, rows in (("figures", _figures(of)), ("connections", _connections(of)), ("growth", _growth(of))):
+        before, begin, after = text.partition(f"<!-- {name} -->")
+        _, end, after = after.partition(f"<!-- end of {name} -->")
+        text = "\n".join([before + begin, "", *rows, "", end + after])
+    README.write_text(text)
+    _draw(of)
+
+
+def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
+    """A row for each benchmark of the catalogue."""
+    yield "| work | here | peers | to the best of them | goal | to the machine's limit |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for benchmark in BENCHMARKS:
+        values = [line for line in of[benchmark.name] if "value" in line]
+        closings = [line for line in of[benchmark.name] if "value" not in line]
+        limits = {entry.label for entry in benchmark.entries if entry.system == "machine"}
+        ours = [line for line in values if line["system"].startswith("innet")]
+        peers = [line for line in values if line not in ours and line["system"] not in limits]
+        yield _row(
+            benchmark.about,
+            "; ".join(_value(line, "innet" if len(ours) == 1 else "") for line in ours),
+            "; ".join(_value(line) for line in peers),
+            "; ".join(dict.fromkeys(_times(line, "times_best_peer", line.get("best_peer")) for line in closings)),
+            "; ".join(
+                f"{line['goal']}: {line['ratio']:.3g}, {'met' if line['met'] else '**not met**'}"
+                for line in closings
+                if "goal" in line
+            ),
+            "; ".join(dict.fromkeys(_times(line, "times_limit", line.get("limit")) for line in closings)),
+        )
+
+
+def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
+    """A row for each system."""
+    yield "| system | capacity, pushes/s | p50 and p99 in ms at half of it: 8 | 64 | 256 connections | p99, 256 to 8 |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for capacity in of["connections_capacity"]:
+        mine = [line for line in of["connections"] if line["system"] == capacity["system"]]
+        cells = [f"{line['p50_ms']:.3g}, {line['p99_ms']:.3g}" for line in mine if "value" in line]
+        ratio = next(line["ratio"] for line in mine if "value" not in line)
+        yield _row(capacity["system"], f"{capacity['value']:.0f}", *cells, f"{ratio:.3g}")
+
+
+def _growth(of: dict[str, list[Line]]) -> Iterable[str]:
+    """A row for each axis."""
+    yield "| what grows | cost in us at | exponent, expected and measured | steepest part |"
+    yield "| --- | --- | --- | --- |"
+    for axis in AXES:
+        lines = of[f"growth_{axis.name}"]
+        costs = "; ".join(f"{line['at']}: {line['value']:.4g}" for line in lines if "value" in line)
+        for line in lines:
+            if "value" not in line:
+                yield _row(axis.about, costs, f"{axis.order:g}, {line['ratio']:.2f}", f"{line['steepest']:.2f}")
+
+
+def _draw(of: dict[str, list[Line]]) -> None:
+    """One small plot for each axis, cost over what grows, with the expected slope."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    # The same picture for the same figures.
+    mpl.rcParams["svg.hashsalt"] = "growth"
+    from matplotlib import pyplot
+
+    columns = 4
+    figure, places = pyplot.subplots(
+        -(-len(AXES) // columns), columns, figsize=(13, 6.4), layout="constrained", squeeze=False
+    )
+    for place in places.flat[len(AXES) :]:
+        place.remove()
+    for axis, place in zip(AXES, places.flat, strict=False):
+        points = [(line["at"], line["value"]) for line in of[f"growth_{axis.name}"] if "value" in line]
+        if not points:
+            continue
+        at, cost = zip(*points, strict=True)
+        place.loglog(at, cost, "o-", color="#1f6feb", markersize=4)
+        expected = [cost[0] * (each / at[0]) ** axis.order for each in at]
+        place.loglog(at, expected, "--", color="#8c959f", linewidth=1)
+        place.set_title(axis.name.replace("_", " "), fontsize=10)
+        place.set_ylabel("us", fontsize=8)
+        place.tick_params(labelsize=8)
+        place.grid(alpha=0.3)
+        place.set_ylim(min(cost) / 3, max(*cost, *expected) * 3)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _value(line: Line, hidden: str = "") -> str:
+    """A value with its unit, and the system where it is not said already."""
+    value, unit = line["value"], line["unit"]
+    number = f"{value / 1e3:.3g} K" if value >= 1e4 else f"{value:.3g}"
+    system = "" if line["system"] == hidden else f"{line['system']} "
+    return f"{system}{number} {unit}"
+
+
+def _times(line: Line, name: str, other: str | None) -> str:
+    return f"{line[name]:.3g} x {other}" if name in line else ""
