@@ -136,6 +136,8 @@ class Tree:
         self.turn = 0
 
     def check(self) -> None:
+        # What was measured has rewritten some.
+        self.tree.rewrite(np.arange(self.items), self.priorities)
         drawn = np.concatenate([np.asarray(self.tree.draw()) for _ in range(200)])
         assert drawn.min() >= 0, f"index {drawn.min()} was drawn"
         assert drawn.max() < self.items, f"index {drawn.max()} of {self.items} was drawn"

@@ -1,0 +1,86 @@
+"""echo, a queue of transitions: actors send, the learner's process takes batches in the order of arrival.
+
+Its server lives in the learner's process and gives each transition once: it cannot draw by priority or draw again, keeps
+no transition longer than a few batches, and has no parameters. So it has no reader here: batches come as fast as
+transitions are pushed. Here the learner is a process that takes each batch and lets it go.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import echo
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import recording
+from benchmarks.recording import STACK, STREAMS
+from benchmarks.systems import Address, Service, free_port, wait_for
+
+SWEEP = {"Writer": [{"max_inflight_msgs": 32}, {"max_inflight_msgs": 8}, {"max_inflight_msgs": 256}]}
+PREPARED = 2_000
+BATCH = 512
+SERVER = {"num_buffers": 3, "num_drainers": 8, "producer_queue_size": 8}
+TRANSPORT_THREADS = 8
+EXAMPLE: dict[str, NDArray[Any]] = {
+    "observation": np.zeros((STACK, 84, 84), np.uint8),
+    "next_observation": np.zeros((STACK, 84, 84), np.uint8),
+    "action": np.zeros(1, np.uint8),
+    "reward": np.zeros(1, np.float32),
+    "discount": np.zeros(1, np.float32),
+}
+
+
+def serve(capacity: int) -> Service:
+    """A learner's process; it keeps nothing, whatever the capacity."""
+    address = ("127.0.0.1", free_port())
+    command = [sys.executable, "-m", "benchmarks.systems.echo", str(address[1])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    wait_for(address, process)
+
+    def held() -> int:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    return Service(address, process, held)
+
+
+class Writer:
+    def __init__(self, address: Address, streams: int = STREAMS, max_inflight_msgs: int = 32) -> None:
+        transitions = recording.load().stacked(PREPARED)
+        columns = {name: transitions[name].reshape(PREPARED, *each.shape) for name, each in EXAMPLE.items()}
+        self._transitions = [{name: column[index] for name, column in columns.items()} for index in range(PREPARED)]
+        self._next = 0
+        self._client = echo.TcpClient(*address, EXAMPLE, max_inflight_msgs)
+        self.flush, self.close = self._client.wait, self._client.close
+
+    def push(self, count: int) -> None:
+        for _ in range(count):
+            self._client.send(self._transitions[self._next])
+            self._next = (self._next + 1) % PREPARED
+
+
+def learn(port: int) -> None:
+    """Takes every batch, and answers each line of standard input with how many transitions it took."""
+    server = echo.Server(EXAMPLE, BATCH, echo.TcpTransport(port, TRANSPORT_THREADS), **SERVER)
+    taken = 0
+
+    def take() -> None:
+        nonlocal taken
+        for _ in server.dataset_iter():
+            taken += BATCH
+
+    server.start()
+    threading.Thread(target=take, daemon=True).start()
+    for _ in sys.stdin:
+        print(taken, flush=True)
+
+
+if __name__ == "__main__":
+    learn(int(sys.argv[1]))

@@ -1,0 +1,198 @@
+"""Redis 7 with its own Python client: the baseline of the paper, one list of experience that a learner pulls from.
+
+An actor appends a push of transitions as one value. Redis knows neither frames that stacks share nor priorities: a
+transition travels and is kept as two whole stacks, and the learner draws by priority from arrays of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from typing import Any
+
+import numpy as np
+import redis
+from numpy.typing import NDArray
+from redis._parsers import _RESP3Parser
+from redis.connection import Encoder, PythonRespSerializer
+
+from benchmarks import recording
+from benchmarks.recording import STACK, STREAMS
+from benchmarks.systems import Address, Service, free_port, wait_for
+
+SWEEP = {
+    "Writer": [{}],
+}
+PREPARED = 2_000
+"""Transitions that an actor repeats: 113 MB, made before anything is timed."""
+LIST, PARAMETERS, CAPACITY = "experience", "parameters", "capacity"
+COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
+    "reward": (np.float32, ()),
+    "discount": (np.float32, ()),
+    "action": (np.uint8, ()),
+    "observation": (np.uint8, (STACK, 84, 84)),
+    "next_observation": (np.uint8, (STACK, 84, 84)),
+}
+
+
+def serve(capacity: int) -> Service:
+    address = ("127.0.0.1", free_port())
+    options = {"bind": address[0], "port": address[1], "save": "", "appendonly": "no", "loglevel": "warning"}
+    command = ["redis-server", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_for(address, process)
+    client = connect(address)
+    client.set(CAPACITY, capacity)
+
+    def held() -> int:
+        pushes = int(client.llen(LIST))
+        return pushes * len(unpack(client.lindex(LIST, 0))["action"]) if pushes else 0
+
+    return Service(address, process, held)
+
+
+def connect(address: Address, protocol: int = 3, hiredis_packs: bool = False, hiredis_parses: bool = True, read_size: int = 1 << 20) -> Any:
+    """A client of one connection.
+
+    Args:
+        address: Of the server.
+        protocol: Of Redis: 2 or 3.
+        hiredis_packs: Whether hiredis also encodes commands, as it does where it is installed; it copies a value
+            once more than the encoder in Python, which sends it as it is.
+        read_size: Bytes that are received at a time.
+    """
+    packer = None if hiredis_packs else PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode)
+    host, port = address
+    pool = redis.ConnectionPool(
+        host=host,
+        port=port,
+        protocol=protocol,
+        socket_read_size=read_size,
+        socket_timeout=60,
+        command_packer=packer,
+        **({} if hiredis_parses else {"parser_class": _RESP3Parser}),
+        max_connections=1,
+    )
+    return redis.Redis.from_pool(pool)
+
+
+def unpack(value: bytes | bytearray) -> dict[str, NDArray[Any]]:
+    """The columns of a push, as views of its bytes: a uint32 that counts transitions, then one column after another."""
+    count = int(np.frombuffer(value, np.uint32, 1)[0])
+    columns, offset = {}, 4
+    for name, (dtype, shape) in COLUMNS.items():
+        column = np.frombuffer(value, dtype, count * math.prod(shape), offset)
+        columns[name] = column.reshape(count, *shape)
+        offset += column.nbytes
+    return columns
+
+
+class Writer:
+    def __init__(
+        self,
+        address: Address,
+        streams: int = STREAMS,
+        transitions_a_push: int = 50,
+        pushes_a_pipeline: int = 1,
+        **settings: Any,
+    ) -> None:
+        self._client = connect(address, **settings)
+        self._pipeline = self._client.pipeline(transaction=False)
+        self._transitions = recording.load().stacked(PREPARED)
+        self._a_push, self._a_pipeline = transitions_a_push, pushes_a_pipeline
+        self._keep = max(1, int(self._client.get(CAPACITY)) // transitions_a_push)
+        size = 4 + transitions_a_push * sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in COLUMNS.values())
+        # A buffer for each push that waits for the others of its pipeline.
+        self._buffers = [bytearray(size) for _ in range(pushes_a_pipeline)]
+        for buffer in self._buffers:
+            np.frombuffer(buffer, np.uint32, 1)[0] = transitions_a_push
+        self._columns = [unpack(buffer) for buffer in self._buffers]
+        self._begin = self._collected = self._waiting = 0
+
+    def push(self, count: int) -> None:
+        """Transitions that do not fill a push wait for the next call."""
+        self._collected += count
+        while self._collected >= self._a_push:
+            self._collected -= self._a_push
+            for name, column in self._columns[self._waiting].items():
+                column[:] = self._transitions[name][self._begin : self._begin + self._a_push]
+            self._begin = (self._begin + self._a_push) % PREPARED
+            self._pipeline.rpush(LIST, memoryview(self._buffers[self._waiting]))
+            self._pipeline.ltrim(LIST, -self._keep, -1)
+            self._waiting += 1
+            if self._waiting == self._a_pipeline:
+                self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            self._pipeline.execute()
+            self._waiting = 0
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Baseline:
+    """The learner of the paper's baseline: pulls as much as actors pushed, then draws from its own replay.
+
+    What it pulls is not trimmed off, but read again and again, the next part of the list each time: else somebody would
+    have to push as fast as it pulls, on the same cores. So Redis is spared the trimming, which is little.
+    """
+
+    def __init__(self, address: Address, batch: int, pull: int = 1_024, pushes_a_range: int = 1, **settings: Any) -> None:
+        self._client = connect(address, **settings)
+        self._batch, self._pull, self._a_range = batch, pull, pushes_a_range
+        self._random = np.random.default_rng(0)
+        self._pushes = int(self._client.llen(LIST))
+        self._a_push = len(unpack(self._client.lindex(LIST, 0))["action"])
+        items = self._pushes * self._a_push
+        self._replay = {name: np.empty((items, *shape), dtype) for name, (dtype, shape) in COLUMNS.items()}
+        # What priority ** 0.6 gives for them.
+        self._priorities = np.ones(items)
+        self._place = self._due = 0
+        self._store(0, self._pushes)
+
+    def draw(self) -> dict[str, NDArray[Any]]:
+        # A push is pulled whole: over many draws it is `pull` a draw.
+        self._due += self._pull
+        pushes, self._due = divmod(self._due, self._a_push)
+        if self._place + pushes > self._pushes:
+            self._place = 0
+        self._store(self._place, pushes)
+        self._place += pushes
+
+        up_to = np.cumsum(self._priorities)
+        index = np.searchsorted(up_to, self._random.random(self._batch) * up_to[-1], side="right")
+        return {name: column[index] for name, column in self._replay.items()}
+
+    def _store(self, first: int, pushes: int) -> None:
+        """Pulls pushes to their places in the replay, each with the priority of a new one."""
+        begin = first * self._a_push
+        for place in range(first, first + pushes, self._a_range):
+            last = min(place + self._a_range, first + pushes) - 1
+            for value in self._client.lrange(LIST, place, last):
+                end = begin + self._a_push
+                for name, column in unpack(value).items():
+                    self._replay[name][begin:end] = column
+                self._priorities[begin:end] = 1.0
+                begin = end
+
+    def close(self) -> None:
+        self._client.close()
+
+
+READERS = {"baseline": Baseline}
+
+
+class Store:
+    def __init__(self, address: Address, **settings: Any) -> None:
+        self._client = connect(address, **settings)
+
+    def put(self, weights: NDArray[np.float32]) -> None:
+        self._client.set(PARAMETERS, weights.view(np.uint8).data)
+
+    def get(self) -> NDArray[Any]:
+        return np.frombuffer(self._client.get(PARAMETERS), np.float32)
+
+    def close(self) -> None:
+        self._client.close()

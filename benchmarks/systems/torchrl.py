@@ -1,0 +1,153 @@
+"""TorchRL's replay buffers and its prioritized sampler, which work in the learner's process.
+
+`observation` and `next_observation` are stored whole (`form="stacks"`), or each frame once (`form="slices"`): then the
+sampler draws slices of `STACK + N` frames, of which a batch shows two overlapping views.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+
+from benchmarks import recording
+from benchmarks.recording import GAMMA, N, STACK
+
+SWEEP = {
+    "Memory": [
+        {"storage": "tensor"},
+        {"storage": "memmap"},
+    ],
+    "Tree": [{}],
+}
+PREPARED = 2_000
+STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage}
+
+
+class Tree:
+    """`PrioritizedSampler` alone."""
+
+    def __init__(
+        self, items: int, batch: int, priorities: NDArray[np.float64], threads: int = 2, dtype: str = "float32"
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._dtype = getattr(torch, dtype)
+        # It raises to the power of alpha itself; others are given priorities that are.
+        self._sampler = PrioritizedSampler(items, alpha=1.0, beta=0.4, dtype=self._dtype)
+        self._storage, self._batch = _Full(items), batch
+        self.rewrite(np.arange(items), priorities)
+
+    def draw(self) -> NDArray[np.int64]:
+        index, _ = self._sampler.sample(self._storage, self._batch)
+        drawn: NDArray[np.int64] = index.numpy()
+        return drawn
+
+    def rewrite(self, indexes: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        self._sampler.update_priority(torch.from_numpy(indexes), torch.from_numpy(priorities).to(self._dtype))
+
+
+class _Full:
+    """As much of a storage as the sampler asks for: how many items it has."""
+
+    ndim = 1
+    device = None
+
+    def __init__(self, items: int) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return self._items
+
+
+class Memory:
+    """`TensorDictPrioritizedReplayBuffer`, or `TensorDictReplayBuffer` with a slice sampler."""
+
+    def __init__(
+        self,
+        batch: int,
+        capacity: int,
+        storage: str = "tensor",
+        form: str = "stacks",
+        prefetch: int | None = None,
+        threads: int = 2,
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._batch, self._form = batch, form
+        self._buffer: Any
+        if form == "slices":
+            sampler = PrioritizedSliceSampler(
+                capacity,
+                alpha=0.6,
+                beta=0.4,
+                slice_len=STACK + N,
+                end_key="done",
+                truncated_key=None,
+                init_key=None,
+                cache_values=True,
+            )
+            self._buffer = TensorDictReplayBuffer(
+                storage=STORAGES[storage](capacity),
+                sampler=sampler,
+                batch_size=batch * (STACK + N),
+                prefetch=prefetch,
+                priority_key="td_error",
+            )
+        else:
+            self._buffer = TensorDictPrioritizedReplayBuffer(
+                alpha=0.6, beta=0.4, storage=STORAGES[storage](capacity), batch_size=batch, prefetch=prefetch
+            )
+
+    def push(self, count: int) -> None:
+        if self._form == "slices":
+            return self._push_frames(count)
+        transitions = recording.load().stacked(PREPARED)
+        while count > 0:
+            now = min(count, PREPARED)
+            columns = {name: torch.from_numpy(column[:now]) for name, column in transitions.items()}
+            self._buffer.extend(TensorDict(columns, [now]))
+            count -= now
+        return None
+
+    def _push_frames(self, count: int) -> None:
+        columns = recording.load().columns
+        done = columns["terminated"] | columns["truncated"] | columns["final"]
+        for stream in itertools.cycle(range(recording.STREAMS)):
+            now = min(count, len(done))
+            if now == 0:
+                break
+            steps = {name: torch.from_numpy(columns[name][:now, stream]) for name in ("frame", "action", "reward")}
+            ends = torch.from_numpy(done[:now, stream].copy())
+            ends[-1] = True
+            self._buffer.extend(TensorDict({**steps, "done": ends[:, None]}, [now]))
+            count -= now
+
+    def flush(self) -> None:
+        pass
+
+    def draw(self) -> dict[str, NDArray[Any]]:
+        drawn = self._buffer.sample()
+        if self._form == "stacks":
+            names = ("observation", "next_observation", "action", "reward", "discount")
+            return {name: drawn[name].numpy() for name in names}
+        slices = {name: drawn[name].view(self._batch, STACK + N, *drawn[name].shape[1:]) for name in ("frame", "action")}
+        rewards = drawn["reward"].view(self._batch, STACK + N)[:, STACK - 1 : -1]
+        return {
+            "observation": slices["frame"][:, :STACK].numpy(),
+            "next_observation": slices["frame"][:, N:].numpy(),
+            "action": slices["action"][:, STACK - 1].numpy(),
+            "reward": (rewards @ GAMMA ** torch.arange(N)).numpy(),
+            "discount": np.full(self._batch, GAMMA**N, np.float32),
+        }
