@@ -82,11 +82,17 @@ class Sample(_OnServer):
     """A batch from a server as arrays ready for a network."""
 
     def __init__(
-        self, system: ModuleType, reader: str = "client", batch: int = 512, items: int = 50_000, **settings: Any
+        self,
+        system: ModuleType,
+        reader: str = "client",
+        batch: int = 512,
+        items: int = 50_000,
+        writer_settings: dict[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(system, items)
         self.batch = batch
-        writer = system.Writer(self.service.address)
+        writer = system.Writer(self.service.address, **(writer_settings or {}))
         writer.push(items)
         writer.flush()
         writer.close()

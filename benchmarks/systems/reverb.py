@@ -1,0 +1,414 @@
+"""DeepMind Reverb: its server in a process of its own, its writers for actors, its client and its dataset.
+
+A transition is an item with a priority of its own, in one of the tables of `FORMS`, which say how it lies there:
+
+| table | written by | an item |
+| --- | --- | --- |
+| `transitions` | `Client.writer` | one timestep: both stacks |
+| `sequences` | `Client.writer` | the 7 timesteps of a window, which share their frames with other windows |
+| `frames` | `Client.trajectory_writer` | the 7 frames of a window, which other windows share |
+| `structured` | `Client.structured_writer` | the same, cut by a pattern in C++ |
+
+Action, return and discount are one column, `outcome`: a column costs a chunk, and a tensor in each sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import reverb
+import tensorflow as tf
+from numpy.typing import NDArray
+from reverb import structured_writer as patterns
+
+from benchmarks import recording
+from benchmarks.recording import GAMMA, STACK, STREAMS, N, Row
+from benchmarks.systems import Address, Service, free_port, wait_for
+
+WINDOW = STACK + N
+"""Frames of a transition: an observation and the one `N` steps later."""
+
+DISTINCT_TRANSITIONS = 2_000
+"""Whole transitions that are made before the time is taken: 113 MB."""
+
+PARAMETERS = "parameters"
+
+WHOLE = {"form": "transitions", "chunk_length": 1}
+"""A chunk is sent whole for each sample of a part of it."""
+
+SWEEP: dict[str, list[dict[str, Any]]] = {
+    "Writer": [
+        {"form": "sequences", "chunk_length": 14},
+        {"form": "sequences", "chunk_length": 7},
+        {"form": "sequences", "chunk_length": 14, "in_flight": 25},
+        {"form": "sequences", "chunk_length": 14, "delta_encoded": True},
+        {"form": "sequences", "chunk_length": 14, "streams": 1},
+        {"form": "structured"},
+        {"form": "frames", "chunk_length": 7},
+        WHOLE,
+    ],
+    "client": [
+        {"writer_settings": WHOLE, "threads": 8},
+        {"writer_settings": WHOLE, "threads": 1},
+        {"writer_settings": {"form": "frames", "chunk_length": 7}, "threads": 8},
+    ],
+    "dataset": [
+        {"writer_settings": WHOLE, "workers": 4},
+        {"writer_settings": WHOLE, "workers": 1},
+        {"writer_settings": WHOLE, "workers": 2, "in_flight": 128},
+        {"writer_settings": WHOLE, "workers": 1, "datasets": 2},
+        {"writer_settings": {"form": "frames", "chunk_length": 7}, "workers": 4},
+        {"writer_settings": {"form": "sequences", "chunk_length": 7}, "workers": 2},
+    ],
+}
+"""For readers settings of the task `Sample`."""
+
+
+def serve(capacity: int) -> Service:
+    address = ("127.0.0.1", free_port())
+    arguments = ["serve", str(address[1]), str(capacity)]
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.systems.reverb", *arguments])
+    wait_for(address, process)
+    client = reverb.Client(_target(address))
+    return Service(address, process, lambda: sum(_held(client).values()))
+
+
+def _serve(port: int, capacity: int) -> None:
+    """A table for each form, and the one of the parameters; without a checkpoint nothing is written to a disk."""
+    tables = [
+        reverb.Table(
+            name,
+            sampler=reverb.selectors.Prioritized(0.6),
+            remover=reverb.selectors.Fifo(),
+            max_size=capacity,
+            rate_limiter=reverb.rate_limiters.MinSize(1),
+            signature=signature,
+        )
+        for name, signature in _signatures().items()
+    ]
+    parameters = reverb.Table(
+        PARAMETERS,
+        sampler=reverb.selectors.Uniform(),
+        remover=reverb.selectors.Fifo(),
+        max_size=1,
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+    )
+    reverb.Server([*tables, parameters], port=port).wait()
+
+
+def _signatures() -> dict[str, dict[str, Any]]:
+    """What a sample of each table is."""
+    stack = tf.TensorSpec((STACK, 84, 84), tf.uint8)
+    frames = tf.TensorSpec((WINDOW, 84, 84), tf.uint8)
+    outcome = tf.TensorSpec((3,), tf.float32)
+    return {
+        "transitions": {"observation": stack, "next_observation": stack, "outcome": outcome},
+        "sequences": {"frame": frames, "outcome": tf.TensorSpec((WINDOW, 3), tf.float32)},
+        "frames": {"frame": frames, "outcome": outcome},
+        "structured": {"frame": frames, "outcome": outcome, "priority": tf.TensorSpec((), tf.float32)},
+    }
+
+
+def _target(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _held(client: Any) -> dict[str, int]:
+    """Items by table."""
+    tables = client.server_info()
+    return {name: int(tables[name].current_size) for name in FORMS}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What an actor has at one step of an environment."""
+
+    data: Row
+    first: bool = False
+    """No frame before it belongs to its episode."""
+    whole: bool = False
+    """The last `WINDOW` frames are a transition, whose action, return and discount are the `outcome`."""
+
+
+@functools.cache
+def _steps(stream: int) -> list[_Step]:
+    """One environment of the recording, each episode after the blank frames that its first stacks begin with."""
+    played = recording.load()
+    rows = len(played.rows)
+    whole = np.zeros(rows, bool)
+    whole[[row + N for row, of in played.transitions if of == stream]] = True
+    rewards = np.concatenate([np.zeros(N, np.float32), played.columns["reward"][:, stream]])
+    actions = np.concatenate([np.zeros(N, np.uint8), played.columns["action"][:, stream]])
+    blank = {"frame": np.zeros((84, 84), np.uint8), "outcome": np.zeros(3, np.float32)}
+    steps: list[_Step] = []
+    for row in range(rows):
+        if played.columns["first"][row, stream]:
+            steps += [_Step(blank, first=place == 0) for place in range(STACK - 1)]
+        outcome = (actions[row], sum(GAMMA**k * rewards[row + k] for k in range(N)), GAMMA**N)
+        data = {"frame": played.columns["frame"][row, stream], "outcome": np.array(outcome, np.float32)}
+        steps.append(_Step(data, whole=bool(whole[row])))
+    return steps
+
+
+@functools.cache
+def _transitions() -> list[Row]:
+    whole = recording.load().stacked(DISTINCT_TRANSITIONS)
+    outcomes = np.stack([whole[name].astype(np.float32) for name in ("action", "reward", "discount")], axis=1)
+    columns = {**{name: whole[name] for name in ("observation", "next_observation")}, "outcome": outcomes}
+    return [{name: column[index] for name, column in columns.items()} for index in range(DISTINCT_TRANSITIONS)]
+
+
+class Writer:
+    """`streams` environments in turn, each with a writer of its own, as a history belongs to one environment."""
+
+    def __init__(
+        self,
+        address: Address,
+        form: str = "sequences",
+        streams: int = STREAMS,
+        chunk_length: int = 2 * WINDOW,
+        in_flight: int = 100,
+        **settings: Any,
+    ) -> None:
+        client = reverb.Client(_target(address))
+        self._feeds = [FORMS[form](client, stream, chunk_length, in_flight, **settings) for stream in range(streams)]
+        self._turns = itertools.cycle(self._feeds)
+
+    def push(self, count: int) -> None:
+        """Steps environments until they made `count` items."""
+        while count:
+            count -= next(self._turns).step()
+
+    def flush(self) -> None:
+        for feed in self._feeds:
+            feed.flush()
+
+    def close(self) -> None:
+        for feed in self._feeds:
+            feed.close()
+
+
+class _Feed(ABC):
+    """The writer of one environment."""
+
+    def __init__(self, client: Any, stream: int, chunk_length: int, in_flight: int, **settings: Any) -> None:
+        self._in_flight = in_flight
+        self._priorities = itertools.cycle((np.random.default_rng(stream).random(1_000) + 0.01).tolist())
+        self._steps = itertools.cycle(_steps(stream))
+        self._writer: Any = self._open(client, chunk_length, **settings)
+
+    @abstractmethod
+    def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
+        """Reverb's writer."""
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Appends a step; whether it made an item."""
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Timesteps(_Feed):
+    def flush(self) -> None:
+        # The first call sends what is pending, one with nothing pending waits for the server.
+        self._writer.flush()
+        self._writer.flush()
+
+
+class _Sequences(_Timesteps):
+    def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
+        # A flush ends a chunk early. Reverb forgets chunks by their full length, so that this keeps as many as a window
+        # has steps; with fewer kept it makes items that it cannot sample.
+        return client.writer(
+            WINDOW * chunk_length, chunk_length=chunk_length, max_in_flight_items=self._in_flight, **settings
+        )
+
+    def step(self) -> bool:
+        step = next(self._steps)
+        self._writer.append(step.data)
+        if step.whole:
+            self._writer.create_item("sequences", WINDOW, next(self._priorities))
+        return step.whole
+
+
+class _Transitions(_Timesteps):
+    def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
+        self._whole = itertools.cycle(_transitions())
+        return client.writer(chunk_length, chunk_length=chunk_length, max_in_flight_items=self._in_flight, **settings)
+
+    def step(self) -> bool:
+        self._writer.append(next(self._whole))
+        self._writer.create_item("transitions", 1, next(self._priorities))
+        return True
+
+
+class _Frames(_Feed):
+    def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
+        writer = client.trajectory_writer(WINDOW, **settings)
+        # Of length 0 chunks are as Reverb tunes them itself.
+        for column in ("frame", "outcome") if chunk_length else ():
+            writer.configure((column,), num_keep_alive_refs=max(WINDOW, chunk_length), max_chunk_length=chunk_length)
+        return writer
+
+    def step(self) -> bool:
+        step = next(self._steps)
+        if step.first and self._writer.episode_steps:
+            self._writer.end_episode()
+        self._writer.append(step.data)
+        if step.whole:
+            history = self._writer.history
+            trajectory = {"frame": history["frame"][-WINDOW:], "outcome": history["outcome"][-1]}
+            self._writer.create_item("frames", next(self._priorities), trajectory)
+            self._writer.flush(block_until_num_items=self._in_flight)
+        return step.whole
+
+
+class _Structured(_Feed):
+    def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
+        self._begun = False
+        structure = {"frame": None, "outcome": None, "priority": None, "whole": None}
+        step = patterns.create_reference_step(structure)
+        pattern = {"frame": step["frame"][-WINDOW:], "outcome": step["outcome"][-1], "priority": step["priority"][-1]}
+        config = patterns.create_config(
+            pattern,
+            "structured",
+            conditions=[patterns.Condition.data(structure)["whole"] == 1],
+            priority=patterns.td_error(1.0, structure, lambda step: step["priority"]),
+        )
+        return client.structured_writer([config])
+
+    def step(self) -> bool:
+        step = next(self._steps)
+        if step.first and self._begun:
+            self._writer.end_episode()
+        self._begun = True
+        priority = np.float32(next(self._priorities)) if step.whole else np.float32(0)
+        self._writer.append({**step.data, "priority": priority, "whole": np.int32(step.whole)})
+        if step.whole:
+            self._writer.flush(block_until_num_items=self._in_flight)
+        return step.whole
+
+    def close(self) -> None:
+        self._writer.end_episode()
+        del self._writer
+
+
+FORMS: dict[str, Callable[..., _Feed]] = {
+    "transitions": _Transitions,
+    "sequences": _Sequences,
+    "frames": _Frames,
+    "structured": _Structured,
+}
+
+
+def _form(address: Address) -> str:
+    """The table that an actor filled."""
+    held = _held(reverb.Client(_target(address)))
+    return max(held, key=lambda name: held[name])
+
+
+def _batch(data: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Names the parts of a batch: views, not copies."""
+    outcome = data["outcome"] if data["outcome"].ndim == 2 else data["outcome"][:, -1]
+    windows = data.get("frame")
+    return {
+        "observation": data["observation"] if windows is None else windows[:, :STACK],
+        "next_observation": data["next_observation"] if windows is None else windows[:, N:],
+        "action": outcome[:, 0].astype(np.uint8),
+        "reward": outcome[:, 1],
+        "discount": outcome[:, 2],
+    }
+
+
+class ClientReader:
+    """`Client.sample`."""
+
+    def __init__(self, address: Address, batch: int, threads: int = 8) -> None:
+        self._client = reverb.Client(_target(address))
+        self._form = _form(address)
+        self._columns = sorted(_signatures()[self._form])
+        self._shares = [len(share) for share in np.array_split(np.arange(batch), threads)]
+        self._threads = ThreadPoolExecutor(threads)
+
+    def draw(self) -> dict[str, NDArray[Any]]:
+        samples = itertools.chain.from_iterable(self._threads.map(self._sample, self._shares))
+        together = np.concatenate if self._form == "transitions" else np.stack
+        return _batch(dict(zip(self._columns, map(together, zip(*samples, strict=True)), strict=True)))
+
+    def _sample(self, count: int) -> list[Any]:
+        return [sample.data for sample in self._client.sample(self._form, count, emit_timesteps=False)]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+class DatasetReader:
+    """`TrajectoryDataset`, or `TimestepDataset` for whole transitions, with batches drawn ahead by tf.data."""
+
+    def __init__(
+        self,
+        address: Address,
+        batch: int,
+        workers: int = 4,
+        in_flight: int = 1_024,
+        datasets: int = 1,
+        prefetch: int = 2,
+    ) -> None:
+        form, target = _form(address), _target(address)
+        kind = reverb.TimestepDataset if form == "transitions" else reverb.TrajectoryDataset
+
+        def dataset(_: Any) -> Any:
+            samples = kind.from_table_signature(
+                target, form, max_in_flight_samples_per_worker=in_flight, num_workers_per_iterator=workers
+            )
+            return samples.batch(batch, drop_remainder=True).map(lambda sample: sample.data)
+
+        batches = tf.data.Dataset.range(datasets).interleave(
+            dataset, cycle_length=datasets, num_parallel_calls=datasets, deterministic=False
+        )
+        self._batches = (batches if datasets > 1 else dataset(0)).prefetch(prefetch).as_numpy_iterator()
+
+    def draw(self) -> dict[str, NDArray[Any]]:
+        return _batch(next(self._batches))
+
+    def close(self) -> None:
+        del self._batches
+
+
+READERS = {"client": ClientReader, "dataset": DatasetReader}
+
+
+class Store:
+    """A table of one item, the weights, as TF-Agents' `ReverbVariableContainer` has it."""
+
+    def __init__(self, address: Address) -> None:
+        self._client = reverb.Client(_target(address))
+
+    def put(self, weights: NDArray[np.float32]) -> None:
+        self._client.insert([weights], {PARAMETERS: 1.0})
+
+    def get(self) -> NDArray[Any]:
+        (sample,) = self._client.sample(PARAMETERS, emit_timesteps=False)
+        weights: NDArray[Any] = sample.data[0][0]
+        return weights
+
+    def close(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    assert sys.argv[1] == "serve", "python -m benchmarks.systems.reverb serve PORT CAPACITY"
+    _serve(*map(int, sys.argv[2:]))
