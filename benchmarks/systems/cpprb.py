@@ -7,6 +7,7 @@ three steps before, whose next one it is (cpprb's `next_of`; each third step of 
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import cpprb
@@ -14,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import recording
-from benchmarks.recording import N, STACK
+from benchmarks.recording import STACK, N
 
+VERSION = f"cpprb {importlib.metadata.version('cpprb')}"
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "Memory": [{"form": "whole"}, {"form": "next"}, {"form": "compressed"}],
     "Tree": [{}],

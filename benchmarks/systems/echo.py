@@ -1,7 +1,7 @@
 """echo, a queue of transitions: actors send, the learner's process takes batches in the order of arrival.
 
-Its server lives in the learner's process and gives each transition once: it cannot draw by priority or draw again, keeps
-no transition longer than a few batches, and has no parameters. So it has no reader here: batches come as fast as
+Its server lives in the learner's process and gives each transition once: it cannot draw by priority or draw again,
+keeps no transition longer than a few batches, and has no parameters. So it has no reader here: batches come as fast as
 transitions are pushed. Here the learner is a process that takes each batch and lets it go.
 """
 
@@ -20,6 +20,7 @@ from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
 from benchmarks.systems import Address, Service, free_port, wait_for
 
+VERSION = f"echo {echo.__version__}"
 SWEEP = {"Writer": [{"max_inflight_msgs": 32}, {"max_inflight_msgs": 8}, {"max_inflight_msgs": 256}]}
 PREPARED = 2_000
 BATCH = 512

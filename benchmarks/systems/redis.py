@@ -10,6 +10,7 @@ import math
 import subprocess
 from typing import Any
 
+import hiredis
 import numpy as np
 import redis
 from numpy.typing import NDArray
@@ -20,8 +21,23 @@ from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
 from benchmarks.systems import Address, Service, free_port, wait_for
 
-SWEEP = {
-    "Writer": [{}],
+VERSION = f"Redis 7, redis-py {redis.__version__}, hiredis {hiredis.__version__}"
+SWEEP: dict[str, list[dict[str, Any]]] = {
+    "Writer": [
+        {"transitions_a_push": 50},
+        {"transitions_a_push": 50, "protocol": 2},
+        {"transitions_a_push": 50, "pushes_a_pipeline": 4},
+        {"transitions_a_push": 200},
+        {"transitions_a_push": 50, "hiredis_packs": True},
+    ],
+    "baseline": [
+        {"pushes_a_range": 1},
+        {"pushes_a_range": 1, "protocol": 2},
+        {"pushes_a_range": 7},
+        {"pushes_a_range": 21},
+        {"pushes_a_range": 1, "read_size": 1 << 15},
+        {"pushes_a_range": 1, "hiredis_parses": False},
+    ],
 }
 PREPARED = 2_000
 """Transitions that an actor repeats: 113 MB, made before anything is timed."""
@@ -51,14 +67,21 @@ def serve(capacity: int) -> Service:
     return Service(address, process, held)
 
 
-def connect(address: Address, protocol: int = 3, hiredis_packs: bool = False, hiredis_parses: bool = True, read_size: int = 1 << 20) -> Any:
+def connect(
+    address: Address,
+    protocol: int = 3,
+    hiredis_packs: bool = False,
+    hiredis_parses: bool = True,
+    read_size: int = 1 << 18,
+) -> Any:
     """A client of one connection.
 
     Args:
         address: Of the server.
         protocol: Of Redis: 2 or 3.
-        hiredis_packs: Whether hiredis also encodes commands, as it does where it is installed; it copies a value
-            once more than the encoder in Python, which sends it as it is.
+        hiredis_packs: Whether hiredis encodes commands, as it does by default where it is installed. It copies each
+            value; the encoder in Python sends it as it is.
+        hiredis_parses: Whether hiredis decodes replies, as it does by default where it is installed.
         read_size: Bytes that are received at a time.
     """
     packer = None if hiredis_packs else PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode)
@@ -101,7 +124,8 @@ class Writer:
         self._transitions = recording.load().stacked(PREPARED)
         self._a_push, self._a_pipeline = transitions_a_push, pushes_a_pipeline
         self._keep = max(1, int(self._client.get(CAPACITY)) // transitions_a_push)
-        size = 4 + transitions_a_push * sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in COLUMNS.values())
+        transition = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in COLUMNS.values())
+        size = 4 + transitions_a_push * transition
         # A buffer for each push that waits for the others of its pipeline.
         self._buffers = [bytearray(size) for _ in range(pushes_a_pipeline)]
         for buffer in self._buffers:
@@ -133,13 +157,15 @@ class Writer:
 
 
 class Baseline:
-    """The learner of the paper's baseline: pulls as much as actors pushed, then draws from its own replay.
+    """The learner of the paper's baseline: pulls what actors pushed, then draws from its own replay by priority.
 
-    What it pulls is not trimmed off, but read again and again, the next part of the list each time: else somebody would
-    have to push as fast as it pulls, on the same cores. So Redis is spared the trimming, which is little.
+    What it pulls it does not trim off: it reads the next part of the list each time, in turn. Else somebody would have
+    to push as fast as it pulls, on the same cores; so Redis is spared the trimming.
     """
 
-    def __init__(self, address: Address, batch: int, pull: int = 1_024, pushes_a_range: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, address: Address, batch: int, pull: int = 1_024, pushes_a_range: int = 1, **settings: Any
+    ) -> None:
         self._client = connect(address, **settings)
         self._batch, self._pull, self._a_range = batch, pull, pushes_a_range
         self._random = np.random.default_rng(0)
@@ -147,7 +173,7 @@ class Baseline:
         self._a_push = len(unpack(self._client.lindex(LIST, 0))["action"])
         items = self._pushes * self._a_push
         self._replay = {name: np.empty((items, *shape), dtype) for name, (dtype, shape) in COLUMNS.items()}
-        # What priority ** 0.6 gives for them.
+        # Raised to the power of 0.6 already.
         self._priorities = np.ones(items)
         self._place = self._due = 0
         self._store(0, self._pushes)

@@ -1,7 +1,10 @@
 """TorchRL's replay buffers and its prioritized sampler, which work in the learner's process.
 
-`observation` and `next_observation` are stored whole (`form="stacks"`), or each frame once (`form="slices"`): then the
-sampler draws slices of `STACK + N` frames, of which a batch shows two overlapping views.
+A memory in the form `stacks` keeps both observations of a transition whole. In the form `slices` it keeps each frame
+once, and the sampler draws slices of `STACK + N` steps, of which the two observations are overlapping views: then the
+first steps of a game, whose stacks begin with empty frames, are never drawn, and where games end is looked up again
+after each write (here nothing is written between draws). With `words` it keeps frames as int64 instead of uint8, an
+eighth as many numbers for PyTorch to gather.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torchrl
 from numpy.typing import NDArray
 from tensordict import TensorDict
 from torchrl.data import (
@@ -24,15 +28,23 @@ from torchrl.data import (
 )
 
 from benchmarks import recording
-from benchmarks.recording import GAMMA, N, STACK
+from benchmarks.recording import GAMMA, STACK, N
 
-SWEEP = {
+VERSION = f"TorchRL {torchrl.__version__}, PyTorch {torch.__version__}"
+SWEEP: dict[str, list[dict[str, Any]]] = {
     "Memory": [
-        {"storage": "tensor"},
-        {"storage": "memmap"},
+        {"form": "stacks", "words": True, "storage": "memmap"},
+        {"form": "stacks", "words": True, "storage": "memmap", "prefetch": 2},
+        {"form": "stacks", "words": True, "storage": "tensor"},
+        {"form": "stacks", "words": False},
+        {"form": "slices", "words": True},
+        {"form": "slices", "words": True, "prefetch": 2},
+        {"form": "slices", "words": False},
     ],
-    "Tree": [{}],
+    "Tree": [{"dtype": "float32"}, {"dtype": "float64"}, {"dtype": "float32", "threads": 1}],
 }
+# It reports each storage that it makes.
+logging.getLogger("torchrl").setLevel(logging.WARNING)
 PREPARED = 2_000
 STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage}
 
@@ -79,13 +91,14 @@ class Memory:
         self,
         batch: int,
         capacity: int,
-        storage: str = "tensor",
+        storage: str = "memmap",
         form: str = "stacks",
+        words: bool = True,
         prefetch: int | None = None,
         threads: int = 2,
     ) -> None:
         torch.set_num_threads(threads)
-        self._batch, self._form = batch, form
+        self._batch, self._form, self._words = batch, form, words
         self._buffer: Any
         if form == "slices":
             sampler = PrioritizedSliceSampler(
@@ -116,7 +129,7 @@ class Memory:
         transitions = recording.load().stacked(PREPARED)
         while count > 0:
             now = min(count, PREPARED)
-            columns = {name: torch.from_numpy(column[:now]) for name, column in transitions.items()}
+            columns = {name: self._packed(column[:now]) for name, column in transitions.items()}
             self._buffer.extend(TensorDict(columns, [now]))
             count -= now
         return None
@@ -128,7 +141,7 @@ class Memory:
             now = min(count, len(done))
             if now == 0:
                 break
-            steps = {name: torch.from_numpy(columns[name][:now, stream]) for name in ("frame", "action", "reward")}
+            steps = {name: self._packed(columns[name][:now, stream]) for name in ("frame", "action", "reward")}
             ends = torch.from_numpy(done[:now, stream].copy())
             ends[-1] = True
             self._buffer.extend(TensorDict({**steps, "done": ends[:, None]}, [now]))
@@ -140,14 +153,21 @@ class Memory:
     def draw(self) -> dict[str, NDArray[Any]]:
         drawn = self._buffer.sample()
         if self._form == "stacks":
-            names = ("observation", "next_observation", "action", "reward", "discount")
-            return {name: drawn[name].numpy() for name in names}
-        slices = {name: drawn[name].view(self._batch, STACK + N, *drawn[name].shape[1:]) for name in ("frame", "action")}
-        rewards = drawn["reward"].view(self._batch, STACK + N)[:, STACK - 1 : -1]
+            batch = {name: drawn[name].numpy() for name in ("action", "reward", "discount")}
+            for name in ("observation", "next_observation"):
+                batch[name] = drawn[name].view(torch.uint8).view(-1, STACK, 84, 84).numpy()
+            return batch
+        frames = drawn["frame"].view(torch.uint8).view(self._batch, STACK + N, 84, 84)
+        actions, rewards = (drawn[name].view(self._batch, STACK + N)[:, STACK - 1 :] for name in ("action", "reward"))
         return {
-            "observation": slices["frame"][:, :STACK].numpy(),
-            "next_observation": slices["frame"][:, N:].numpy(),
-            "action": slices["action"][:, STACK - 1].numpy(),
-            "reward": (rewards @ GAMMA ** torch.arange(N)).numpy(),
+            "observation": frames[:, :STACK].numpy(),
+            "next_observation": frames[:, N:].numpy(),
+            "action": actions[:, 0].numpy(),
+            "reward": (rewards[:, :N] @ GAMMA ** torch.arange(N)).numpy(),
             "discount": np.full(self._batch, GAMMA**N, np.float32),
         }
+
+    def _packed(self, column: NDArray[Any]) -> torch.Tensor:
+        """A column as it is stored."""
+        tensor = torch.from_numpy(np.ascontiguousarray(column))
+        return tensor.view(len(tensor), -1).view(torch.int64) if self._words and tensor.ndim > 1 else tensor
