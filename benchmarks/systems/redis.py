@@ -102,9 +102,9 @@ def connect(
 def unpack(value: bytes | bytearray) -> dict[str, NDArray[Any]]:
     """The columns of a push, as views of its bytes: a uint32 that counts transitions, then one column after another."""
     count = int(np.frombuffer(value, np.uint32, 1)[0])
-    columns, offset = {}, 4
+    columns, offset = dict[str, NDArray[Any]](), 4
     for name, (dtype, shape) in COLUMNS.items():
-        column = np.frombuffer(value, dtype, count * math.prod(shape), offset)
+        column: NDArray[Any] = np.frombuffer(value, dtype, count * math.prod(shape), offset)
         columns[name] = column.reshape(count, *shape)
         offset += column.nbytes
     return columns
@@ -172,7 +172,9 @@ class Baseline:
         self._pushes = int(self._client.llen(LIST))
         self._a_push = len(unpack(self._client.lindex(LIST, 0))["action"])
         items = self._pushes * self._a_push
-        self._replay = {name: np.empty((items, *shape), dtype) for name, (dtype, shape) in COLUMNS.items()}
+        self._replay: dict[str, NDArray[Any]] = {
+            name: np.empty((items, *shape), dtype) for name, (dtype, shape) in COLUMNS.items()
+        }
         # Raised to the power of 0.6 already.
         self._priorities = np.ones(items)
         self._place = self._due = 0
