@@ -56,6 +56,18 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"form": "frames", "chunk_length": 7},
         WHOLE,
     ],
+    "Wire": [
+        {"form": "frames", "chunk_length": 28},
+        {"form": "frames", "chunk_length": 7},
+        {"form": "structured"},
+        {"form": "sequences", "chunk_length": 14},
+        WHOLE,
+    ],
+    "Memory": [
+        {"form": "frames", "chunk_length": 28},
+        {"form": "frames", "chunk_length": 7},
+        {"form": "sequences", "chunk_length": 14},
+    ],
     "client": [
         {"writer_settings": WHOLE, "threads": 8},
         {"writer_settings": WHOLE, "threads": 1},
@@ -70,7 +82,8 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"writer_settings": {"form": "sequences", "chunk_length": 7}, "workers": 2},
     ],
 }
-"""For readers settings of the task `Sample`."""
+"""What pushes fastest does not store smallest, so that `Wire` and `Memory` have settings of `Writer` of their own.
+Those of readers are of the task `Sample`."""
 
 
 def serve(capacity: int) -> Service:
