@@ -18,7 +18,7 @@ RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint rust-test loom python-test bench bench-peers wire clean
+.PHONY: help setup build demo test format lint rust-test loom bench-check bench-record python-test bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,7 +26,7 @@ help: ## what there is
 demo: build ## train Breakout for MINUTES=3 on this machine, with a live page
 	$(BIN)/python examples/breakout_apex.py --minutes $(MINUTES) --evaluation-games 10 --evaluation-frames 6000 --evaluation-epsilon 0.05
 
-test: lint rust-test loom python-test ## every check: formatting, lints, types, Rust, loom, Python, stubs
+test: lint rust-test bench-check loom python-test ## every check: formatting, lints, types, Rust, counts, loom, Python, stubs
 
 setup: $(VENV)/.installed
 
@@ -64,6 +64,15 @@ lint: setup ## formatting, clippy, ruff, mypy
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
 	cargo test --package replay_core --doc
+
+# For the whole workspace, as the Rust tests: that is one build for both.
+COUNTS := cargo test --quiet --workspace --bench counts --
+
+bench-check: ## allocations, reads, writes and bytes of each operation, against benchmarks/counts.json
+	$(COUNTS)
+
+bench-record: ## record them again, after a change that explains the difference
+	$(COUNTS) --record
 
 loom: ## model checks of the lock-free parts, and the mutations that must make them fail
 	cargo test --package replay_core --features loom --test 'loom_*'

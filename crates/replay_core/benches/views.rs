@@ -1,5 +1,7 @@
 //! Packing and unpacking of Breakout-like frames: `cargo bench --bench views`.
 
+mod breakout;
+
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -9,69 +11,17 @@ use replay_core::error::Result;
 use replay_core::replay::{
     BlobSegment, NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait,
 };
-use replay_core::schema::{Codec, Column, Dtype, TableConfig};
-use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, ViewSpec};
-use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
+use replay_core::view::{DecodeOptions, Decoder};
+use replay_core::writer::{Writer, WriterOptions};
 
-const SIDE: usize = 84;
+use breakout::{append, frames, table, view};
+
 const STREAMS: usize = 16;
 const BATCH: usize = 512;
+const CAPACITY: u64 = 1 << 20;
 
 fn main() {
     divan::main();
-}
-
-fn table() -> TableConfig {
-    let column = |name: &str, dtype, shape: &[u32], codec| Column {
-        name: name.into(),
-        dtype,
-        shape: shape.to_vec(),
-        codec,
-    };
-    TableConfig::new(
-        "breakout",
-        vec![
-            column("frame", Dtype::Uint8, &[SIDE as u32; 2], Codec::Lz4),
-            column("action", Dtype::Int64, &[], Codec::None),
-            column("reward", Dtype::Float32, &[], Codec::None),
-        ],
-        1 << 20,
-    )
-}
-
-fn view() -> ViewSpec {
-    ViewSpec::NStep(NStep {
-        observation: "frame".into(),
-        stack: 4,
-        n: 3,
-        gamma: 0.99,
-        padding: Padding::Zero,
-    })
-}
-
-/// Walls, a score, rows of bricks with holes, a paddle and a ball.
-fn frame(step: usize) -> Vec<u8> {
-    let mut pixels = vec![0; SIDE * SIDE];
-    let mut fill = |top: usize, left: usize, height: usize, width: usize, value: u8| {
-        for row in top..(top + height).min(SIDE) {
-            pixels[row * SIDE..][left..(left + width).min(SIDE)].fill(value);
-        }
-    };
-    fill(6, 0, 8, SIDE, 142);
-    fill(6, 0, 72, 4, 142);
-    fill(6, 80, 72, 4, 142);
-    for digit in 0..3 {
-        fill(1, 20 + 8 * digit, 4, 3 + (step / 40 + digit) % 3, 142);
-    }
-    for row in 0..6 {
-        fill(23 + 3 * row, 4, 3, 76, [110, 130, 120, 140, 100, 90][row]);
-        for hole in 0..(step / 100 + row) % 5 {
-            fill(23 + 3 * row, 4 + (17 * hole + 13 * row) % 72, 3, 5, 0);
-        }
-    }
-    fill(76, 4 + step * 3 % 66, 2, 8, 147);
-    fill(30 + step * 2 % 46, 5 + step % 74, 2, 1, 147);
-    pixels
 }
 
 #[derive(Clone, Default)]
@@ -93,39 +43,14 @@ impl PushChannel for Kept {
 fn writer(kept: Kept) -> Writer {
     let open = |_| -> Result<Box<dyn PushChannel>> { Ok(Box::new(kept)) };
     let options = WriterOptions::default();
-    Writer::over_channel(table().into(), STREAMS as u32, &view(), options, open).expect("a writer")
-}
-
-fn append(writer: &mut Writer, frames: &[u8]) {
-    let values = |dtype, shape, bytes| Values {
-        dtype,
-        shape,
-        bytes,
-    };
-    let (actions, rewards) = ([0; 8 * STREAMS], [0; 4 * STREAMS]);
-    writer
-        .append(
-            &StepBatch {
-                columns: &[
-                    (
-                        "frame",
-                        values(Dtype::Uint8, &[STREAMS, SIDE, SIDE], frames),
-                    ),
-                    ("action", values(Dtype::Int64, &[STREAMS], &actions)),
-                    ("reward", values(Dtype::Float32, &[STREAMS], &rewards)),
-                ],
-                ..StepBatch::default()
-            },
-            &Wait::forever(),
-        )
-        .expect("a step that fits");
-}
-
-/// Frames of every stream at a step.
-fn frames(step: usize) -> Vec<u8> {
-    (0..STREAMS)
-        .flat_map(|stream| frame(step + 57 * stream))
-        .collect()
+    Writer::over_channel(
+        table(CAPACITY).into(),
+        STREAMS as u32,
+        &view(),
+        options,
+        open,
+    )
+    .expect("a writer")
 }
 
 /// One step of 16 environments.
@@ -133,10 +58,10 @@ fn frames(step: usize) -> Vec<u8> {
 fn append_16_frames(bencher: Bencher) {
     let kept = Kept::default();
     let mut writer = writer(kept.clone());
-    let steps: Vec<_> = (0..64).map(frames).collect();
+    let steps: Vec<_> = (0..64).map(|step| frames(step, STREAMS)).collect();
     let mut step = 0;
     bencher.counter(ItemsCount::new(STREAMS)).bench_local(|| {
-        append(&mut writer, &steps[step % steps.len()]);
+        append(&mut writer, &steps[step % steps.len()], STREAMS);
         step += 1;
     });
 }
@@ -146,10 +71,10 @@ fn draw() -> Sampled {
     let kept = Kept::default();
     let mut writer = writer(kept.clone());
     for step in 0..200 {
-        append(&mut writer, &frames(step));
+        append(&mut writer, &frames(step, STREAMS), STREAMS);
     }
     writer.close(&Wait::forever()).expect("a close");
-    let row_bytes = table().row_bytes();
+    let row_bytes = table(CAPACITY).row_bytes();
     let mut streams = vec![Vec::new(); STREAMS];
     let mut items: Vec<NewItem> = Vec::new();
     for push in kept.0.lock().expect("one thread").iter() {
@@ -204,7 +129,7 @@ fn decode_512(bencher: Bencher, threads: usize) {
         threads,
         ..DecodeOptions::default()
     };
-    let decoder = Decoder::new(&table(), &view(), options).expect("a view that fits");
+    let decoder = Decoder::new(&table(CAPACITY), &view(), options).expect("a view that fits");
     let sampled = draw();
     bencher
         .counter(ItemsCount::new(BATCH))

@@ -28,6 +28,9 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Transport for S {}
 
+/// Opens a stream to the server.
+pub type OpenStream = dyn Fn() -> io::Result<Box<dyn Transport>> + Send + Sync;
+
 /// How to reach the server.
 pub struct Dialer {
     /// Where it is.
@@ -35,6 +38,8 @@ pub struct Dialer {
     /// What the user asked for.
     pub options: ConnectOptions,
     tls: Option<TlsConnector>,
+    /// In place of the kernel's sockets.
+    open: Option<Box<OpenStream>>,
     incarnations: Incarnations,
     /// The process that connected; a forked child must not touch what it inherited.
     process: u32,
@@ -68,9 +73,20 @@ impl Dialer {
             address,
             options,
             tls,
+            open: None,
             incarnations: Incarnations::default(),
             process: std::process::id(),
         })
+    }
+
+    /// Reaches the server over streams that `open` makes, without TLS; `address` is its name in errors.
+    ///
+    /// # Errors
+    /// Those of [`Dialer::new`].
+    pub fn over(address: Address, options: ConnectOptions, open: Box<OpenStream>) -> Result<Self> {
+        let mut dialer = Dialer::new(address, options)?;
+        dialer.open = Some(open);
+        Ok(dialer)
     }
 
     /// # Errors
@@ -127,6 +143,9 @@ impl Dialer {
     }
 
     async fn stream(&self) -> Result<Box<dyn Transport>> {
+        if let Some(open) = &self.open {
+            return open().map_err(|e| self.unreachable(e));
+        }
         let (host, port) = match &self.address {
             Address::Unix { path } => {
                 let stream = UnixStream::connect(path).await;

@@ -116,7 +116,15 @@ impl Client {
     /// # Errors
     /// Those of [`connect`], and [`Error::Interrupted`].
     pub fn connect(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
-        let dialer = Arc::new(Dialer::new(address.clone(), options)?);
+        Self::through(Dialer::new(address.clone(), options)?, wait)
+    }
+
+    /// [`connect`] by way of `dialer`.
+    ///
+    /// # Errors
+    /// Those of [`Client::connect`].
+    pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
+        let dialer = Arc::new(dialer);
         let idle = Pool::default();
         idle.give(dialer.dial(wait)?);
         Ok(Client {

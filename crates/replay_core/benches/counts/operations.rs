@@ -1,0 +1,200 @@
+//! The operations of a Breakout run that are counted.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::replay::{SampleRequest, Wait};
+use replay_core::sum_tree::{Drawn, SumTree, Update};
+use replay_core::view::{DecodeOptions, Decoder};
+use replay_core::writer::{Writer, WriterOptions};
+use replay_core::{Replay, TableConfig};
+
+use crate::breakout::{self, STREAMS};
+use crate::tally::{Counts, in_process, remote};
+use crate::world;
+
+/// Runs of each operation that are counted; a power of two, so that averages are exact.
+const TIMES: usize = 8;
+/// Runs before those that are counted: buffers have their sizes then.
+const WARM_UP: usize = 2;
+const CHUNK_STEPS: usize = 50;
+/// Steps of the table: full after ten pushes of all streams, so that each one that is counted evicts.
+const CAPACITY: usize = 10 * STREAMS * CHUNK_STEPS;
+const BATCH: usize = 512;
+/// Of the paper's network for four actions, in float32.
+const PARAMETER_BYTES: usize = 4 * 3_292_837;
+const LEAVES: u32 = 1 << 20;
+
+const FOREVER: Wait<'static> = Wait {
+    deadline: None,
+    interrupted: &|| false,
+};
+
+/// Every operation with its counts.
+pub fn count_all() -> BTreeMap<String, Counts> {
+    let mut all = BTreeMap::new();
+    let limits = MemoryLimits {
+        seed: Some(0),
+        ..MemoryLimits::default()
+    };
+    Place {
+        name: "in process",
+        replay: &*Memory::new(limits),
+        count: in_process,
+        all: &mut all,
+    }
+    .count_all();
+    Place {
+        name: "remote",
+        replay: &world::connect(Memory::new(limits)).expect("a server that answers"),
+        count: remote,
+        all: &mut all,
+    }
+    .count_all();
+    count_tree(&mut all);
+    all
+}
+
+/// Where operations run, and how they are counted there.
+struct Place<'a> {
+    name: &'static str,
+    replay: &'a dyn Replay,
+    /// [`remote`] or [`in_process`].
+    count: fn(usize, &mut dyn FnMut(usize)) -> Counts,
+    all: &'a mut BTreeMap<String, Counts>,
+}
+
+impl Place<'_> {
+    fn count_all(&mut self) {
+        let table = breakout::table(CAPACITY as u64);
+        self.replay.create_table(&table, &FOREVER).expect("a table");
+        self.count_pushes();
+        let keys = self.count_draws(&table);
+        self.count_updates(&keys);
+        self.count_parameters();
+    }
+
+    fn count(&mut self, operation: &str, run: &mut dyn FnMut(usize)) {
+        (0..WARM_UP).for_each(&mut *run);
+        let counts = (self.count)(TIMES, run);
+        self.all
+            .insert(format!("{operation}, {}", self.name), counts);
+    }
+
+    fn count_pushes(&mut self) {
+        for (streams, named) in [(STREAMS, "16 streams"), (1, "one stream")] {
+            let frames: Vec<_> = (0..CHUNK_STEPS)
+                .map(|step| breakout::frames(step, streams))
+                .collect();
+            let mut writer = open(self.replay, streams);
+            let mut push = |_| {
+                for frames in &frames {
+                    breakout::append(&mut writer, frames, streams);
+                }
+                writer.flush(&FOREVER).expect("a push");
+            };
+            (0..CAPACITY / (STREAMS * CHUNK_STEPS)).for_each(&mut push);
+            self.count(&format!("push {CHUNK_STEPS} steps of {named}"), &mut push);
+        }
+    }
+
+    /// Also the keys of a batch.
+    fn count_draws(&mut self, table: &TableConfig) -> Vec<u64> {
+        let view = breakout::view();
+        let options = DecodeOptions {
+            threads: 1,
+            ..DecodeOptions::default()
+        };
+        let decoder = Decoder::new(table, &view, options).expect("a view of the table");
+        let request = SampleRequest {
+            table: table.name.clone(),
+            count: BATCH as u32,
+            before: view.before(),
+            after: view.after(),
+            allow_short: false,
+            min_probability: false,
+        };
+        let replay = self.replay;
+        let mut keys = Vec::new();
+        self.count(&format!("draw {BATCH} into arrays"), &mut |_| {
+            let sampled = replay.sample(&request, &FOREVER).expect("items to draw");
+            let batch = decoder.decode(&sampled, 0.4).expect("frames that unpack");
+            assert_eq!(batch.rejected, []);
+            keys.clear();
+            keys.extend(sampled.items.iter().map(|item| item.key));
+        });
+        keys
+    }
+
+    fn count_updates(&mut self, keys: &[u64]) {
+        let replay = self.replay;
+        let mut rng = StdRng::seed_from_u64(1);
+        let priorities: Vec<_> = keys.iter().map(|_| rng.random_range(0.1..2.0)).collect();
+        self.count(&format!("update {BATCH} priorities"), &mut |_| {
+            let receipt = replay.update_priorities("breakout", keys, &priorities, &FOREVER);
+            assert_eq!(receipt.expect("keys of this table").stale, 0);
+        });
+    }
+
+    fn count_parameters(&mut self) {
+        let replay = self.replay;
+        let parameters = parameters();
+        self.count("put 13 MB of parameters", &mut |_| {
+            replay
+                .put_parameters("policy", parameters.clone(), &FOREVER)
+                .expect("a version");
+        });
+        self.count("get 13 MB of parameters", &mut |_| {
+            let got = replay.get_parameters("policy", 0, &FOREVER);
+            let got = got.expect("an answer").expect("a version");
+            assert_eq!(got.bytes.len(), parameters.len());
+        });
+    }
+}
+
+fn open(replay: &dyn Replay, streams: usize) -> Writer {
+    let options = WriterOptions {
+        chunk_steps: CHUNK_STEPS as u32,
+        ..WriterOptions::default()
+    };
+    let view = breakout::view();
+    Writer::open(replay, "breakout", streams as u32, &view, options, &FOREVER).expect("a writer")
+}
+
+/// A safetensors file with one tensor.
+fn parameters() -> Bytes {
+    let header = format!(
+        r#"{{"w":{{"dtype":"U8","shape":[{PARAMETER_BYTES}],"data_offsets":[0,{PARAMETER_BYTES}]}}}}"#
+    );
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.resize(file.len() + PARAMETER_BYTES, 7);
+    file.into()
+}
+
+/// Draws and updates of the tree alone.
+fn count_tree(all: &mut BTreeMap<String, Counts>) {
+    let tree: SumTree = SumTree::new(LEAVES, -19);
+    for slot in 0..LEAVES {
+        tree.activate(slot, 1 + u64::from(slot % 1000));
+    }
+    let targets: Vec<_> = (0..BATCH).map(|i| i as f64 / BATCH as f64).collect();
+    let mut drawn: Vec<Drawn> = Vec::new();
+    let mut updates: Vec<Update> = Vec::new();
+    let mut step = |turn: usize| {
+        tree.draw_batch(&targets, &mut drawn);
+        updates.clear();
+        updates.extend(drawn.iter().map(|item| Update {
+            slot: item.slot,
+            generation: item.generation,
+            units: 1 + turn as u64,
+        }));
+        assert_eq!(tree.set_batch(&updates), BATCH);
+    };
+    (0..WARM_UP).for_each(&mut step);
+    let name = format!("draw and update {BATCH} of 2^20 leaves");
+    all.insert(name, in_process(TIMES, &mut step));
+}
