@@ -87,14 +87,15 @@ impl PriorityIndex {
         } else {
             power::raise(&mut priorities, self.exponent);
         }
-        let updates = indexes.iter().zip(&priorities).map(|(&index, &mass)| {
-            Ok(Update {
+        let mut updates = Vec::with_capacity(indexes.len());
+        for (&index, &mass) in indexes.iter().zip(&priorities) {
+            updates.push(Update {
                 slot: index as u32,
                 generation: GENERATION,
                 units: self.tree.to_units(mass)?,
-            })
-        });
-        self.tree.set_batch(&updates.collect::<Result<Vec<_>>>()?);
+            });
+        }
+        self.tree.set_batch(&updates);
         Ok(())
     }
 

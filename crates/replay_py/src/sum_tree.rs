@@ -12,8 +12,8 @@ use crate::{array, error};
 const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
 const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
 
-/// Entries of a batch from which on other Python threads may run meanwhile. Below it the call is over sooner than
-/// the interpreter's lock is handed over and back.
+/// Entries of a batch from which on other Python threads may run meanwhile. A smaller one takes less than a
+/// millisecond, and a busy thread that gets the interpreter's lock keeps it for 5 ms.
 const RELEASED_FROM: usize = 8192;
 
 /// Priorities under indexes, to draw indexes by: for who keeps the items.

@@ -53,14 +53,14 @@ impl Table {
             items.len()
         } else {
             power::raise(&mut masses, self.config.priority_exponent);
-            let updates = items.iter().zip(&masses).map(|(key, &mass)| {
-                Ok(Update {
+            let mut updates = Vec::with_capacity(items.len());
+            for (key, &mass) in items.iter().zip(&masses) {
+                updates.push(Update {
                     slot: key.slot,
                     generation: key.generation,
                     units: self.items.tree.to_units(mass)?,
-                })
-            });
-            let updates = updates.collect::<Result<Vec<_>>>()?;
+                });
+            }
             self.items.tree.set_batch(&updates)
         };
         let stale = keys.len() - applied;
