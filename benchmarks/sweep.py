@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "Writer": ("Push", {}),
     "Memory": ("SampleInProcess", {}),
     "Tree": ("Tree", {}),
+    "Wire": ("Wire", {}),
+    "Resident": ("Memory", {}),
 }
 """The task that shows which settings of a part are best; a part that is not here is a reader."""
 
@@ -26,12 +29,12 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 def best(system: str, part: str) -> dict[str, Any]:
     """The settings that were best when the sweep was made; none when there was nothing to choose."""
     rows = [row for row in _record() if (row["system"], row["part"]) == (system, part)]
-    settings: dict[str, Any] = max(rows, key=lambda row: row["per_s"])["settings"] if rows else {}
+    settings: dict[str, Any] = max(rows, key=lambda row: row["score"])["settings"] if rows else {}
     return settings
 
 
 def sweep(systems: tuple[str, ...] = SYSTEMS, rounds: int = 3, seconds: float = 2.0) -> None:
-    """Tries the settings of the systems' parts, and records how many calls or transitions a second each made.
+    """Tries the settings of the systems' parts, and records what each made: the more the better.
 
     Args:
         systems: Those to try; the record of the others stays.
@@ -46,9 +49,13 @@ def sweep(systems: tuple[str, ...] = SYSTEMS, rounds: int = 3, seconds: float = 
             task, more = TASKS.get(part, ("Sample", {"reader": part}))
             for settings in choices:
                 entry = Entry(system, system, task, {**settings, **more})
-                results = measure([entry], rounds, seconds)[system].rounds
-                per_s = sorted(each["count"] / each["elapsed"] for each in results)[len(results) // 2]
-                rows.append({"system": system, "part": part, "settings": settings, "per_s": round(per_s, 2)})
+                once = task in ("Wire", "Memory")
+                results = measure([entry], 1 if once else rounds, seconds)[system].rounds
+                score = statistics.median(each["count"] / each["bytes" if once else "elapsed"] for each in results)
+                unit = "transitions a byte" if once else "a second"
+                rows.append(
+                    {"system": system, "part": part, "settings": settings, "score": float(f"{score:.4g}"), "unit": unit}
+                )
                 print(json.dumps(rows[-1]), flush=True)
     RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 

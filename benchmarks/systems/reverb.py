@@ -42,6 +42,7 @@ DISTINCT_TRANSITIONS = 2_000
 
 PARAMETERS = "parameters"
 
+VERSION = f"Reverb {importlib.metadata.version('dm-reverb')}, TensorFlow {tf.__version__}"
 WHOLE = {"form": "transitions", "chunk_length": 1}
 """A chunk is sent whole for each sample of a part of it."""
 
@@ -63,7 +64,7 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"form": "sequences", "chunk_length": 14},
         WHOLE,
     ],
-    "Memory": [
+    "Resident": [
         {"form": "frames", "chunk_length": 28},
         {"form": "frames", "chunk_length": 7},
         {"form": "sequences", "chunk_length": 14},
@@ -82,7 +83,7 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"writer_settings": {"form": "sequences", "chunk_length": 7}, "workers": 2},
     ],
 }
-"""What pushes fastest does not store smallest, so that `Wire` and `Memory` have settings of `Writer` of their own.
+"""What pushes fastest does not store smallest, so that `Wire` and `Resident` have settings of `Writer` of their own.
 Those of readers are of the task `Sample`."""
 
 

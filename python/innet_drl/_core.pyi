@@ -16,11 +16,13 @@ __all__ = [
     "Batch",
     "Batches",
     "Column",
+    "Drawn",
     "NStep",
     "Parameters",
     "Replay",
     "Sequence",
     "Server",
+    "SumTree",
     "Table",
     "UpdateReceipt",
     "Window",
@@ -475,6 +477,88 @@ class Writer:
         _traceback: TracebackType | None,
         /,
     ) -> None: ...
+
+@final
+class SumTree:
+    """Priorities under indexes, to draw indexes by: for who keeps the items.
+
+    The sum tree of the tables, without their memory: what a replay buffer of one's own, a prioritized curriculum or
+    a scheduler draws by. Every method may be called from several threads; none waits for another.
+
+    Args:
+        capacity: Indexes: 0 to `capacity - 1`, at most 2^24. Each takes 8.5 bytes, and has no priority at first.
+        priority_exponent: Alpha, 0 to 4. It is applied once, by `update`.
+        priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
+            exponent; -30 to 0. Priorities are rounded to it, positive ones up to at least one unit, and are cut to
+            2^39 units.
+        seed: Makes draws repeatable where one thread draws and updates.
+
+    Raises:
+        ConfigError: A number out of its range; the message says what it may be.
+    """
+
+    def __new__(
+        cls, capacity: int, *, priority_exponent: float = 0.6, priority_unit_log2: int = -19, seed: int | None = None
+    ) -> Self: ...
+    def update(self, index: ArrayLike, priority: ArrayLike) -> None:
+        """Sets the priorities of indexes.
+
+        Args:
+            index: int64 `(n,)`, 0 to `capacity - 1`. Of one that stands twice the last priority counts.
+            priority: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
+                never drawn; with the exponent 0 each index that was set is drawn with the same probability.
+
+        Raises:
+            PriorityError: A NaN, infinite or negative priority; nothing was changed.
+            ConfigError: An index out of range, or not as many priorities as indexes; nothing was changed.
+        """
+    def draw(self, count: int, *, beta: float = 0.4) -> Drawn:
+        """Draws `count` indexes, with replacement.
+
+        One index comes from each of `count` equal parts of the sum of priorities (Schaul et al., 2016, appendix
+        B.2.1), so they ascend.
+
+        Args:
+            count: Draws, 1 to 65536.
+            beta: Importance-sampling exponent of the weights (N P(i))^-beta, which are divided by the largest.
+
+        Raises:
+            EmptyError: No index has a priority above zero.
+            ConfigError: No draws, or a `beta` that is negative or not finite.
+            TooLargeError: Too many draws.
+        """
+    @property
+    def total(self) -> float:
+        """The sum of all priorities, after the exponent."""
+    @property
+    def capacity(self) -> int:
+        """Indexes there are."""
+    @property
+    def priority_exponent(self) -> float:
+        """Alpha."""
+    @property
+    def priority_unit_log2(self) -> int:
+        """Base-2 logarithm of the smallest difference of two stored priorities."""
+    def __len__(self) -> int:
+        """Indexes with a priority above zero: those that can be drawn."""
+
+@final
+class Drawn:
+    """What `SumTree.draw` returns: three arrays, in ascending order of the indexes.
+
+    Index, probability and weight of one draw stand at the same place.
+    """
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        """What was drawn."""
+    @property
+    def probability(self) -> NDArray[np.float64]:
+        """Its probability at the instant of the draw."""
+    @property
+    def weight(self) -> NDArray[np.float32]:
+        """Importance weight."""
+    def __len__(self) -> int: ...
 
 @final
 class Server:

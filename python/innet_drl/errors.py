@@ -72,7 +72,7 @@ class PriorityError(ReplayError, ValueError):
 
 
 class EmptyError(ReplayError, LookupError):
-    """A draw from a table in which no item has a priority above zero."""
+    """A draw from a table, or a `SumTree`, in which nothing has a priority above zero."""
 
 
 class ViewError(ReplayError, ValueError):

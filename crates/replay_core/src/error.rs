@@ -11,7 +11,7 @@ pub enum ErrorCode {
     Internal,
     /// A priority that is NaN, infinite or negative.
     Priority,
-    /// A draw from a table in which no item has mass.
+    /// A draw from a table, or a sum tree, in which nothing has mass.
     NoMass,
     /// A table nobody made.
     UnknownTable,
@@ -77,6 +77,14 @@ pub enum Error {
         table: String,
         /// Its live items.
         items: u64,
+    },
+    /// A draw from a priority index in which nothing has a priority.
+    #[error(
+        "the sum tree has nothing to draw: none of its {capacity} indexes has a priority above zero; set some with `update`"
+    )]
+    NothingSet {
+        /// Its indexes.
+        capacity: u32,
     },
     /// A table nobody made.
     #[error("there is no table {table:?}; {known}")]
@@ -259,7 +267,7 @@ impl Error {
         match self {
             Error::Internal(_) => ErrorCode::Internal,
             Error::Priority { .. } => ErrorCode::Priority,
-            Error::NoMass { .. } => ErrorCode::NoMass,
+            Error::NoMass { .. } | Error::NothingSet { .. } => ErrorCode::NoMass,
             Error::UnknownTable { .. } => ErrorCode::UnknownTable,
             Error::TableDiffers { .. } => ErrorCode::TableDiffers,
             Error::Table { .. } => ErrorCode::Table,

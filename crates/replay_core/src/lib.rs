@@ -9,6 +9,8 @@
 //! | [`replay`] | requests, replies and the `Replay` trait |
 //! | [`sync`] | atomics, from std or from loom |
 //! | [`sum_tree`] | lock-free prioritized draws and updates |
+//! | [`power`] | powers of many numbers |
+//! | [`priority_index`] | a sum tree for who keeps the items: indexes and priorities |
 //! | [`huge_pages`] | fewer page-table walks for large memory |
 //! | [`slab`] | chunks that can be pinned against eviction |
 //! | [`chunk`] | the packed steps of one stream, checked at the door |
@@ -48,6 +50,8 @@ pub mod local;
 pub mod memory;
 pub mod net;
 pub mod parameters;
+pub mod power;
+pub mod priority_index;
 pub mod replay;
 pub mod schema;
 pub mod server;

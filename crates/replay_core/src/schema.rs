@@ -199,6 +199,20 @@ impl TableConfig {
         }
     }
 
+    /// Checks how priorities are kept. The error says what is wrong and what would be right.
+    pub(crate) fn check_priorities(
+        exponent: f64,
+        unit_log2: i32,
+    ) -> std::result::Result<(), String> {
+        if !(0.0..=4.0).contains(&exponent) {
+            return Err(format!("priority_exponent is 0 to 4, got {exponent}"));
+        }
+        if !(-30..=0).contains(&unit_log2) {
+            return Err(format!("priority_unit_log2 is -30 to 0, got {unit_log2}"));
+        }
+        Ok(())
+    }
+
     /// Checks every field.
     ///
     /// # Errors
@@ -247,18 +261,7 @@ impl TableConfig {
                 self.capacity
             ));
         }
-        if !(self.priority_exponent.is_finite() && (0.0..=4.0).contains(&self.priority_exponent)) {
-            return refuse(format!(
-                "priority_exponent is 0 to 4, got {}",
-                self.priority_exponent
-            ));
-        }
-        if !(-30..=0).contains(&self.priority_unit_log2) {
-            return refuse(format!(
-                "priority_unit_log2 is -30 to 0, got {}",
-                self.priority_unit_log2
-            ));
-        }
+        Self::check_priorities(self.priority_exponent, self.priority_unit_log2).or_else(refuse)?;
         if self.sampler == Sampler::Fifo && self.max_times_sampled == 0 {
             return refuse(
                 "the fifo sampler needs max_times_sampled of at least 1: else every draw is the oldest item".into(),

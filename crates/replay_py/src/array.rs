@@ -115,6 +115,16 @@ impl Numbers {
         }
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.shape[0]
+    }
+
+    /// Each integer as an int64; one too large becomes negative.
+    pub fn to_i64(&self) -> Vec<i64> {
+        map(self.0.bytes.as_slice(), i64::from_ne_bytes)
+    }
+
     /// The 64 bits of each number.
     pub fn to_bits(&self) -> Vec<u64> {
         map(self.0.bytes.as_slice(), u64::from_ne_bytes)

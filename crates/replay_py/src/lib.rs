@@ -6,6 +6,7 @@
 //! | `replay` | `Replay`, in this process or of a server |
 //! | `writer` | `Writer` |
 //! | `draw`, `batch`, `batches` | from a draw to `Batch`, and `Batches` that decode ahead |
+//! | `sum_tree` | `SumTree` and what it draws, `Drawn` |
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
 //! | `server` | `Server` and `connect` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
@@ -29,6 +30,7 @@ mod log;
 mod parameters;
 mod replay;
 mod server;
+mod sum_tree;
 mod table;
 mod turns;
 mod view;
@@ -49,11 +51,13 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::PyBatch>()?;
     module.add_class::<batches::PyBatches>()?;
     module.add_class::<table::PyColumn>()?;
+    module.add_class::<sum_tree::PyDrawn>()?;
     module.add_class::<view::PyNStep>()?;
     module.add_class::<parameters::PyParameters>()?;
     module.add_class::<replay::PyReplay>()?;
     module.add_class::<view::PySequence>()?;
     module.add_class::<server::PyServer>()?;
+    module.add_class::<sum_tree::PySumTree>()?;
     module.add_class::<table::PyTable>()?;
     module.add_class::<replay::PyUpdateReceipt>()?;
     module.add_class::<view::PyWindow>()?;

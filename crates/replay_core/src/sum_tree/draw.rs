@@ -4,7 +4,9 @@ use crate::sync::{Ordering, fence};
 
 use super::SumTree;
 use super::leaf::Leaf;
-use super::node::{Children, Level};
+use super::node::{Level, Node, Running};
+#[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+use super::vector;
 
 /// A drawn leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +73,28 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Goes down once for each target. Returns the targets that missed.
     fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+        #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+        if FANOUT == vector::FANOUT && vector::is_available() {
+            // SAFETY: the processor has AVX2.
+            return unsafe { self.descend_avx2(targets, total, out) };
+        }
+        self.descend_by(targets, total, out, |node, level| node.read(level))
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+    #[target_feature(enable = "avx2,bmi1")]
+    fn descend_avx2(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+        self.descend_by(targets, total, out, |node, level| vector::read(node, level))
+    }
+
+    #[inline(always)]
+    fn descend_by<R: Running>(
+        &self,
+        targets: &[f64],
+        total: u64,
+        out: &mut Vec<Drawn>,
+        read: impl Fn(&Node<FANOUT>, Level) -> R,
+    ) -> Vec<f64> {
         if total == 0 {
             return targets.to_vec();
         }
@@ -92,28 +116,30 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 } else {
                     &sums[height - 1]
                 };
-                for descent in &mut descents {
-                    let children = sums[height][descent.node as usize].read(Level::Sums);
-                    if let Some(child) = descent.choose(&children) {
+                let read = |node| read(&sums[height][node as usize], Level::Sums);
+                for_each(&mut descents, read, |_, descent, children| {
+                    if let Some(child) = descent.choose(children) {
                         descent.node = descent.node << Self::CHILD_BITS | child as u32;
                         below[descent.node as usize].prefetch();
                     }
-                }
+                });
             }
-            for (descent, &target) in descents.iter_mut().zip(targets) {
-                let children = leaves[descent.node as usize].read(Level::Leaves);
-                match descent.choose(&children) {
-                    Some(child) => {
-                        let leaf = children.leaf(child);
-                        out.push(Drawn {
-                            slot: descent.node << Self::CHILD_BITS | child as u32,
-                            generation: leaf.generation(),
-                            units: leaf.units(),
-                        });
-                    }
-                    None => missed.push(target),
+            let read = |node| read(&leaves[node as usize], Level::Leaves);
+            for_each(&mut descents, read, |i, descent, children| {
+                let leaf = descent.choose(children).map(|child| {
+                    // Again, as one atomic: it may have lost its units since the search.
+                    let word = &leaves[descent.node as usize].words[child];
+                    (child, Leaf::from_word(word.load(Ordering::Relaxed)))
+                });
+                match leaf {
+                    Some((child, leaf)) if leaf.units() > 0 => out.push(Drawn {
+                        slot: descent.node << Self::CHILD_BITS | child as u32,
+                        generation: leaf.generation(),
+                        units: leaf.units(),
+                    }),
+                    _ => missed.push(targets[i]),
                 }
-            }
+            });
         }
         // Pairs with the Release in `activate`: what was written before a drawn leaf went live is seen from here.
         fence(Ordering::Acquire);
@@ -152,7 +178,7 @@ impl Descent {
     /// Goes on to the child that the position falls in, within the sum that the children have now. `None`, now
     /// and on every level below, when that is 0.
     #[inline(always)]
-    fn choose<const FANOUT: usize>(&mut self, children: &Children<FANOUT>) -> Option<usize> {
+    fn choose(&mut self, children: &impl Running) -> Option<usize> {
         let sum = children.sum();
         if sum != self.expected || sum == 0 {
             self.adjust(sum);
@@ -160,9 +186,9 @@ impl Descent {
                 return None;
             }
         }
-        let (child, position) = children.find(self.position);
+        let (child, position, units) = children.find(self.position);
         self.position = position;
-        self.expected = children.units(child);
+        self.expected = units;
         Some(child)
     }
 
@@ -176,6 +202,28 @@ impl Descent {
             self.position = scale(fraction, sum);
             self.expected = sum;
         }
+    }
+}
+
+/// Visits descents with what was read of their nodes. A node is read once for neighbours that go through it together:
+/// the upper ones, where targets ascend.
+#[inline(always)]
+fn for_each<R: Running>(
+    descents: &mut [Descent],
+    read: impl Fn(u32) -> R,
+    mut visit: impl FnMut(usize, &mut Descent, &R),
+) {
+    let Some(first) = descents.first() else {
+        return;
+    };
+    let mut node = first.node;
+    let mut children = read(node);
+    for (i, descent) in descents.iter_mut().enumerate() {
+        if descent.node != node {
+            node = descent.node;
+            children = read(node);
+        }
+        visit(i, descent, &children);
     }
 }
 

@@ -9,7 +9,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leaf(u64);
 
-const GENERATION_BITS: u32 = 25;
+pub(super) const GENERATION_BITS: u32 = 25;
 const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
 
 impl Leaf {

@@ -34,15 +34,19 @@ mod batch;
 mod draw;
 mod leaf;
 mod node;
+mod strata;
+#[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+mod vector;
 
 use crate::error::{Error, Result};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use leaf::Leaf;
-use node::{Level, Node};
+use node::{Level, Node, Running};
 
 pub use batch::Update;
 pub use draw::Drawn;
+pub use strata::Strata;
 
 /// Counters that many threads write, on cache lines of their own.
 #[repr(align(128))]
@@ -78,13 +82,30 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// # Panics
     /// When `capacity` is out of range.
     pub fn new(capacity: u32, unit_log2: i32) -> Self {
+        Self::filled(capacity, unit_log2, Leaf::from_word(0))
+    }
+
+    /// A tree whose leaves are all live, of generation 1 and without units: an index of slots that never change
+    /// hands.
+    ///
+    /// # Panics
+    /// As [`SumTree::new`].
+    pub fn live(capacity: u32, unit_log2: i32) -> Self {
+        Self::filled(capacity, unit_log2, Leaf::from_word(Leaf::birth(0)))
+    }
+
+    fn filled(capacity: u32, unit_log2: i32, leaf: Leaf) -> Self {
         assert!(
             (1..=Self::MAX_CAPACITY).contains(&capacity),
             "a sum tree has 1 to 2^24 leaves, not {capacity}"
         );
-        let level = |nodes: usize| (0..nodes).map(|_| Node::new()).collect();
+        let level = |(height, nodes): (usize, usize)| {
+            let word = if height == 0 { leaf.word() } else { 0 };
+            (0..nodes).map(|_| Node::filled(word)).collect()
+        };
+        let sizes = Self::level_sizes(capacity).enumerate();
         SumTree {
-            levels: Self::level_sizes(capacity).map(level).collect(),
+            levels: sizes.map(level).collect(),
             capacity,
             units_per_one: f64::from(-unit_log2).exp2(),
             with_mass: Counter(AtomicU64::new(0)),
@@ -102,6 +123,11 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     fn level_sizes(capacity: u32) -> impl Iterator<Item = usize> {
         let above = |&nodes: &usize| (nodes > 1).then(|| nodes.div_ceil(FANOUT));
         std::iter::successors(Some((capacity as usize).div_ceil(FANOUT)), above)
+    }
+
+    /// A sum in units as a priority after the exponent.
+    pub fn from_units(&self, units: u64) -> f64 {
+        units as f64 / self.units_per_one
     }
 
     /// Number of leaves.
@@ -124,7 +150,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             return Ok(Self::MAX_UNITS);
         }
         let at_least = u64::from(priority > 0.0);
-        Ok((exact.round() as u64).max(at_least))
+        // Half up, which needs no call as `round` does.
+        Ok(((exact + 0.5) as u64).max(at_least))
     }
 
     /// Makes a dead slot live with `units` (at most [`SumTree::MAX_UNITS`]) and returns its generation. Only the
@@ -302,8 +329,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     #[inline(always)]
     fn add(&self, level: &[Node<FANOUT>], index: usize, difference: u64) {
-        level[index >> Self::CHILD_BITS].words[index % FANOUT]
-            .fetch_add(difference, Ordering::Relaxed);
+        Self::word(level, index).fetch_add(difference, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn word(level: &[Node<FANOUT>], index: usize) -> &AtomicU64 {
+        &level[index >> Self::CHILD_BITS].words[index % FANOUT]
     }
 
     fn count_mass(&self, change: i64) {
@@ -314,9 +345,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     #[inline(always)]
     fn leaf(&self, slot: u32) -> Option<&AtomicU64> {
-        (slot < self.capacity).then(|| {
-            &self.levels[0][slot as usize >> Self::CHILD_BITS].words[slot as usize % FANOUT]
-        })
+        (slot < self.capacity).then(|| Self::word(&self.levels[0], slot as usize))
     }
 
     fn leaves(&self) -> impl Iterator<Item = (u32, Leaf)> + '_ {

@@ -21,9 +21,9 @@ pub(super) enum Level {
 }
 
 impl<const FANOUT: usize> Node<FANOUT> {
-    pub fn new() -> Self {
+    pub fn filled(word: u64) -> Self {
         Node {
-            words: std::array::from_fn(|_| AtomicU64::new(0)),
+            words: std::array::from_fn(|_| AtomicU64::new(word)),
         }
     }
 
@@ -46,7 +46,17 @@ impl<const FANOUT: usize> Node<FANOUT> {
     }
 }
 
-/// What was read of a node's children at one instant. No sum is negative.
+/// The children of a node as they were read at one instant, to search by their running sums.
+pub(super) trait Running {
+    /// Units of all children. Never wraps at rest: 2^24 leaves of 39 bits stay under 2^63.
+    fn sum(&self) -> u64;
+
+    /// The first child whose running sum passes `position`, the position within it, and its units. `position` is
+    /// below [`Running::sum`], so a child without units is never found.
+    fn find(&self, position: u64) -> (usize, u64, u64);
+}
+
+/// What was read of a node's children, on any processor. No sum is negative.
 pub(super) struct Children<const FANOUT: usize> {
     level: Level,
     words: [u64; FANOUT],
@@ -56,19 +66,12 @@ impl<const FANOUT: usize> Children<FANOUT> {
     /// A position is searched for among groups first: two searches of 4 take half the work of one of 16.
     const GROUP: usize = if FANOUT < 4 { FANOUT } else { 4 };
 
-    /// Units of a child.
     #[inline(always)]
-    pub fn units(&self, child: usize) -> u64 {
+    fn units(&self, child: usize) -> u64 {
         match self.level {
-            Level::Leaves => self.leaf(child).units(),
+            Level::Leaves => Leaf::from_word(self.words[child]).units(),
             Level::Sums => self.words[child],
         }
-    }
-
-    /// A child as a leaf; of use on [`Level::Leaves`] alone.
-    #[inline(always)]
-    pub fn leaf(&self, child: usize) -> Leaf {
-        Leaf::from_word(self.words[child])
     }
 
     #[inline(always)]
@@ -76,23 +79,23 @@ impl<const FANOUT: usize> Children<FANOUT> {
         let children = group * Self::GROUP..(group + 1) * Self::GROUP;
         children.fold(0, |sum, child| sum.wrapping_add(self.units(child)))
     }
+}
 
-    /// Units of all children. Never wraps at rest: 2^24 leaves of 39 bits stay under 2^63.
+impl<const FANOUT: usize> Running for Children<FANOUT> {
     #[inline(always)]
-    pub fn sum(&self) -> u64 {
+    fn sum(&self) -> u64 {
         let groups = 0..FANOUT / Self::GROUP;
         groups.fold(0, |sum, group| sum.wrapping_add(self.group(group)))
     }
 
-    /// The first child whose running sum passes `position`, and the position within it. `position` is below
-    /// [`Children::sum`], so a child without units is never found.
     #[inline(always)]
-    pub fn find(&self, position: u64) -> (usize, u64) {
+    fn find(&self, position: u64) -> (usize, u64, u64) {
         let groups = 0..FANOUT / Self::GROUP;
         let (group, position) = first_beyond(groups, position, |group| self.group(group));
         let first = group * Self::GROUP;
         let children = first..first + Self::GROUP;
-        first_beyond(children, position, |child| self.units(child))
+        let (child, position) = first_beyond(children, position, |child| self.units(child));
+        (child, position, self.units(child))
     }
 }
 
@@ -130,14 +133,22 @@ mod tests {
         let children = read(Level::Sums, [0, 3, 0, 2, 0, 0, 1, 0]);
         assert_eq!(children.sum(), 6);
         let found: Vec<_> = (0..6).map(|position| children.find(position)).collect();
-        assert_eq!(found, [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (6, 0)]);
+        let expected = [
+            (1, 0, 3),
+            (1, 1, 3),
+            (1, 2, 3),
+            (3, 0, 2),
+            (3, 1, 2),
+            (6, 0, 1),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]
     fn a_negative_sum_counts_as_nothing() {
         let children = read(Level::Sums, [5u64.wrapping_neg(), 4, 0, 0, 0, 0, 0, 0]);
         assert_eq!(children.sum(), 4);
-        assert_eq!(children.find(0), (1, 0));
+        assert_eq!(children.find(0), (1, 0, 4));
     }
 
     #[test]
@@ -147,6 +158,6 @@ mod tests {
         let children = read(Level::Leaves, words);
         assert_eq!(children.sum(), Leaf::MAX_UNITS + 2);
         assert_eq!(children.find(Leaf::MAX_UNITS - 1).0, 1);
-        assert_eq!(children.find(Leaf::MAX_UNITS), (7, 0));
+        assert_eq!(children.find(Leaf::MAX_UNITS), (7, 0, 2));
     }
 }

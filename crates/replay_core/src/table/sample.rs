@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
 
 use crate::error::{Error, Result};
 use crate::limiter::{Admitted, Limiter};
 use crate::replay::{BlobSegment, SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::slab::Pinned;
-use crate::sum_tree::Drawn;
+use crate::sum_tree::{Drawn, Strata};
 use crate::sync::prefetch;
 
 use super::items::{Claim, ItemKey, Metadata, Window};
@@ -91,18 +89,24 @@ impl Table {
         Ok(attempt)
     }
 
-    fn check_request(&self, request: &SampleRequest) -> Result<()> {
-        if request.count == 0 {
+    /// Checks the number of items of a draw.
+    pub(crate) fn check_draw(count: u32) -> Result<()> {
+        if count == 0 {
             return Err(Error::Config("a draw has at least one item".into()));
         }
-        if request.count > Self::MAX_DRAW {
+        if count > Self::MAX_DRAW {
             return Err(Error::TooLarge {
                 what: "a draw, in items,",
-                size: u64::from(request.count),
+                size: u64::from(count),
                 limit: u64::from(Self::MAX_DRAW),
                 advice: "draw fewer items at a time",
             });
         }
+        Ok(())
+    }
+
+    fn check_request(&self, request: &SampleRequest) -> Result<()> {
+        Self::check_draw(request.count)?;
         if request.allow_short {
             return Ok(());
         }
@@ -223,22 +227,12 @@ impl<'a> Batch<'a> {
     fn take_by_mass(&mut self) -> Result<u64> {
         let table = self.table;
         let number = table.draws.fetch_add(1, Ordering::Relaxed);
-        let mut rng = StdRng::seed_from_u64(
-            table
-                .seed
-                .wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
-        );
+        let mut strata = Strata::new(table.seed, number);
         let mut drawn = Vec::with_capacity(self.reserved as usize);
         let mut targets = Vec::with_capacity(self.reserved as usize);
         let mut first_total = 0;
         for _ in 0..ROUNDS {
-            let strata = f64::from(self.reserved);
-            targets.clear();
-            targets.extend((0..self.reserved).map(|i| {
-                let target = (f64::from(i) + rng.random::<f64>()) / strata;
-                // Rounding may reach 1, which is outside.
-                target.min(1.0 - f64::EPSILON)
-            }));
+            strata.fill(self.reserved, &mut targets);
             let total = table.items.tree.draw_batch(&targets, &mut drawn);
             if first_total == 0 {
                 first_total = total;

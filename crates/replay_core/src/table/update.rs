@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
+use crate::power;
 use crate::replay::UpdateReceipt;
 use crate::schema::Sampler;
 use crate::sum_tree::Update;
@@ -36,23 +37,30 @@ impl Table {
         if let Some(&value) = priorities.iter().find(refused) {
             return Err(Error::Priority { value });
         }
-        let mut updates = Vec::with_capacity(keys.len());
+        let mut items = Vec::with_capacity(keys.len());
+        let mut masses = Vec::with_capacity(keys.len());
         let mut largest = 0.0f64;
         for (&bits, &priority) in keys.iter().zip(priorities) {
             let key = ItemKey::from_bits(bits)
                 .filter(|&key| self.items.contains_slot(key) && self.items.confirm(key));
             let Some(key) = key else { continue };
             largest = largest.max(priority);
-            updates.push(Update {
-                slot: key.slot,
-                generation: key.generation,
-                units: self.units(priority)?,
-            });
+            items.push(key);
+            masses.push(priority);
         }
         self.raise_max_priority(largest);
         let applied = if self.draws_equally() {
-            updates.len()
+            items.len()
         } else {
+            power::raise(&mut masses, self.config.priority_exponent);
+            let mut updates = Vec::with_capacity(items.len());
+            for (key, &mass) in items.iter().zip(&masses) {
+                updates.push(Update {
+                    slot: key.slot,
+                    generation: key.generation,
+                    units: self.items.tree.to_units(mass)?,
+                });
+            }
             self.items.tree.set_batch(&updates)
         };
         let stale = keys.len() - applied;
@@ -117,19 +125,14 @@ impl Table {
         }
     }
 
-    /// Priority in units, with the exponent applied: the only place that applies it. A power that overflows is cut
-    /// to the largest priority, one that underflows stays above zero.
+    /// The priority of one item in units, with the exponent applied.
     fn units(&self, priority: f64) -> Result<u64> {
         if self.draws_equally() {
             return Ok(EQUAL_MASS);
         }
-        let power = priority.powf(self.config.priority_exponent);
-        let least = if priority > 0.0 {
-            f64::MIN_POSITIVE
-        } else {
-            0.0
-        };
-        self.items.tree.to_units(power.min(f64::MAX).max(least))
+        let mut mass = [priority];
+        power::raise(&mut mass, self.config.priority_exponent);
+        self.items.tree.to_units(mass[0])
     }
 
     pub(super) fn draws_equally(&self) -> bool {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 pub use batch::{Array, Batch, Buffer, Rejected};
 pub use weights::Normalization;
+pub(crate) use weights::importance_weights;
 
 pub(crate) use decode::read_scalar;
 
@@ -426,8 +427,8 @@ impl Decoder {
             .filter(|(index, _)| failures.next_if_eq(index).is_none())
             .map(|(_, item)| *item)
             .collect();
-        let weights = weights::importance_weights(
-            kept.iter().copied(),
+        let weights = importance_weights(
+            kept.iter().map(|item| item.probability),
             sampled.min_probability,
             beta,
             self.options.normalization,

@@ -1,7 +1,7 @@
 //! Importance weights (Schaul et al., 2016, section 3.4): (N P(i))^-beta, divided by the largest.
 
 use crate::error::{Error, Result};
-use crate::replay::SampledItem;
+use crate::power;
 
 /// What the importance weights are divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -13,15 +13,15 @@ pub enum Normalization {
     Memory,
 }
 
-/// One weight for each item. N, the number of live items, cancels: the largest weight is the one of the
-/// smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive
+/// One weight for each item, from the probabilities. N, the number of live items, cancels: the largest weight is the
+/// one of the smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive
 /// probability was not drawn at random and weighs 1.
 ///
 /// # Errors
 /// [`Error::Config`] for a beta that is negative or not finite, or when the smallest probability is needed and
 /// was not asked for.
-pub(super) fn importance_weights(
-    items: impl Iterator<Item = SampledItem> + Clone,
+pub(crate) fn importance_weights(
+    probabilities: impl Iterator<Item = f64> + Clone,
     min_probability: Option<f64>,
     beta: f64,
     normalization: Normalization,
@@ -33,9 +33,8 @@ pub(super) fn importance_weights(
     }
     let drawn = |p: f64| p > 0.0 && p.is_finite();
     let smallest = match normalization {
-        Normalization::Batch => items
+        Normalization::Batch => probabilities
             .clone()
-            .map(|item| item.probability)
             .filter(|&p| drawn(p))
             .fold(f64::INFINITY, f64::min),
         Normalization::Memory => min_probability.filter(|&p| drawn(p)).ok_or_else(|| {
@@ -45,11 +44,15 @@ pub(super) fn importance_weights(
             )
         })?,
     };
-    Ok(items
-        .map(|item| match item.probability {
-            // Another client may have raised the smallest priority since the draw's scan: never above 1.
-            p if drawn(p) => (smallest / p).powf(beta).min(1.0) as f32,
-            _ => 1.0,
-        })
-        .collect())
+    // Another client may have raised the smallest priority since the draw's scan: never above 1.
+    let ratio = |p| {
+        if drawn(p) {
+            (smallest / p).min(1.0)
+        } else {
+            1.0
+        }
+    };
+    let mut weights: Vec<_> = probabilities.map(ratio).collect();
+    power::raise(&mut weights, beta);
+    Ok(weights.into_iter().map(|weight| weight as f32).collect())
 }

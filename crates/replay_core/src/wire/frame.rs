@@ -321,15 +321,18 @@ impl Outgoing {
     }
 
     fn unwritten(&self) -> Vec<IoSlice<'_>> {
-        (self.part..=self.payload.len())
+        let parts = self.part..=self.payload.len();
+        let mut slices = Vec::with_capacity(parts.clone().count().min(MAX_SEGMENTS));
+        let slices_of = parts
             .map(|part| match part == self.part {
                 true => &self.part(part)[self.offset..],
                 false => self.part(part),
             })
             .filter(|bytes| !bytes.is_empty())
             .take(MAX_SEGMENTS)
-            .map(IoSlice::new)
-            .collect()
+            .map(IoSlice::new);
+        slices.extend(slices_of);
+        slices
     }
 
     fn advance(&mut self, written: usize) {

@@ -1,0 +1,172 @@
+//! A sum tree for who keeps the items: priorities under indexes that never change hands.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::power;
+use crate::schema::TableConfig;
+use crate::sum_tree::{Strata, SumTree, Update};
+use crate::table::Table;
+use crate::view::{Normalization, importance_weights};
+
+/// Priorities of the indexes below a capacity, to draw indexes by. All methods may be called from many threads.
+#[derive(Debug)]
+pub struct PriorityIndex {
+    tree: SumTree,
+    exponent: f64,
+    unit_log2: i32,
+    seed: u64,
+    batches: AtomicU64,
+}
+
+/// A drawn batch: one entry for each draw, in ascending order of the indexes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DrawnIndexes {
+    /// What was drawn.
+    pub index: Vec<i64>,
+    /// Its probability at the instant of the draw: above 0, at most 1.
+    pub probability: Vec<f64>,
+    /// Its importance weight (N P(i))^-beta, divided by the batch's largest.
+    pub weight: Vec<f32>,
+}
+
+/// Every leaf is live from the start.
+const GENERATION: u32 = 1;
+
+impl PriorityIndex {
+    /// An index in which nothing has a priority yet. A seed makes draws repeatable where one thread draws and updates.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a capacity that is not 1 to 2^24, an exponent that is not 0 to 4, or a unit that is not
+    /// 2^-30 to 1.
+    pub fn new(capacity: u64, exponent: f64, unit_log2: i32, seed: Option<u64>) -> Result<Self> {
+        TableConfig::check_priorities(exponent, unit_log2).map_err(Error::Config)?;
+        let leaves = u32::try_from(capacity)
+            .ok()
+            .filter(|leaves| (1..=SumTree::<16>::MAX_CAPACITY).contains(leaves))
+            .ok_or_else(|| {
+                let most = SumTree::<16>::MAX_CAPACITY;
+                Error::Config(format!("capacity is 1 to {most} indexes, got {capacity}"))
+            })?;
+        Ok(PriorityIndex {
+            tree: SumTree::live(leaves, unit_log2),
+            exponent,
+            unit_log2,
+            seed: seed.unwrap_or_else(rand::random),
+            batches: AtomicU64::new(0),
+        })
+    }
+
+    /// Sets the priorities, before the exponent, of indexes; the last one of an index that stands twice counts. An
+    /// index with priority 0 is never drawn; with an exponent of 0 every index that was set has the same chance.
+    ///
+    /// # Errors
+    /// Nothing is changed with [`Error::Config`] (not as many priorities as indexes, or an index out of range) or
+    /// [`Error::Priority`] (a priority is NaN, infinite or negative).
+    pub fn update(&self, indexes: &[i64], mut priorities: Vec<f64>) -> Result<()> {
+        if indexes.len() != priorities.len() {
+            return Err(Error::Config(format!(
+                "{} indexes came with {} priorities",
+                indexes.len(),
+                priorities.len()
+            )));
+        }
+        let capacity = i64::from(self.tree.capacity());
+        if let Some(index) = indexes.iter().find(|&i| !(0..capacity).contains(i)) {
+            return Err(Error::Config(format!(
+                "an index is 0 to {}, one less than the capacity; got {index}",
+                capacity - 1
+            )));
+        }
+        let refused = |p: &&f64| !(p.is_finite() && **p >= 0.0);
+        if let Some(&value) = priorities.iter().find(refused) {
+            return Err(Error::Priority { value });
+        }
+        if self.exponent == 0.0 {
+            priorities.fill(1.0);
+        } else {
+            power::raise(&mut priorities, self.exponent);
+        }
+        let mut updates = Vec::with_capacity(indexes.len());
+        for (&index, &mass) in indexes.iter().zip(&priorities) {
+            updates.push(Update {
+                slot: index as u32,
+                generation: GENERATION,
+                units: self.tree.to_units(mass)?,
+            });
+        }
+        self.tree.set_batch(&updates);
+        Ok(())
+    }
+
+    /// Draws `count` indexes, with replacement, one from each of `count` equal parts of the mass.
+    ///
+    /// # Errors
+    /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
+    /// that is negative or not finite; [`Error::TooLarge`] for more than [`Table::MAX_DRAW`].
+    pub fn draw(&self, count: u32, beta: f64) -> Result<DrawnIndexes> {
+        Table::check_draw(count)?;
+        let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
+        let mut index = Vec::with_capacity(count as usize);
+        let mut probability = Vec::with_capacity(count as usize);
+        let (mut targets, mut drawn) = (Vec::new(), Vec::new());
+        // More than one round when the mass goes while it is drawn.
+        while index.len() < count as usize {
+            strata.fill(count - index.len() as u32, &mut targets);
+            let total = self.tree.draw_batch(&targets, &mut drawn) as f64;
+            if drawn.is_empty() {
+                return Err(Error::NothingSet {
+                    capacity: self.tree.capacity(),
+                });
+            }
+            index.extend(drawn.iter().map(|leaf| i64::from(leaf.slot)));
+            // A leaf that rose while it was drawn may have more than the total.
+            probability.extend(
+                drawn
+                    .iter()
+                    .map(|leaf| (leaf.units as f64 / total).min(1.0)),
+            );
+        }
+        let weight = importance_weights(
+            probability.iter().copied(),
+            None,
+            beta,
+            Normalization::Batch,
+        )?;
+        Ok(DrawnIndexes {
+            index,
+            probability,
+            weight,
+        })
+    }
+
+    /// Indexes with a priority above zero.
+    pub fn len(&self) -> u64 {
+        self.tree.live_with_mass()
+    }
+
+    /// Whether there is nothing to draw.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sum of all priorities, after the exponent.
+    pub fn total(&self) -> f64 {
+        self.tree.from_units(self.tree.total())
+    }
+
+    /// Indexes there are.
+    pub fn capacity(&self) -> u32 {
+        self.tree.capacity()
+    }
+
+    /// Alpha.
+    pub fn exponent(&self) -> f64 {
+        self.exponent
+    }
+
+    /// Base-2 logarithm of the unit of priorities, after the exponent.
+    pub fn unit_log2(&self) -> i32 {
+        self.unit_log2
+    }
+}

@@ -1,0 +1,152 @@
+//! `SumTree` and `Drawn`: prioritized draws for who keeps the items.
+
+use numpy::PyArray1;
+use pyo3::prelude::*;
+
+use replay_core::priority_index::{DrawnIndexes, PriorityIndex};
+use replay_core::schema::Dtype;
+
+use crate::{array, error};
+
+/// An index may come from NumPy, or from torch, as a signed integer; both have unsigned ones as well.
+const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
+const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
+
+/// Entries of a batch from which on other Python threads may run meanwhile. A smaller one takes less than a
+/// millisecond, and a busy thread that gets the interpreter's lock keeps it for 5 ms.
+const RELEASED_FROM: usize = 8192;
+
+/// Priorities under indexes, to draw indexes by: for who keeps the items.
+#[pyclass(name = "SumTree", module = "innet_drl", frozen)]
+pub struct PySumTree {
+    index: PriorityIndex,
+}
+
+impl PySumTree {
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        entries: usize,
+        work: impl FnOnce(&PriorityIndex) -> replay_core::Result<T> + Send,
+    ) -> PyResult<T> {
+        let result = if entries < RELEASED_FROM {
+            work(&self.index)
+        } else {
+            py.detach(|| work(&self.index))
+        };
+        result.map_err(|error| error::to_python(py, error))
+    }
+}
+
+#[pymethods]
+impl PySumTree {
+    #[new]
+    #[pyo3(
+        signature = (capacity, *, priority_exponent = 0.6, priority_unit_log2 = -19, seed = None),
+        text_signature = "(capacity, *, priority_exponent=0.6, priority_unit_log2=-19, seed=None)"
+    )]
+    fn new(
+        py: Python<'_>,
+        capacity: u64,
+        priority_exponent: f64,
+        priority_unit_log2: i32,
+        seed: Option<u64>,
+    ) -> PyResult<Self> {
+        PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
+            .map(|index| PySumTree { index })
+            .map_err(|error| error::to_python(py, error))
+    }
+
+    /// Sets the priorities of indexes.
+    fn update(
+        &self,
+        py: Python<'_>,
+        index: &Bound<'_, PyAny>,
+        priority: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let index = array::numbers(index, "index", &INDEXES)?;
+        let priority = array::numbers(priority, "priority", &PRIORITIES)?;
+        self.run(py, index.len(), |tree| {
+            tree.update(&index.to_i64(), priority.to_f64())
+        })
+    }
+
+    /// Draws `count` indexes, with replacement.
+    #[pyo3(signature = (count, *, beta = 0.4))]
+    fn draw(&self, py: Python<'_>, count: u32, beta: f64) -> PyResult<PyDrawn> {
+        let drawn = self.run(py, count as usize, |tree| tree.draw(count, beta))?;
+        Ok(PyDrawn::new(py, &drawn))
+    }
+
+    /// The sum of all priorities, after the exponent.
+    #[getter]
+    fn total(&self) -> f64 {
+        self.index.total()
+    }
+
+    /// Indexes there are.
+    #[getter]
+    fn capacity(&self) -> u32 {
+        self.index.capacity()
+    }
+
+    /// Alpha.
+    #[getter]
+    fn priority_exponent(&self) -> f64 {
+        self.index.exponent()
+    }
+
+    /// Base-2 logarithm of the smallest difference of two stored priorities.
+    #[getter]
+    fn priority_unit_log2(&self) -> i32 {
+        self.index.unit_log2()
+    }
+
+    fn __len__(&self) -> usize {
+        self.index.len() as usize
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "SumTree({}, priority_exponent={}, priority_unit_log2={})",
+            self.capacity(),
+            self.priority_exponent(),
+            self.priority_unit_log2()
+        )
+    }
+}
+
+/// What `SumTree.draw` returns: three arrays, in ascending order of the indexes.
+#[pyclass(name = "Drawn", module = "innet_drl", frozen, get_all)]
+pub struct PyDrawn {
+    /// What was drawn.
+    index: Py<PyArray1<i64>>,
+    /// Its probability at the instant of the draw.
+    probability: Py<PyArray1<f64>>,
+    /// Importance weight.
+    weight: Py<PyArray1<f32>>,
+}
+
+impl PyDrawn {
+    fn new(py: Python<'_>, drawn: &DrawnIndexes) -> Self {
+        PyDrawn {
+            index: PyArray1::from_slice(py, &drawn.index).unbind(),
+            probability: PyArray1::from_slice(py, &drawn.probability).unbind(),
+            weight: PyArray1::from_slice(py, &drawn.weight).unbind(),
+        }
+    }
+}
+
+#[pymethods]
+impl PyDrawn {
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        self.index.bind(py).len()
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!(
+            "<Drawn: {} of index, probability, weight>",
+            self.__len__(py)?
+        ))
+    }
+}
