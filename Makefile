@@ -82,6 +82,7 @@ python-test: build ## Python tests, stub check and the examples of the documents
 
 bench: build $(VENV)/.bench ## every benchmark, beside the peers where `make bench-peers` was run (an hour on two cores)
 	$(BIN)/python -m benchmarks all
+	$(BIN)/python -m benchmarks table
 
 bench-peers: setup ## install the peers, in environments of their own under .peers
 	$(PYTHON) -m venv .peers/reverb

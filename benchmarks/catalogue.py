@@ -68,6 +68,15 @@ def _push(processes: int) -> list[Entry]:
 
 BENCHMARKS = [
     Benchmark(
+        "limits",
+        "what the machine can do at best",
+        MICROSECONDS,
+        [
+            _limit(what)
+            for what in ("memory copy", "random access", "lz4 compress", "lz4 decompress", "tcp", "unix socket")
+        ],
+    ),
+    Benchmark(
         "sum_tree",
         "draw 512 of 2^20 items by priority and rewrite their priorities, from Python",
         MICROSECONDS,
@@ -123,8 +132,6 @@ BENCHMARKS = [
         [
             *(Entry(system, system, "Parameters", {"what": "get"}) for system in ("innet", "redis", "reverb")),
             _limit("tcp"),
-            _limit("unix socket"),
-            _limit("memory copy"),
         ],
         [Goal("innet", "redis", 3.0), Goal("innet", "tcp", 1 / 1.5)],
         limit="tcp",

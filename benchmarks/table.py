@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import sweep
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.growth import AXES
 
@@ -15,6 +16,16 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
 README = HERE / "README.md"
 PICTURE = HERE / "growth.svg"
+
+LIMITS = {
+    "memory copy": (1, "copies 13.17 MB"),
+    "random access": (1, "reads and rewrites 512 words of 8 bytes among 2^20, with NumPy"),
+    "lz4 compress": (50, "packs 50 frames of 84x84 bytes, one by one, from Python"),
+    "lz4 decompress": (1, "unpacks the 7 frames of 512 windows, one by one, from Python"),
+    "tcp": (1, "13.17 MB over loopback TCP, into a buffer that is used again"),
+    "unix socket": (1, "the same over a pair of Unix sockets"),
+}
+"""How much of what was counted a call does, and what that is."""
 
 Line = dict[str, Any]
 
@@ -26,7 +37,14 @@ def table() -> None:
     for line in lines:
         of[line["benchmark"]].append(line)
     text = README.read_text()
-    for name, rows in (("figures", _figures(of)), ("connections", _connections(of)), ("growth", _growth(of))):
+    parts = {
+        "figures": _figures(of),
+        "limits": _limits(of),
+        "connections": _connections(of),
+        "growth": _growth(of),
+        "sweep": _sweep(),
+    }
+    for name, rows in parts.items():
         before, begin, after = text.partition(f"<!-- {name} -->")
         _, end, after = after.partition(f"<!-- end of {name} -->")
         text = "\n".join([before + begin, "", *rows, "", end + after])
@@ -39,6 +57,8 @@ def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
     yield "| work | here | peers | to the best of them | goal | to the machine's limit |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for benchmark in BENCHMARKS:
+        if benchmark.name == "limits":
+            continue
         values = [line for line in of[benchmark.name] if "value" in line]
         closings = [line for line in of[benchmark.name] if "value" not in line]
         limits = {entry.label for entry in benchmark.entries if entry.system == "machine"}
@@ -56,6 +76,27 @@ def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
             ),
             "; ".join(dict.fromkeys(_times(line, "times_limit", line.get("limit")) for line in closings)),
         )
+
+
+def _limits(of: dict[str, list[Line]]) -> Iterable[str]:
+    yield "| limit | one call, us | what it does |"
+    yield "| --- | --- | --- |"
+    for line in of["limits"]:
+        if "value" in line:
+            per_call = line["value"] * LIMITS[line["system"]][0]
+            yield _row(line["system"], f"{per_call:.4g}", LIMITS[line["system"]][1])
+
+
+def _sweep() -> Iterable[str]:
+    yield "| system | part | settings, the best first | a second (or transitions a byte) |"
+    yield "| --- | --- | --- | --- |"
+    of: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    for row in json.loads(sweep.RECORD.read_text()):
+        of[row["system"], row["part"]].append(row)
+    for (system, part), rows in of.items():
+        rows.sort(key=lambda row: -row["score"])
+        settings = ("`" + json.dumps(row["settings"]).strip("{}").replace('"', "") + "`" for row in rows)
+        yield _row(system, part, "; ".join(settings), "; ".join(f"{row['score']:.4g}" for row in rows))
 
 
 def _connections(of: dict[str, list[Line]]) -> Iterable[str]:

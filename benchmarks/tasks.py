@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import recording
 from benchmarks.clients import Clients
@@ -143,18 +144,20 @@ class Tree:
 
     def check(self) -> None:
         # What was measured has rewritten some.
-        self.tree.rewrite(np.arange(self.items), self.priorities)
-        drawn = np.concatenate([np.asarray(self.tree.draw()) for _ in range(200)])
+        everything = np.arange(self.items)
+        self.tree.rewrite(everything, self.priorities)
+        drawn = self._draws()
         assert drawn.min() >= 0, f"index {drawn.min()} was drawn"
         assert drawn.max() < self.items, f"index {drawn.max()} of {self.items} was drawn"
         share = float((drawn >= self.items // 2).mean())
         assert abs(share - 0.75) < 0.01, f"items with 3/4 of the mass have {share:.3f} of {len(drawn)} draws"
-        for _ in range(4):
-            self.tree.rewrite(np.arange(self.items), np.where(np.arange(self.items) == 7, 1.0, 1e-6))
-        drawn = np.asarray(self.tree.draw())
-        mass = 1.0 / (1.0 + 1e-6 * self.items)
-        assert abs((drawn == 7).mean() - mass) < 0.15, f"{(drawn == 7).mean():.2f} of the draws, not {mass:.2f}"
-        self.tree.rewrite(np.arange(self.items), self.priorities)
+        self.tree.rewrite(everything, np.where(everything == 7, 1.0, 2.0**-17))
+        share, mass = float((self._draws() == 7).mean()), 1.0 / (1.0 + 2.0**-17 * (self.items - 1))
+        assert abs(share - mass) < 0.01, f"an item with {mass:.3f} of the mass has {share:.3f} of the draws"
+        self.tree.rewrite(everything, self.priorities)
+
+    def _draws(self) -> NDArray[np.int64]:
+        return np.concatenate([np.asarray(self.tree.draw()) for _ in range(100_000 // self.batch)])
 
     def measure(self, seconds: float) -> Round:
         return timed(self._draw_and_rewrite, seconds, warm_up=20)

@@ -162,6 +162,20 @@ def _arrays(batch: innet.Batch) -> dict[str, NDArray[Any]]:
     return {name: batch[name] for name in ("observation", "next_observation", "action", "reward", "discount")}
 
 
+class Tree:
+    """`SumTree` alone."""
+
+    def __init__(self, items: int, batch: int, priorities: NDArray[np.float64]) -> None:
+        # The peers' are raised to the power of alpha by nobody either.
+        self._tree = innet.SumTree(items, priority_exponent=1.0)
+        self._batch = batch
+        self.rewrite = self._tree.update
+        self.rewrite(np.arange(items), priorities)
+
+    def draw(self) -> NDArray[np.int64]:
+        return self._tree.draw(self._batch).index
+
+
 class Store:
     def __init__(self, address: Address) -> None:
         self._replay = innet.connect(url(address))

@@ -15,6 +15,7 @@ Action, return and discount are one column, `outcome`: a column costs a chunk, a
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import subprocess
 import sys
