@@ -483,7 +483,9 @@ class SumTree:
     """Priorities under indexes, to draw indexes by: for who keeps the items.
 
     The sum tree of the tables, without their memory: what a replay buffer of one's own, a prioritized curriculum or
-    a scheduler draws by. Every method may be called from several threads; none waits for another.
+    a scheduler draws by. `len(tree)` is the number of indexes with a priority above zero: those that can be drawn.
+    Every method may be called from several threads; none waits for another. Batches of 8,192 and more leave the
+    interpreter free meanwhile.
 
     Args:
         capacity: Indexes: 0 to `capacity - 1`, at most 2^24. Each takes 8.5 bytes, and has no priority at first.
@@ -539,8 +541,7 @@ class SumTree:
     @property
     def priority_unit_log2(self) -> int:
         """Base-2 logarithm of the smallest difference of two stored priorities."""
-    def __len__(self) -> int:
-        """Indexes with a priority above zero: those that can be drawn."""
+    def __len__(self) -> int: ...
 
 @final
 class Drawn:
