@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -57,10 +58,19 @@ class Worker:
         self._lines = self.connection.makefile("rw")
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """One request and its answer."""
+        """One request and its answer. Between requests the worker's processes are stopped: nothing that they do ahead
+        or have not finished falls into the turn of another one."""
+        self.signal(signal.SIGCONT)
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
-        return self.answer()
+        answer = self.answer()
+        self.signal(signal.SIGSTOP)
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the worker and all that it started, if there is any of it left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     def answer(self) -> dict[str, Any]:
         """Raises what went wrong there."""
@@ -124,6 +134,7 @@ def _worker(entry: Entry) -> Iterator[Worker]:
             [*command, json.dumps(entry.settings)],
             pass_fds=[there.fileno()],
             stdout=sys.stderr,
+            start_new_session=True,
             env=environment,
             cwd=ROOT,
         )
@@ -131,11 +142,12 @@ def _worker(entry: Entry) -> Iterator[Worker]:
         worker = Worker(entry, process, here)
         try:
             worker.version = worker.answer()["version"]
+            worker.signal(signal.SIGSTOP)
             yield worker
         finally:
+            worker.signal(signal.SIGCONT)
             here.shutdown(socket.SHUT_RDWR)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            worker.signal(signal.SIGKILL)
+            process.wait()
