@@ -5,13 +5,10 @@ use std::ops::Range;
 use half::f16;
 
 use super::Padding;
-use super::batch::{Buffer, Plane};
+use super::batch::Plane;
 use crate::error::{Error, Result};
 use crate::replay::Sampled;
 use crate::schema::{Codec, Dtype, TableConfig};
-
-/// Fewer items than this are not worth another thread: starting one takes as long as unpacking them.
-const LEAST_ITEMS_PER_THREAD: usize = 32;
 
 /// Where the columns of a table are in a row (see `schema/innet.capnp`).
 pub(super) struct RowLayout {
@@ -286,86 +283,4 @@ pub(super) fn split_windows<'a>(
             rows.len()
         ))
     })
-}
-
-/// Fills the buffers of a batch, item by item, on up to `threads` threads. `fill` gets a window and its part of
-/// each plane, and says why where the window cannot be used. Returns those items and reasons, in order.
-pub(super) fn fill_planes<F>(
-    threads: usize,
-    windows: &[DrawnWindow<'_>],
-    planes: &[Plane],
-    buffers: &mut [Buffer],
-    fill: F,
-) -> Vec<(usize, String)>
-where
-    F: Fn(&DrawnWindow<'_>, &mut [&mut [u8]]) -> std::result::Result<(), String> + Sync,
-{
-    let fill_part = |first: usize, windows: &[DrawnWindow<'_>], parts: Vec<&mut [u8]>| {
-        let mut items: Vec<_> = parts
-            .into_iter()
-            .zip(planes)
-            .map(|(part, plane)| part.chunks_exact_mut(plane.item_bytes()))
-            .collect();
-        let mut failures = Vec::new();
-        let mut out = Vec::with_capacity(planes.len());
-        for (index, window) in windows.iter().enumerate() {
-            out.clear();
-            out.extend(items.iter_mut().map_while(Iterator::next));
-            if let Err(reason) = fill(window, &mut out) {
-                failures.push((first + index, reason));
-            }
-        }
-        failures
-    };
-
-    let threads = threads.min(windows.len() / LEAST_ITEMS_PER_THREAD).max(1);
-    let share = windows.len().div_ceil(threads).max(1);
-    let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
-    let mut parts = windows.chunks(share).enumerate().map(|(part, windows)| {
-        let taken = rest
-            .iter_mut()
-            .zip(planes)
-            .map(|(bytes, plane)| {
-                let (taken, left) =
-                    std::mem::take(bytes).split_at_mut(windows.len() * plane.item_bytes());
-                *bytes = left;
-                taken
-            })
-            .collect();
-        (part * share, windows, taken)
-    });
-    std::thread::scope(|scope| {
-        let Some((first, own, own_planes)) = parts.next() else {
-            return Vec::new();
-        };
-        let helpers: Vec<_> = parts
-            .map(|(first, windows, planes)| {
-                let fill_part = &fill_part;
-                scope.spawn(move || fill_part(first, windows, planes))
-            })
-            .collect();
-        let mut failures = fill_part(first, own, own_planes);
-        for helper in helpers {
-            failures.extend(helper.join().expect("decoding does not panic"));
-        }
-        failures
-    })
-}
-
-/// Closes the gaps that failed items left in a plane.
-pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize, String)]) {
-    let mut failed = failed.iter().map(|(item, _)| *item).peekable();
-    let mut kept = 0;
-    for item in 0..bytes.len() / item_bytes {
-        if failed.next_if_eq(&item).is_some() {
-            continue;
-        }
-        if kept < item {
-            bytes.copy_within(
-                item * item_bytes..(item + 1) * item_bytes,
-                kept * item_bytes,
-            );
-        }
-        kept += 1;
-    }
 }

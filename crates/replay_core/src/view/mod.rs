@@ -1,10 +1,11 @@
 //! Views: how a client makes arrays of drawn windows, and so how wide a writer's windows have to be.
 //!
-//! [`ViewSpec`] says which arrays; [`Decoder`] makes them. `decode` unpacks rows and blobs, `nstep`, `sequence`
-//! and `raw` lay them out, `batch` holds the buffers, `weights` has the importance weights.
+//! [`ViewSpec`] says which arrays; [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill` shares that out
+//! to threads, `nstep`, `sequence` and `raw` lay them out, `batch` holds the buffers, `weights` has the importance weights.
 
 mod batch;
 mod decode;
+mod fill;
 mod nstep;
 mod raw;
 mod sequence;
@@ -24,6 +25,7 @@ use crate::replay::Sampled;
 use crate::schema::{Column, Dtype, TableConfig};
 use batch::{Plane, Pool};
 use decode::{DrawnWindow, RowLayout};
+use fill::Fillers;
 
 /// The column that rewards stand in: a scalar of any type.
 pub const REWARD: &str = "reward";
@@ -324,7 +326,8 @@ impl Default for DecodeOptions {
 pub struct Decoder {
     layout: RowLayout,
     view: View,
-    options: DecodeOptions,
+    normalization: Normalization,
+    fillers: Fillers,
     pool: Arc<Pool>,
 }
 
@@ -338,7 +341,7 @@ impl Decoder {
     /// A decoder of draws from a table.
     ///
     /// # Errors
-    /// Those of [`TableConfig::validate`] and [`ViewSpec::validate`].
+    /// Those of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`] when no thread can be started.
     pub fn new(config: &TableConfig, view: &ViewSpec, options: DecodeOptions) -> Result<Self> {
         config.validate()?;
         view.validate(config)?;
@@ -351,7 +354,8 @@ impl Decoder {
                 }
                 ViewSpec::Window(spec) => View::Window(*spec),
             },
-            options,
+            normalization: options.normalization,
+            fillers: Fillers::new(options.threads)?,
             pool: Arc::default(),
         })
     }
@@ -410,10 +414,12 @@ impl Decoder {
             .iter()
             .map(|plane| self.pool.take(windows.len(), plane.item_bytes()))
             .collect::<Result<Vec<_>>>()?;
-        let failed = decode::fill_planes(self.options.threads, windows, planes, &mut buffers, fill);
+        let failed = self
+            .fillers
+            .fill_planes(windows, planes, &mut buffers, fill);
         if !failed.is_empty() {
             for (buffer, plane) in buffers.iter_mut().zip(planes) {
-                decode::remove_items(buffer.as_mut_slice(), plane.item_bytes(), &failed);
+                fill::remove_items(buffer.as_mut_slice(), plane.item_bytes(), &failed);
             }
         }
         let len = windows.len() - failed.len();
@@ -431,7 +437,7 @@ impl Decoder {
             kept.iter().map(|item| item.probability),
             sampled.min_probability,
             beta,
-            self.options.normalization,
+            self.normalization,
         )?;
         let mut column = |name, dtype, bytes: Vec<u8>| -> Result<()> {
             let plane = Plane::new(name, dtype, vec![]);

@@ -1,0 +1,135 @@
+//! Several threads fill the planes of a batch together.
+
+use std::sync::{Mutex, PoisonError};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::batch::{Buffer, Plane};
+use super::decode::DrawnWindow;
+use crate::error::{Error, Result};
+
+/// Items that a thread takes at a time: little enough that none waits long for the last one, and as many as are
+/// worth waking another thread for.
+const PART_ITEMS: usize = 32;
+
+/// The calling thread, and others that wait for it to have a batch. They are not started for each batch: the
+/// scheduler tends to put a new thread on its parent's core while another core is about to become idle, which made
+/// a remote draw of 512 take 6.2 ms instead of 4.1 on two cores.
+pub(super) struct Fillers {
+    others: Option<ThreadPool>,
+}
+
+impl Fillers {
+    /// `threads` of them, the calling one included.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the system starts no more threads.
+    pub(super) fn new(threads: usize) -> Result<Self> {
+        let start = |others| {
+            ThreadPoolBuilder::new()
+                .num_threads(others)
+                .thread_name(|number| format!("innet-unpack-{number}"))
+                .build()
+                .map_err(|error| Error::Io {
+                    what: "cannot start the threads that unpack batches".into(),
+                    source: std::io::Error::other(error),
+                })
+        };
+        Ok(Fillers {
+            others: (threads > 1).then(|| start(threads - 1)).transpose()?,
+        })
+    }
+
+    /// Fills the buffers of a batch, item by item. `fill` gets a window and its part of each plane, and says why
+    /// where the window cannot be used. Returns those items and reasons, in order.
+    pub(super) fn fill_planes<F>(
+        &self,
+        windows: &[DrawnWindow<'_>],
+        planes: &[Plane],
+        buffers: &mut [Buffer],
+        fill: F,
+    ) -> Vec<(usize, String)>
+    where
+        F: Fn(&DrawnWindow<'_>, &mut [&mut [u8]]) -> std::result::Result<(), String> + Sync,
+    {
+        let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
+        let parts = windows
+            .chunks(PART_ITEMS)
+            .enumerate()
+            .map(|(part, windows)| {
+                let taken: Vec<_> = rest
+                    .iter_mut()
+                    .zip(planes)
+                    .map(|(bytes, plane)| {
+                        let (taken, left) =
+                            std::mem::take(bytes).split_at_mut(windows.len() * plane.item_bytes());
+                        *bytes = left;
+                        taken
+                    })
+                    .collect();
+                (part * PART_ITEMS, windows, taken)
+            });
+        let parts = Mutex::new(parts);
+        let failures = Mutex::new(Vec::new());
+        let work = || {
+            let mut out = Vec::with_capacity(planes.len());
+            loop {
+                let Some((first, windows, taken)) = lock(&parts).next() else {
+                    return;
+                };
+                let mut items: Vec<_> = taken
+                    .into_iter()
+                    .zip(planes)
+                    .map(|(part, plane)| part.chunks_exact_mut(plane.item_bytes()))
+                    .collect();
+                for (index, window) in windows.iter().enumerate() {
+                    out.extend(items.iter_mut().map_while(Iterator::next));
+                    if let Err(reason) = fill(window, &mut out) {
+                        lock(&failures).push((first + index, reason));
+                    }
+                    out.clear();
+                }
+            }
+        };
+        match &self.others {
+            Some(others) if windows.len() > PART_ITEMS => {
+                let helpers = windows.len().div_ceil(PART_ITEMS) - 1;
+                others.in_place_scope(|scope| {
+                    for _ in 0..others.current_num_threads().min(helpers) {
+                        scope.spawn(|_| work());
+                    }
+                    work();
+                });
+            }
+            _ => work(),
+        }
+        let mut failures = failures
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        failures.sort_unstable_by_key(|(item, _)| *item);
+        failures
+    }
+}
+
+/// A panic elsewhere comes out of the scope; it leaves nothing half done here.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes the gaps that failed items left in a plane.
+pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize, String)]) {
+    let mut failed = failed.iter().map(|(item, _)| *item).peekable();
+    let mut kept = 0;
+    for item in 0..bytes.len() / item_bytes {
+        if failed.next_if_eq(&item).is_some() {
+            continue;
+        }
+        if kept < item {
+            bytes.copy_within(
+                item * item_bytes..(item + 1) * item_bytes,
+                kept * item_bytes,
+            );
+        }
+        kept += 1;
+    }
+}
