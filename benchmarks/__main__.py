@@ -35,7 +35,7 @@ def everything(out: Path = RESULTS) -> None:
     """
     runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
     runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"]]
-    runs.append([str(Path(__file__).parent / "training_loop.py"), "--rounds", "3", "--seconds", "60"])
+    runs.append([str(Path(__file__).parent / "training_loop.py"), "--rounds", "2", "--seconds", "45"])
     failed = []
     with out.open("w") as lines:
         for run in runs:

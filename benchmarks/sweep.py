@@ -33,19 +33,24 @@ def best(system: str, part: str) -> dict[str, Any]:
     return settings
 
 
-def sweep(systems: tuple[str, ...] = SYSTEMS, rounds: int = 3, seconds: float = 2.0) -> None:
+def sweep(
+    systems: tuple[str, ...] = SYSTEMS, parts: tuple[str, ...] = (), rounds: int = 3, seconds: float = 2.0
+) -> None:
     """Tries the settings of the systems' parts, and records what each made: the more the better.
 
     Args:
         systems: Those to try; the record of the others stays.
+        parts: Those to try, all when none is named.
         rounds: Turns of each setting.
         seconds: Length of a turn.
     """
-    rows = [row for row in _record() if row["system"] not in systems]
+    rows = {_key(row): row for row in _record()}
     for system in systems:
         if missing(system):
             raise SystemExit(f"{system} lacks {missing(system)}")
         for part, choices in _choices(system).items():
+            if parts and part not in parts:
+                continue
             task, more = TASKS.get(part, ("Sample", {"reader": part}))
             for settings in choices:
                 entry = Entry(system, system, task, {**settings, **more})
@@ -53,11 +58,21 @@ def sweep(systems: tuple[str, ...] = SYSTEMS, rounds: int = 3, seconds: float = 
                 results = measure([entry], 1 if once else rounds, seconds)[system].rounds
                 score = statistics.median(each["count"] / each["bytes" if once else "elapsed"] for each in results)
                 unit = "transitions a byte" if once else "a second"
-                rows.append(
-                    {"system": system, "part": part, "settings": settings, "score": float(f"{score:.4g}"), "unit": unit}
-                )
-                print(json.dumps(rows[-1]), flush=True)
-    RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+                row = {
+                    "system": system,
+                    "part": part,
+                    "settings": settings,
+                    "score": float(f"{score:.4g}"),
+                    "unit": unit,
+                }
+                rows[_key(row)] = row
+                print(json.dumps(row), flush=True)
+                RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
+
+
+def _key(row: dict[str, Any]) -> str:
+    """A row for the same settings takes an older one's place."""
+    return json.dumps([row["system"], row["part"], row["settings"]], sort_keys=True)
 
 
 @functools.cache

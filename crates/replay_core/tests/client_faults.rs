@@ -376,9 +376,10 @@ fn a_sampler_with_short_deadlines_waits_for_its_server() {
     let place = Place::new();
     let server = place.serve();
     let client = client(&server);
+    // As many as one draw takes: the next one cannot be answered before the server is gone.
     let fill = |id| {
         let mut pushes = client.open_writer(writer("steps", id), &soon()).unwrap();
-        pushes.push(steps(0, 10), &soon()).unwrap();
+        pushes.push(steps(0, 4), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
     };
     fill(1);
