@@ -58,8 +58,10 @@ class Worker:
         self._lines = self.connection.makefile("rw")
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """One request and its answer. Between requests the worker's processes are stopped: nothing that they do ahead
-        or have not finished falls into the turn of another one.
+        """One request and its answer.
+
+        Between requests the worker's processes are stopped: nothing that they do ahead or have not finished falls
+        into the turn of another one.
         """
         self.signal(signal.SIGCONT)
         self._lines.write(json.dumps(request) + "\n")

@@ -20,8 +20,8 @@ from benchmarks.systems import Address, Service, free_port, wait_for
 
 VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA)
 VERSION = f"innet-drl {innet.__version__}"
+# Writers have their default settings here: what a chunk has more in steps it takes less on the wire.
 SWEEP: dict[str, list[dict[str, Any]]] = {
-    "Writer": [{"chunk_steps": 50}, {"chunk_steps": 20}, {"chunk_steps": 100}],
     "client": [{"threads": 1}, {"threads": 2}],
     "prefetching": [{"threads": 1}, {"threads": 2}],
     "Memory": [{"threads": 1}, {"threads": 2}],
