@@ -52,7 +52,7 @@ def everything(out: Path = RESULTS) -> None:
 
 
 def _command(benchmark: Benchmark) -> Callable[..., None]:
-    def run(rounds: int = 1 if benchmark.once else 5, seconds: float = 2.0, peers: bool = True) -> None:
+    def run(rounds: int = 1 if benchmark.once else 3, seconds: float = 2.0, peers: bool = True) -> None:
         entries = []
         for entry in benchmark.entries:
             if lacks := missing(entry.system):
