@@ -42,6 +42,7 @@ def table() -> None:
         "limits": _limits(of),
         "connections": _connections(of),
         "growth": _growth(of),
+        "training": _training(of),
         "sweep": _sweep(),
     }
     for name, rows in parts.items():
@@ -84,7 +85,19 @@ def _limits(of: dict[str, list[Line]]) -> Iterable[str]:
     for line in of["limits"]:
         if "value" in line:
             per_call = line["value"] * LIMITS[line["system"]][0]
-            yield _row(line["system"], f"{per_call:.4g}", LIMITS[line["system"]][1])
+            yield _row(line["system"], f"{per_call:,.0f}", LIMITS[line["system"]][1])
+
+
+def _training(of: dict[str, list[Line]]) -> Iterable[str]:
+    """The rates of the rounds, and their ratio."""
+    yield "| side | updates/s in each round | to the plain loop |"
+    yield "| --- | --- | --- |"
+    lines = of["training_loop"]
+    for side in ("plain", "apart"):
+        rates = "; ".join(f"{line['value']:.3g}" for line in lines if line["system"] == side and "value" in line)
+        yield _row(
+            side, rates, "".join(f"{line['ratio']}" for line in lines if line["system"] == side and "goal" in line)
+        )
 
 
 def _sweep() -> Iterable[str]:
@@ -96,7 +109,7 @@ def _sweep() -> Iterable[str]:
     for (system, part), rows in of.items():
         rows.sort(key=lambda row: -row["score"])
         settings = ("`" + json.dumps(row["settings"]).strip("{}").replace('"', "") + "`" for row in rows)
-        yield _row(system, part, "; ".join(settings), "; ".join(f"{row['score']:.4g}" for row in rows))
+        yield _row(system, part, "; ".join(settings), "; ".join(_number(row["score"]) for row in rows))
 
 
 def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
@@ -105,7 +118,7 @@ def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for capacity in of["connections_capacity"]:
         mine = [line for line in of["connections"] if line["system"] == capacity["system"]]
-        cells = [f"{line['p50_ms']:.3g}, {line['p99_ms']:.3g}" for line in mine if "value" in line]
+        cells = [f"{_number(line['p50_ms'])}, {_number(line['p99_ms'])}" for line in mine if "value" in line]
         ratio = next(line["ratio"] for line in mine if "value" not in line)
         yield _row(capacity["system"], f"{capacity['value']:.0f}", *cells, f"{ratio:.3g}")
 
@@ -116,7 +129,7 @@ def _growth(of: dict[str, list[Line]]) -> Iterable[str]:
     yield "| --- | --- | --- | --- |"
     for axis in AXES:
         lines = of[f"growth_{axis.name}"]
-        costs = "; ".join(f"{line['at']}: {line['value']:.4g}" for line in lines if "value" in line)
+        costs = "; ".join(f"{line['at']}: {line['value']:,.0f}" for line in lines if "value" in line)
         for line in lines:
             if "value" not in line:
                 yield _row(axis.about, costs, f"{axis.order:g}, {line['ratio']:.2f}", f"{line['steepest']:.2f}")
@@ -160,9 +173,13 @@ def _row(*cells: str) -> str:
 def _value(line: Line, hidden: str = "") -> str:
     """A value with its unit, and the system where it is not said already."""
     value, unit = line["value"], line["unit"]
-    number = f"{value / 1e3:.3g} K" if value >= 1e4 else f"{value:.3g}"
+    number = f"{value / 1e3:.3g} K" if value >= 1e4 else _number(value)
     system = "" if line["system"] == hidden else f"{line['system']} "
     return f"{system}{number} {unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
 
 
 def _times(line: Line, name: str, other: str | None) -> str:

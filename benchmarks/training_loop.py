@@ -32,6 +32,8 @@ from innet_drl.config import PRESETS, Config
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
 """Both sides': on the preset `breakout`, the plain double DQN that the preset is compared with."""
+GOAL = 0.95
+"""Of the plain loop's rate, at least."""
 WARM_UP_SHARE = 0.25
 """Part of the learning time that is left out: caches and the limiter's slack fill up in it."""
 
@@ -224,10 +226,17 @@ def main() -> None:
         plain = subprocess.run(repeat, check=True, stdout=subprocess.PIPE, text=True).stdout
         for result in (json.loads(plain), our_turn(config, flags.seconds, flags.flags)):
             work[result["side"]].append(result["work"])
-            print(json.dumps({"round": turn, **result}), flush=True)
+            named = {
+                "benchmark": "training_loop",
+                "system": result["side"],
+                "value": result["work"],
+                "unit": "updates/s",
+            }
+            print(json.dumps({**named, "round": turn, **result}), flush=True)
     medians = {side: statistics.median(values) for side, values in work.items()}
     ratio = round(medians["apart"] / medians["plain"], 3)
-    print(json.dumps({"median_updates_per_s": medians, "apart_to_plain": ratio, "cores": os.cpu_count()}))
+    closing = {"goal": f"{GOAL} x plain", "ratio": ratio, "met": ratio >= GOAL, "cores": os.cpu_count()}
+    print(json.dumps({"benchmark": "training_loop", "system": "apart", **closing, "median_updates_per_s": medians}))
 
 
 if __name__ == "__main__":
