@@ -161,6 +161,8 @@ def _draw(of: dict[str, list[Line]]) -> None:
         place.set_title(axis.name.replace("_", " "), fontsize=10)
         place.set_ylabel("us", fontsize=8)
         place.tick_params(labelsize=8)
+        place.set_xticks(at, [f"{each:,}" if each < 1e4 else f"{each:.0e}" for each in at])
+        place.minorticks_off()
         place.grid(alpha=0.3)
         place.set_ylim(min(cost) / 3, max(*cost, *expected) * 3)
     figure.savefig(PICTURE, metadata={"Date": None})
