@@ -73,7 +73,16 @@ BENCHMARKS = [
         MICROSECONDS,
         [
             _limit(what)
-            for what in ("memory copy", "random access", "lz4 compress", "lz4 decompress", "tcp", "unix socket")
+            for what in (
+                "memory copy",
+                "frame copy",
+                "window copy",
+                "random access",
+                "lz4 compress",
+                "lz4 decompress",
+                "tcp",
+                "unix socket",
+            )
         ],
     ),
     Benchmark(
@@ -89,17 +98,17 @@ BENCHMARKS = [
         "push",
         "transitions a second of one actor process that pushes 50 at a time",
         TRANSITIONS,
-        [*_push(1), _limit("lz4 compress")],
+        [*_push(1), _limit("frame copy")],
         [Goal("innet", "reverb", 20.0)],
-        limit="lz4 compress",
+        limit="frame copy",
     ),
     Benchmark(
         "push_two",
         "the same of two actor processes together",
         TRANSITIONS,
-        [*_push(2), _limit("lz4 compress")],
+        [*_push(2), _limit("frame copy")],
         [Goal("innet", "reverb", 20.0)],
-        limit="lz4 compress",
+        limit="frame copy",
     ),
     Benchmark(
         "sample",
@@ -111,19 +120,19 @@ BENCHMARKS = [
             _entry("reverb client", "reverb", "Sample", "client", reader="client"),
             _entry("reverb dataset", "reverb", "Sample", "dataset", reader="dataset"),
             _entry("redis baseline", "redis", "Sample", "baseline", reader="baseline"),
-            _limit("lz4 decompress"),
+            _limit("window copy"),
         ],
         [Goal("innet client", "reverb client", 15.0), Goal("innet prefetching", "reverb dataset", 6.0)],
-        limit="lz4 decompress",
+        limit="window copy",
     ),
     Benchmark(
         "sample_in_process",
         "draw 512 transitions from a memory in the same process into arrays",
         MILLISECONDS,
         [_entry(system, system, "SampleInProcess", "Memory") for system in ("innet", "cpprb", "torchrl")]
-        + [_limit("lz4 decompress")],
+        + [_limit("window copy")],
         [Goal("innet", "cpprb", 2.0)],
-        limit="lz4 decompress",
+        limit="window copy",
     ),
     Benchmark(
         "parameters_get",

@@ -19,6 +19,8 @@ PICTURE = HERE / "growth.svg"
 
 LIMITS = {
     "memory copy": (1, "copies 13.17 MB"),
+    "frame copy": (50, "copies 50 frames of 84x84 bytes that lie side by side in main memory"),
+    "window copy": (1, "copies the frames of 512 windows, 7 each"),
     "random access": (1, "reads and rewrites 512 words of 8 bytes among 2^20, with NumPy"),
     "lz4 compress": (50, "packs 50 frames of 84x84 bytes, one by one, from Python"),
     "lz4 decompress": (1, "unpacks the 7 frames of 512 windows, one by one, from Python"),

@@ -8,9 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from wire_client import FINAL, FIRST, SCHEMA, TERMINATED, ServerError, WireClient, lz4_run, running_server
+import innet_drl as innet
+from wire_client import (
+    DIFFERENCE,
+    FINAL,
+    FIRST,
+    REFERENCE,
+    SCHEMA,
+    TERMINATED,
+    ServerError,
+    WireClient,
+    apply_difference,
+    lz4_run,
+    running_server,
+)
 
 FRAME = 1000
 STEPS = 20
@@ -123,6 +137,91 @@ def test_windows_come_back_byte_for_byte(client: WireClient) -> None:
         assert probability == pytest.approx((1 + anchor) / mass, rel=1e-5)
     assert sampled.minProbability == pytest.approx(1 / mass, rel=1e-5)
     assert all(times >= 1 for times in sampled.timesSampled)
+
+
+def unpacked(sampled: Any, payload: bytes) -> list[dict[int, bytes]]:
+    """The frames of each item by step number, of key rows that are raw and differences to them."""
+    size = struct.calcsize("<BifI")
+    heads, blobs, key = iter(range(0, sampled.rowBytes, size)), sampled.rowBytes, b""
+    out: list[dict[int, bytes]] = []
+    for before, after in zip(sampled.before, sampled.after, strict=True):
+        window: dict[int, bytes] = {}
+        while len(window) < before + 1 + after:
+            flags, action, _, length = struct.unpack_from("<BifI", payload, next(heads))
+            blob, blobs = payload[blobs : blobs + length], blobs + length
+            if not flags & DIFFERENCE:
+                assert length == FRAME
+                key = blob
+            if not flags & REFERENCE:
+                window[-action] = apply_difference(blob, key) if flags & DIFFERENCE else blob
+        out.append(window)
+    assert (next(heads, None), blobs) == (None, len(payload))
+    return out
+
+
+def test_differences_of_the_real_writer_are_as_the_schema_says(server: str, client: WireClient) -> None:
+    client.call(createTable=table())
+    frames = np.random.default_rng(1).integers(0, 256, (1, FRAME), np.uint8).repeat(40, axis=0)
+    for step in range(40):
+        frames[step, 10 * step : 10 * step + step % 7] += 1
+        frames[step, -1] = step
+    with innet.connect(f"unix://{server}") as replay, replay.writer("steps", 1, innet.Window(1, 1)) as writer:
+        for step in range(40):
+            writer.append(
+                frame=frames[step : step + 1],
+                action=np.array([-step], np.int32),
+                reward=np.zeros(1, np.float32),
+                terminated=[step == 39],
+                truncated=[False],
+                first=[step == 0],
+                priority=[1.0],
+            )
+    sampled, payload = draw(client, 64)
+    drawn = unpacked(sampled, payload)
+    assert len(payload) < sampled.rowBytes + 64 * (FRAME + 3 * 20), "differences are small"
+    assert {step for window in drawn for step in window} == set(range(40))
+    for window in drawn:
+        assert all(frame == frames[step].tobytes() for step, frame in window.items())
+
+
+def test_differences_of_another_client_reach_the_real_reader(server: str, client: WireClient) -> None:
+    client.call(createTable=table())
+    epoch = open_writer(client).epoch
+    key = bytes(i % 251 for i in range(FRAME))
+    blobs = [key, b"", b"\x03\x02\x07\x08\xe2\x07\x01\x09"]
+    flags = [FIRST, DIFFERENCE, DIFFERENCE | TERMINATED]
+    heads = [struct.pack("<BifI", flags[i], -i, 0.0, len(blobs[i])) for i in range(3)]
+    payload = b"".join(heads + blobs)
+    chunks = [{"stream": 0, "rows": 3, "firstStep": 0, "bytes": len(payload)}]
+    items = [{"anchor": 2, "stream": 0, "before": 1, "after": 0, "priority": 1}]
+    message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=epoch, sequence=1, chunks=chunks, items=items)
+    client.call(payload, push=message)
+    with innet.connect(f"unix://{server}") as replay:
+        frames = replay.sample("steps", 1, innet.Window(1, 0))["frame"][0]
+    expected = bytearray(key)
+    expected[3:5] = b"\x07\x08"
+    expected[5 + 994] = 9
+    assert [frame.tobytes() for frame in frames] == [key, bytes(expected)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "blobs", "reason"),
+    [
+        ([DIFFERENCE], [b""], "no key row"),
+        ([FIRST, REFERENCE], [bytes(FRAME), bytes(FRAME)], "unknown flags"),
+        ([FIRST, DIFFERENCE], [bytes(FRAME), bytes(FRAME + 1)], "0 to 1000"),
+        ([FIRST], [b""], "1 to 1000"),
+    ],
+)
+def test_a_bad_difference_is_refused(client: WireClient, flags: list[int], blobs: list[bytes], reason: str) -> None:
+    client.call(createTable=table())
+    epoch = open_writer(client).epoch
+    heads = [struct.pack("<BifI", flag, 0, 0.0, len(blob)) for flag, blob in zip(flags, blobs, strict=True)]
+    payload = b"".join(heads + blobs)
+    chunks = [{"stream": 0, "rows": len(flags), "firstStep": 0, "bytes": len(payload)}]
+    message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=epoch, sequence=1, chunks=chunks)
+    with pytest.raises(ServerError, match=reason):
+        client.call(payload, push=message)
 
 
 def test_a_narrower_window_may_be_asked_for_and_a_wider_one_not(client: WireClient) -> None:

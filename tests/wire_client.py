@@ -23,9 +23,9 @@ import capnp  # type: ignore[import-untyped]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMA: Any = capnp.load(str(REPOSITORY / "crates/replay_core/schema/innet.capnp"))
-PROTOCOL = 1
+PROTOCOL = 2
 
-FIRST, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
+FIRST, TERMINATED, TRUNCATED, FINAL, DIFFERENCE, REFERENCE = 1, 2, 4, 8, 16, 32
 
 
 class ServerError(Exception):
@@ -120,6 +120,26 @@ def lz4_run(value: int, length: int) -> bytes:
     lengths = b"\xff" * (extra // 255) + bytes([extra % 255])
     byte = bytes([value])
     return b"\x1f" + byte + struct.pack("<H", 1) + lengths + b"\x50" + byte * 5
+
+
+def apply_difference(difference: bytes, key: bytes) -> bytes:
+    """The value that differs so from a key row's."""
+    value, at, position = bytearray(key), 0, 0
+    lengths = []
+    while at < len(difference):
+        length = shift = 0
+        while difference[at] & 0x80:
+            length |= (difference[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        lengths.append(length | difference[at] << shift)
+        at += 1
+        if len(lengths) == 2:
+            skip, count = lengths
+            position += skip
+            value[position : position + count] = difference[at : at + count]
+            at, position, lengths = at + count, position + count, []
+    assert len(value) == len(key)
+    return bytes(value)
 
 
 def server_binary() -> str:

@@ -31,6 +31,32 @@ def memory_copy() -> Limit:
     return lambda: np.copyto(target, source), 1
 
 
+def frame_copy() -> Limit:
+    """The frame of each transition, copied once."""
+    frames = recording.load().columns["frame"].reshape(-1, 84, 84)
+    target = np.empty_like(frames[:50])
+    begins = iter(functools.partial(np.random.default_rng(0).integers, 0, len(frames) - 50), -1)
+
+    def copy() -> None:
+        begin = next(begins)
+        np.copyto(target, frames[begin : begin + 50])
+
+    return copy, 50
+
+
+def window_copy() -> Limit:
+    """The frames of a batch's windows, on one core."""
+    frames = recording.load().columns["frame"].reshape(-1, 84, 84)
+    target = np.empty((BATCH, WINDOW, 84, 84), np.uint8)
+    random = np.random.default_rng(0)
+
+    def copy() -> None:
+        for place, begin in enumerate(random.integers(0, len(frames) - WINDOW, BATCH).tolist()):
+            target[place] = frames[begin : begin + WINDOW]
+
+    return copy, 1
+
+
 def random_access(items: int = 1 << 20) -> Limit:
     """Reads and rewrites a batch of 8-byte words somewhere in as many as a tree has leaves."""
     words = np.ones(items)
@@ -87,7 +113,7 @@ def unix_socket() -> Limit:
 
 LIMITS: dict[str, Callable[[], Limit]] = {
     each.__name__.replace("_", " "): each
-    for each in (memory_copy, random_access, lz4_compress, lz4_decompress, tcp, unix_socket)
+    for each in (memory_copy, frame_copy, window_copy, random_access, lz4_compress, lz4_decompress, tcp, unix_socket)
 }
 
 

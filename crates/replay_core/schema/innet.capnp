@@ -1,5 +1,5 @@
 @0xd1a7c3b59e20f46b;
-# The wire between an innet-replay server and its clients, protocol version 1.
+# The wire between an innet-replay server and its clients, protocol version 2.
 #
 # A connection carries frames in both directions. A frame is
 #
@@ -20,7 +20,8 @@
 # Chunk: consecutive steps of one stream, in a payload as
 #
 #   rows    `rows` times a row of fixed size; a row is
-#             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row
+#             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row, 16 difference,
+#                        32 reference (in replies alone)
 #             columns    each column whose codec is `none`, in the table's order, raw
 #             lengths    u32 for each column whose codec is `lz4`, in the table's order:
 #                        the length of its blob
@@ -28,8 +29,20 @@
 #           as the raw column is the raw column; a shorter one is an LZ4 block of it (without a
 #           length prefix); a longer one is refused.
 #
+# A row without flag 16 is a key row. The blobs of a row with it are differences to the values of
+# the newest key row before it; the first row of a chunk is a key row. A difference is runs of
+#
+#   skip    LEB128, up to 4 bytes: bytes that are as in the key row, from the end of the last run
+#   count   LEB128, up to 4 bytes: bytes that are not
+#   bytes   `count` bytes
+#
+# and what comes after the last run is as in the key row; it may be empty, and is no longer than
+# the raw column.
+#
 # The window of a sampled item is its rows, in order, in the same row layout, followed
-# (after the rows of all items) by their blobs in the same order.
+# (after the rows of all items) by their blobs in the same order. Before rows of a chunk whose key
+# row the window does not have, the reply has that key row with flag 32 set: it is no row of the
+# window, but its blobs are among the blobs.
 
 struct Request {
   id @0 :UInt64;

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::schema::{Codec, TableConfig, flags};
 use crate::sync::prefetch;
 
-const KNOWN_FLAGS: u8 = flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL;
+const KNOWN_FLAGS: u8 =
+    flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL | flags::DIFFERENCE;
 
 /// Where the parts of a table's row lie.
 #[derive(Debug, Clone)]
@@ -29,8 +30,17 @@ pub struct PackedRows {
     bytes: Bytes,
     rows: u32,
     row_bytes: usize,
-    /// Offset of each row's first blob in `bytes`, and the end of the last; empty without blob columns.
-    blob_starts: Box<[u32]>,
+    /// Of each row, and of the end; empty without blob columns.
+    blobs: Box<[RowBlobs]>,
+}
+
+/// Where the blobs of a row are, and what they are differences to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowBlobs {
+    /// Offset of the first one in the chunk.
+    start: u32,
+    /// The row's key row: itself where its blobs are no differences.
+    key: u32,
 }
 
 impl RowLayout {
@@ -59,8 +69,8 @@ impl RowLayout {
     /// Checks `bytes` as `rows` rows and their blobs. O(rows).
     ///
     /// # Errors
-    /// [`Error::Schema`] when there is no row, a flag is unknown, a blob is empty or longer than its column,
-    /// or the bytes are fewer or more than rows and blobs take.
+    /// [`Error::Schema`] when there is no row, a flag is unknown, a difference has no key row, a blob is longer than
+    /// its column, or empty and no difference, or the bytes are fewer or more than rows and blobs take.
     pub fn check(&self, rows: u32, bytes: Bytes) -> Result<PackedRows> {
         let refuse = |reason: String| {
             Err(Error::Schema {
@@ -82,26 +92,38 @@ impl RowLayout {
                 bytes.len()
             ));
         };
-        let mut blob_starts = Vec::new();
+        let mut blobs = Vec::new();
         if !self.blob_columns.is_empty() {
-            blob_starts.reserve_exact(rows as usize + 1);
+            blobs.reserve_exact(rows as usize + 1);
         }
         // In 64 bits: 2^32 lengths of 2^32 bytes cannot overflow it.
         let mut end = blobs_at as u64;
-        for (index, row) in bytes[..blobs_at].chunks_exact(self.row_bytes).enumerate() {
+        let mut key = 0;
+        for (index, row) in (0..).zip(bytes[..blobs_at].chunks_exact(self.row_bytes)) {
             if row[0] & !KNOWN_FLAGS != 0 {
                 return refuse(format!("step {index} has unknown flags {:#04x}", row[0]));
+            }
+            let is_difference = row[0] & flags::DIFFERENCE != 0;
+            if is_difference && (index == 0 || self.blob_columns.is_empty()) {
+                return refuse(format!("step {index} is a difference and has no key row"));
             }
             if self.blob_columns.is_empty() {
                 continue;
             }
-            blob_starts.push(end.min(u64::from(total)) as u32);
+            if !is_difference {
+                key = index;
+            }
+            blobs.push(RowBlobs {
+                start: end.min(u64::from(total)) as u32,
+                key,
+            });
+            let least = u32::from(!is_difference);
             let lengths = row[self.lengths_at..].as_chunks::<4>().0;
             for (length, (name, raw)) in lengths.iter().zip(&self.blob_columns) {
                 let length = u32::from_le_bytes(*length);
-                if length == 0 || length as usize > *raw {
+                if length < least || length as usize > *raw {
                     return refuse(format!(
-                        "step {index} has {length} bytes for column {name:?}; packed it takes 1 to {raw}"
+                        "step {index} has {length} bytes for column {name:?}; packed it takes {least} to {raw}"
                     ));
                 }
                 end += u64::from(length);
@@ -113,13 +135,13 @@ impl RowLayout {
             ));
         }
         if !self.blob_columns.is_empty() {
-            blob_starts.push(total);
+            blobs.push(RowBlobs { start: total, key });
         }
         Ok(PackedRows {
             bytes,
             rows,
             row_bytes: self.row_bytes,
-            blob_starts: blob_starts.into_boxed_slice(),
+            blobs: blobs.into_boxed_slice(),
         })
     }
 }
@@ -143,10 +165,17 @@ impl PackedRows {
     /// # Panics
     /// When `rows` reaches beyond [`Self::rows`].
     pub fn blob_range(&self, rows: Range<u32>) -> Range<usize> {
-        if self.blob_starts.is_empty() {
+        if self.blobs.is_empty() {
             return 0..0;
         }
-        self.blob_starts[rows.start as usize] as usize..self.blob_starts[rows.end as usize] as usize
+        let start = |row: u32| self.blobs[row as usize].start as usize;
+        start(rows.start)..start(rows.end)
+    }
+
+    /// The row that the blobs of `row` are differences to, where they are.
+    pub fn key_row(&self, row: u32) -> Option<u32> {
+        let key = self.blobs.get(row as usize)?.key;
+        (key != row).then_some(key)
     }
 
     /// Asks for the cache lines that a read of the rows from `row` on begins with; any number is fine.
@@ -154,8 +183,8 @@ impl PackedRows {
         if let Some(first) = self.bytes.get(row as usize * self.row_bytes) {
             prefetch(first);
         }
-        if let Some(start) = self.blob_starts.get(row as usize) {
-            prefetch(start);
+        if let Some(blobs) = self.blobs.get(row as usize) {
+            prefetch(blobs);
         }
     }
 
@@ -170,6 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::schema::flags::DIFFERENCE;
     use crate::schema::{Column, Dtype};
 
     fn config() -> TableConfig {
@@ -226,13 +256,38 @@ mod tests {
     }
 
     #[test]
+    fn finds_key_rows() {
+        let layout = RowLayout::of(&config());
+        let flags = [0, DIFFERENCE, DIFFERENCE | 1, 0, 0, DIFFERENCE];
+        let rows = flags.map(|flag| row(flag, [u32::from(flag == 0), 1]));
+        let packed = layout.check(6, chunk(&rows, 9)).unwrap();
+        let keys: Vec<_> = (0..6).map(|row| packed.key_row(row)).collect();
+        assert_eq!(keys, [None, Some(0), Some(0), None, None, Some(4)]);
+        assert_eq!(packed.blob_range(1..2).len(), 1);
+
+        let raw = |codec| Column {
+            codec,
+            ..config().columns[1].clone()
+        };
+        let layout = RowLayout::of(&TableConfig::new("t", vec![raw(Codec::None)], 9));
+        assert_eq!(
+            layout.check(1, vec![0, 1, 2].into()).unwrap().key_row(0),
+            None
+        );
+        let difference = layout.check(2, vec![0, 1, 2, DIFFERENCE, 1, 2].into());
+        assert!(reason(difference).contains("no key row"));
+    }
+
+    #[test]
     fn refuses_what_does_not_add_up() {
         let layout = RowLayout::of(&config());
         let check = |rows, bytes| reason(layout.check(rows, bytes));
         assert!(check(0, Bytes::new()).contains("at least one"));
         assert!(check(2, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
         assert!(check(u32::MAX, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
-        assert!(check(1, chunk(&[row(16, [1, 1])], 2)).contains("unknown flags 0x10"));
+        assert!(check(1, chunk(&[row(32, [1, 1])], 2)).contains("unknown flags 0x20"));
+        assert!(check(1, chunk(&[row(DIFFERENCE, [1, 1])], 2)).contains("no key row"));
+        assert!(check(2, chunk(&[row(0, [1, 1]), row(DIFFERENCE, [0, 5])], 7)).contains("0 to 4"));
         assert!(check(1, chunk(&[row(0, [11, 1])], 12)).contains("column \"frame\""));
         assert!(check(1, chunk(&[row(0, [1, 5])], 6)).contains("column \"extra\""));
         assert!(check(1, chunk(&[row(0, [0, 1])], 1)).contains("0 bytes"));
@@ -244,7 +299,7 @@ mod tests {
         #[test]
         fn whatever_passes_has_its_offsets_inside(
             rows in 0u32..6,
-            bytes in proptest::collection::vec(prop_oneof![4 => 0u8..3, 1 => any::<u8>()], 0..80),
+            bytes in proptest::collection::vec(prop_oneof![4 => 0u8..3, 1 => Just(DIFFERENCE), 1 => any::<u8>()], 0..80),
         ) {
             let layout = RowLayout::of(&config());
             if let Ok(packed) = layout.check(rows, bytes.clone().into()) {
@@ -252,6 +307,7 @@ mod tests {
                 prop_assert_eq!(ends[0].start, rows as usize * layout.row_bytes());
                 prop_assert!(ends.windows(2).all(|w| w[0].end == w[1].start));
                 prop_assert_eq!(ends.last().unwrap().end, bytes.len());
+                prop_assert!((0..rows).filter_map(|r| packed.key_row(r)).all(|key| packed.key_row(key).is_none()));
             }
         }
     }

@@ -13,6 +13,7 @@
 //! | [`priority_index`] | a sum tree for who keeps the items: indexes and priorities |
 //! | [`huge_pages`] | fewer page-table walks for large memory |
 //! | [`slab`] | chunks that can be pinned against eviction |
+//! | [`difference`] | what changed from one value to another |
 //! | [`chunk`] | the packed steps of one stream, checked at the door |
 //! | [`table`] | streams, items, eviction, draws of one table |
 //! | [`budget`] | the byte limit that tables, parameters and receive buffers share |
@@ -42,6 +43,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod connection;
+pub mod difference;
 pub mod error;
 pub mod handshake;
 pub mod huge_pages;

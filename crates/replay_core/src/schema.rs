@@ -73,7 +73,7 @@ impl Dtype {
 pub enum Codec {
     /// Raw, inside the row.
     None,
-    /// An LZ4 block beside the row.
+    /// A blob beside the row: an LZ4 block, or what changed since an earlier row of the chunk.
     Lz4,
 }
 
@@ -172,6 +172,10 @@ pub mod flags {
     pub const TRUNCATED: u8 = 4;
     /// The last observation of an episode, without action and reward.
     pub const FINAL: u8 = 8;
+    /// The row's blobs are differences to those of its key row.
+    pub const DIFFERENCE: u8 = 16;
+    /// In a reply: a key row that its window does not have.
+    pub const REFERENCE: u8 = 32;
 }
 
 impl TableConfig {

@@ -290,6 +290,24 @@ pub struct Pinned<T> {
     slot: u32,
 }
 
+impl<T> Clone for Pinned<T> {
+    /// Another pin of the same value.
+    ///
+    /// # Panics
+    /// At 2^30 pins of one value.
+    fn clone(&self) -> Self {
+        // Relaxed: this pin keeps the value, and `unpin` orders what each pin has read.
+        let word = self.slab.slots[self.slot as usize]
+            .word
+            .fetch_add(1, Ordering::Relaxed);
+        assert!(word & PINS < PINS / 2, "too many pins of one value");
+        Pinned {
+            slab: Arc::clone(&self.slab),
+            slot: self.slot,
+        }
+    }
+}
+
 impl<T> Deref for Pinned<T> {
     type Target = T;
 

@@ -142,6 +142,26 @@ fn one_caller_retires_a_value() {
     });
 }
 
+/// A second pin keeps the value when the first is gone.
+#[test]
+fn a_pin_of_a_pin_keeps_the_value() {
+    model(|| {
+        let drops = Arc::new(AtomicU32::new(0));
+        let slab = Arc::new(Slab::new(1));
+        let handle = slab.insert(Watched::new(7, &drops)).ok().unwrap();
+        let evictor = spawn(&slab, move |slab| assert!(slab.retire(handle)));
+        let reader = spawn(&slab, move |slab| {
+            let first = slab.pin(handle)?;
+            let second = first.clone();
+            drop(first);
+            Some(second.read())
+        });
+        evictor.join().unwrap();
+        assert!([None, Some(7)].contains(&reader.join().unwrap()));
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    });
+}
+
 /// Who pins a value sees it whole, however it came by the handle.
 #[test]
 fn a_pinned_value_is_published() {

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt};
 
@@ -65,7 +66,7 @@ pub fn read(
         Err(refusal) => return Ok(Err(refusal)),
     };
     let array = match meant {
-        Some(meant) if !value.hasattr("__array__")? => convert_literal(value, array, meant)?,
+        Some(meant) if is_literal(value)? => convert_literal(value, array, meant)?,
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
@@ -173,6 +174,13 @@ fn as_array<'py>(
         // NumPy's and torch's reasons (a ragged list, a tensor on a GPU) are the best there are.
         Err(error) => Ok(Err(format!("not an array: {}", error.value(py)))),
     }
+}
+
+/// Whether a value is a Python scalar or list, without a dtype of its own.
+fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    // Looking an attribute up takes longer than the rest of the reading.
+    Ok(!value.is_instance_of::<PyUntypedArray>()
+        && !value.hasattr(intern!(value.py(), "__array__"))?)
 }
 
 /// A scalar or list as the array it is meant to be, or as it is when a number would change.

@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex};
 use event_listener::EventListener;
 
 use crate::budget::Reservation;
-use crate::chunk::RowLayout;
+use crate::chunk::{RowBlobs, RowLayout};
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::replay::{OpenWriter, WriterOpened};
@@ -103,7 +103,7 @@ impl Table {
             Sampler::Prioritized | Sampler::Uniform => 0,
         };
         // A stored step adds where its blobs lie, and the key of its item.
-        let stored = config.capacity * (size_of::<u32>() + size_of::<ItemKey>()) as u64;
+        let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
         Items::bytes(capacity) + order + chunks + stored
     }

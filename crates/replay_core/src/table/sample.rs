@@ -9,6 +9,7 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::limiter::{Admitted, Limiter};
 use crate::replay::{BlobSegment, SampleCredit, SampleRequest, Sampled, SampledItem};
+use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{Drawn, Strata};
 use crate::sync::prefetch;
@@ -31,6 +32,16 @@ type PinnedChunk = Pinned<Box<StoredChunk>>;
 struct Piece {
     chunk: PinnedChunk,
     rows: Range<u32>,
+    /// The key row of the first one, where that comes before it.
+    key: Option<u32>,
+}
+
+impl Piece {
+    /// What a reply has of it, in order: the key row, unless it is the first row, then the rows.
+    fn parts(&self) -> impl Iterator<Item = Range<u32>> {
+        let key = self.key.map(|row| row..row + 1);
+        key.into_iter().chain([self.rows.clone()])
+    }
 }
 
 /// A drawn item on its way into a batch.
@@ -354,9 +365,14 @@ impl<'a> Batch<'a> {
             if skip < rows {
                 let end = rows.min(skip + wanted);
                 wanted -= end - skip;
+                let key = chunk.packed.key_row(skip);
+                if let Some(row) = key {
+                    chunk.packed.prefetch(row);
+                }
                 self.pieces.push(Piece {
                     chunk,
                     rows: skip..end,
+                    key,
                 });
             }
             skip = skip.saturating_sub(rows);
@@ -384,16 +400,14 @@ impl<'a> Batch<'a> {
     /// Copies the rows, hands out the blobs and makes the draws count.
     fn finish(mut self, live_items: u64, min_probability: Option<f64>) -> Result<Sampled> {
         let table = self.table;
-        let row_bytes: usize = self
-            .pieces
-            .iter()
-            .map(|p| p.chunk.packed.row_slice(p.rows.clone()).len())
-            .sum();
-        let blob_bytes: usize = self
-            .pieces
-            .iter()
-            .map(|p| p.chunk.packed.blob_range(p.rows.clone()).len())
-            .sum();
+        let (mut row_bytes, mut blob_bytes, mut segments) = (0, 0, 0);
+        for piece in &self.pieces {
+            for part in piece.parts() {
+                row_bytes += piece.chunk.packed.row_slice(part.clone()).len();
+                blob_bytes += piece.chunk.packed.blob_range(part).len();
+                segments += 1;
+            }
+        }
         let size = row_bytes as u64 + blob_bytes as u64;
         if size > Table::MAX_BATCH_BYTES {
             return Err(Error::TooLarge {
@@ -404,9 +418,17 @@ impl<'a> Batch<'a> {
             });
         }
         let mut rows = Vec::with_capacity(row_bytes);
-        let mut blobs = Vec::with_capacity(self.pieces.len());
+        let mut blobs = Vec::with_capacity(segments);
         for piece in self.pieces.drain(..) {
-            rows.extend_from_slice(piece.chunk.packed.row_slice(piece.rows.clone()));
+            let begin = rows.len();
+            for part in piece.parts() {
+                rows.extend_from_slice(piece.chunk.packed.row_slice(part));
+            }
+            if let Some(key) = piece.key {
+                rows[begin] |= flags::REFERENCE;
+                let pin = piece.chunk.clone();
+                blobs.extend(PinnedSlice::blobs(pin, key..key + 1).map(BlobSegment::Pinned));
+            }
             blobs.extend(PinnedSlice::blobs(piece.chunk, piece.rows).map(BlobSegment::Pinned));
         }
         for claim in &self.claims {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use event_listener::Event;
 
 use crate::budget::Reservation;
-use crate::chunk::PackedRows;
+use crate::chunk::{PackedRows, RowBlobs};
 use crate::schema::TableConfig;
 use crate::slab::{Handle, Pinned, Slab};
 
@@ -102,7 +102,7 @@ impl Held {
 const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
     // The list of a stream's links may be half empty. What each row adds is in `Table::index_bytes`.
-    let lists = 2 * size_of::<Link>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<u32>();
+    let lists = 2 * size_of::<Link>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
     // With the counters of an `Arc`, and what the clones of a `Bytes` share.
     let push = size_of::<Charge>() + 2 * size_of::<usize>() + 4 * size_of::<usize>();
     let kept_by_the_allocator = 6 * 16;

@@ -6,15 +6,18 @@ use half::f16;
 
 use super::Padding;
 use super::batch::Plane;
+use crate::difference;
 use crate::error::{Error, Result};
 use crate::replay::Sampled;
-use crate::schema::{Codec, Dtype, TableConfig};
+use crate::schema::{Codec, Dtype, TableConfig, flags};
 
 /// Where the columns of a table are in a row (see `schema/innet.capnp`).
 pub(super) struct RowLayout {
     columns: Vec<ColumnLayout>,
     /// Position in a row of the blob lengths, four bytes each.
     lengths: usize,
+    /// Number of blobs of a row.
+    blobs: usize,
     row_bytes: usize,
 }
 
@@ -64,6 +67,7 @@ impl RowLayout {
         RowLayout {
             columns,
             lengths: position,
+            blobs,
             row_bytes: config.row_bytes(),
         }
     }
@@ -90,78 +94,16 @@ impl RowLayout {
         Plane::new(name, *dtype, shape)
     }
 
-    /// Unpacks one value into `out`, which has exactly its size.
-    pub(super) fn unpack(
-        &self,
-        row: Row<'_>,
-        column: usize,
-        out: &mut [u8],
-    ) -> std::result::Result<(), String> {
-        let layout = &self.columns[column];
-        let number = match layout.place {
-            Place::Row(position) => {
-                out.copy_from_slice(&row.fields[position..position + layout.bytes]);
-                return Ok(());
-            }
-            Place::Blob(number) => number,
-        };
-        let start: usize = (0..number).map(|other| self.blob_length(row, other)).sum();
-        let blob = &row.blobs[start..start + self.blob_length(row, number)];
-        if blob.len() == out.len() {
-            out.copy_from_slice(blob);
-            return Ok(());
-        }
-        let fault = |what: String| Err(format!("column {:?}: {what}", layout.name));
-        if blob.len() > out.len() {
-            return fault(format!(
-                "a blob of {} bytes for a value of {}",
-                blob.len(),
-                out.len()
-            ));
-        }
-        // A column has at most 2^28 bytes.
-        match lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out) {
-            Ok(written) if written == out.len() => Ok(()),
-            Ok(written) => fault(format!(
-                "its LZ4 block unpacks to {written} bytes instead of {}",
-                out.len()
-            )),
-            Err(error) => fault(format!("its LZ4 block does not unpack: {error}")),
-        }
+    fn blob<'a>(&self, row: PackedRow<'a>, number: usize) -> &'a [u8] {
+        let start = (0..number)
+            .map(|other| self.blob_length(row.fields, other))
+            .sum();
+        &row.blobs[start..][..self.blob_length(row.fields, number)]
     }
 
-    /// Unpacks the observation `offset` steps after the anchor, or what pads a stack where the episode had not
-    /// begun.
-    pub(super) fn unpack_stacked(
-        &self,
-        window: &DrawnWindow<'_>,
-        column: usize,
-        padding: Padding,
-        offset: isize,
-        out: &mut [u8],
-    ) -> std::result::Result<(), String> {
-        let begun = -(window.before as isize);
-        if offset < begun && padding == Padding::Zero {
-            out.fill(0);
-            return Ok(());
-        }
-        let row = window
-            .row(offset.max(begun))
-            .ok_or("an observation of the window is missing")?;
-        self.unpack(row, column, out)
-    }
-
-    /// Unpacks a column that holds one number.
-    pub(super) fn number(&self, row: Row<'_>, column: usize) -> std::result::Result<f64, String> {
-        let mut bytes = [0; 8];
-        let value = &mut bytes[..self.bytes(column)];
-        self.unpack(row, column, value)?;
-        Ok(read_scalar(self.dtype(column), value))
-    }
-
-    fn blob_length(&self, row: Row<'_>, number: usize) -> usize {
+    fn blob_length(&self, fields: &[u8], number: usize) -> usize {
         let at = self.lengths + 4 * number;
-        let length: [u8; 4] = row.fields[at..at + 4].try_into().expect("four bytes");
+        let length: [u8; 4] = fields[at..at + 4].try_into().expect("four bytes");
         u32::from_le_bytes(length) as usize
     }
 
@@ -196,16 +138,157 @@ pub(crate) fn read_scalar(dtype: Dtype, bytes: &[u8]) -> f64 {
     }
 }
 
-/// One packed row and its blobs.
+/// Unpacks the blob of a key row.
+fn unpack_blob(blob: &[u8], out: &mut [u8]) -> std::result::Result<(), String> {
+    if blob.len() == out.len() {
+        out.copy_from_slice(blob);
+        return Ok(());
+    }
+    if blob.len() > out.len() {
+        return Err(format!(
+            "a blob of {} bytes for a value of {}",
+            blob.len(),
+            out.len()
+        ));
+    }
+    // A column has at most 2^28 bytes.
+    match lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out) {
+        Ok(written) if written == out.len() => Ok(()),
+        Ok(written) => Err(format!(
+            "its LZ4 block unpacks to {written} bytes instead of {}",
+            out.len()
+        )),
+        Err(error) => Err(format!("its LZ4 block does not unpack: {error}")),
+    }
+}
+
+/// Unpacks values, and remembers those of the newest key row: the rows of a window mostly have the same.
+pub(super) struct Unpacker<'a> {
+    layout: &'a RowLayout,
+    /// By the number of the blob.
+    keys: Vec<KeyValue<'a>>,
+}
+
+#[derive(Clone, Default)]
+struct KeyValue<'a> {
+    /// What it was unpacked from.
+    blob: Option<&'a [u8]>,
+    value: Vec<u8>,
+}
+
+impl<'a> Unpacker<'a> {
+    pub(super) fn new(layout: &'a RowLayout) -> Self {
+        Unpacker {
+            layout,
+            keys: vec![KeyValue::default(); layout.blobs],
+        }
+    }
+
+    /// Bytes of one value.
+    pub(super) fn bytes(&self, column: usize) -> usize {
+        self.layout.bytes(column)
+    }
+
+    /// Unpacks one value into `out`, which has exactly its size.
+    pub(super) fn unpack(
+        &mut self,
+        row: Row<'a>,
+        column: usize,
+        out: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let layout = &self.layout.columns[column];
+        let unpacked = match (layout.place, row.key) {
+            (Place::Row(position), _) => {
+                out.copy_from_slice(&row.packed.fields[position..position + layout.bytes]);
+                return Ok(());
+            }
+            (Place::Blob(number), None) => unpack_blob(self.layout.blob(row.packed, number), out),
+            (Place::Blob(number), Some(key)) => self.unpack_key(key, number, out).and_then(|()| {
+                Ok(difference::apply(
+                    self.layout.blob(row.packed, number),
+                    out,
+                )?)
+            }),
+        };
+        unpacked.map_err(|what| format!("column {:?}: {what}", layout.name))
+    }
+
+    /// Unpacks the observation `offset` steps after the anchor, or what pads a stack where the episode had not
+    /// begun.
+    pub(super) fn unpack_stacked(
+        &mut self,
+        window: &DrawnWindow<'a>,
+        column: usize,
+        padding: Padding,
+        offset: isize,
+        out: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let begun = -(window.before as isize);
+        if offset < begun && padding == Padding::Zero {
+            out.fill(0);
+            return Ok(());
+        }
+        let row = window
+            .row(offset.max(begun))
+            .ok_or("an observation of the window is missing")?;
+        self.unpack(row, column, out)
+    }
+
+    /// Unpacks a column that holds one number.
+    pub(super) fn number(
+        &mut self,
+        row: Row<'a>,
+        column: usize,
+    ) -> std::result::Result<f64, String> {
+        let mut bytes = [0; 8];
+        let value = &mut bytes[..self.bytes(column)];
+        self.unpack(row, column, value)?;
+        Ok(read_scalar(self.layout.dtype(column), value))
+    }
+
+    fn unpack_key(
+        &mut self,
+        row: PackedRow<'a>,
+        number: usize,
+        out: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let blob = self.layout.blob(row, number);
+        let key = &mut self.keys[number];
+        // The same place has the same bytes: they are borrowed for as long as they are remembered.
+        if key.blob.is_some_and(|known| std::ptr::eq(known, blob)) {
+            out.copy_from_slice(&key.value);
+            return Ok(());
+        }
+        unpack_blob(blob, out)?;
+        key.blob = Some(blob);
+        key.value.clear();
+        key.value.extend_from_slice(out);
+        Ok(())
+    }
+}
+
+/// One row of a window, and what its blobs are differences to.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
+    packed: PackedRow<'a>,
+    key: Option<PackedRow<'a>>,
+}
+
+#[derive(Clone, Copy)]
+struct PackedRow<'a> {
     fields: &'a [u8],
     blobs: &'a [u8],
 }
 
+impl PackedRow<'_> {
+    fn has(self, flag: u8) -> bool {
+        self.fields[0] & flag != 0
+    }
+}
+
 impl Row<'_> {
     pub(super) fn has(self, flag: u8) -> bool {
-        self.fields[0] & flag != 0
+        self.packed.has(flag)
     }
 }
 
@@ -224,10 +307,10 @@ impl<'a> DrawnWindow<'a> {
     }
 }
 
-/// Finds the rows of a draw and their blobs.
+/// Finds the rows of a draw, their blobs and their key rows.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when the reply does not have the rows or the blobs that it announces.
+/// [`Error::Corrupt`] when the reply does not have the rows, the blobs or the key rows that it announces.
 pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<Row<'a>>> {
     if !sampled.rows.len().is_multiple_of(layout.row_bytes) {
         return Err(Error::Corrupt(format!(
@@ -236,25 +319,37 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
             layout.row_bytes
         )));
     }
+    let mut rows = Vec::with_capacity(sampled.rows.len() / layout.row_bytes);
     let mut segments = sampled.blobs.iter().map(AsRef::as_ref);
     let mut rest: &[u8] = &[];
-    sampled
-        .rows
-        .chunks_exact(layout.row_bytes)
-        .map(|fields| {
-            let length = layout.blobs_length(fields);
-            while rest.is_empty() && length > 0 {
-                rest = segments.next().ok_or_else(|| {
-                    Error::Corrupt("the blobs of a draw end before its rows".into())
-                })?;
+    let mut key = None;
+    for fields in sampled.rows.chunks_exact(layout.row_bytes) {
+        let length = layout.blobs_length(fields);
+        while rest.is_empty() && length > 0 {
+            rest = segments
+                .next()
+                .ok_or_else(|| Error::Corrupt("the blobs of a draw end before its rows".into()))?;
+        }
+        let (blobs, left) = rest.split_at_checked(length).ok_or_else(|| {
+            Error::Corrupt("the blobs of a row reach beyond their segment".into())
+        })?;
+        rest = left;
+        let packed = PackedRow { fields, blobs };
+        if packed.has(flags::DIFFERENCE) {
+            if key.is_none() {
+                return Err(Error::Corrupt(
+                    "a row is a difference to a row before the draw".into(),
+                ));
             }
-            let (blobs, left) = rest.split_at_checked(length).ok_or_else(|| {
-                Error::Corrupt("the blobs of a row reach beyond their segment".into())
-            })?;
-            rest = left;
-            Ok(Row { fields, blobs })
-        })
-        .collect()
+            rows.push(Row { packed, key });
+            continue;
+        }
+        key = Some(packed);
+        if !packed.has(flags::REFERENCE) {
+            rows.push(Row { packed, key: None });
+        }
+    }
+    Ok(rows)
 }
 
 /// Cuts the rows of a draw into the windows of its items.

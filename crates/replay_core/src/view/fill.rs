@@ -5,12 +5,22 @@ use std::sync::{Mutex, PoisonError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::batch::{Buffer, Plane};
-use super::decode::DrawnWindow;
+use super::decode::{DrawnWindow, RowLayout, Unpacker};
 use crate::error::{Error, Result};
 
 /// Items that a thread takes at a time: little enough that none waits long for the last one, and as many as are
 /// worth waking another thread for.
 const PART_ITEMS: usize = 32;
+
+/// Fills one item's part of each plane, or says why its window cannot be used.
+pub(super) type Fill<'f, 'a> = &'f (
+        dyn Fn(
+    &mut Unpacker<'a>,
+    &DrawnWindow<'a>,
+    &mut [&mut [u8]],
+) -> std::result::Result<(), String>
+            + Sync
+    );
 
 /// The calling thread, and others that wait for it to have a batch. They are not started for each batch: the
 /// scheduler tends to put a new thread on its parent's core while another core is about to become idle, which made
@@ -40,18 +50,15 @@ impl Fillers {
         })
     }
 
-    /// Fills the buffers of a batch, item by item. `fill` gets a window and its part of each plane, and says why
-    /// where the window cannot be used. Returns those items and reasons, in order.
-    pub(super) fn fill_planes<F>(
+    /// Fills the buffers of a batch, item by item. Returns those that failed and why, in order.
+    pub(super) fn fill_planes<'a>(
         &self,
-        windows: &[DrawnWindow<'_>],
+        layout: &'a RowLayout,
+        windows: &[DrawnWindow<'a>],
         planes: &[Plane],
         buffers: &mut [Buffer],
-        fill: F,
-    ) -> Vec<(usize, String)>
-    where
-        F: Fn(&DrawnWindow<'_>, &mut [&mut [u8]]) -> std::result::Result<(), String> + Sync,
-    {
+        fill: Fill<'_, 'a>,
+    ) -> Vec<(usize, String)> {
         let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
         let parts = windows
             .chunks(PART_ITEMS)
@@ -73,6 +80,7 @@ impl Fillers {
         let failures = Mutex::new(Vec::new());
         let work = || {
             let mut out = Vec::with_capacity(planes.len());
+            let mut unpacker = Unpacker::new(layout);
             loop {
                 let Some((first, windows, taken)) = lock(&parts).next() else {
                     return;
@@ -84,7 +92,7 @@ impl Fillers {
                     .collect();
                 for (index, window) in windows.iter().enumerate() {
                     out.extend(items.iter_mut().map_while(Iterator::next));
-                    if let Err(reason) = fill(window, &mut out) {
+                    if let Err(reason) = fill(&mut unpacker, window, &mut out) {
                         lock(&failures).push((first + index, reason));
                     }
                     out.clear();

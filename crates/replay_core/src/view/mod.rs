@@ -25,7 +25,7 @@ use crate::replay::Sampled;
 use crate::schema::{Column, Dtype, TableConfig};
 use batch::{Plane, Pool};
 use decode::{DrawnWindow, RowLayout};
-use fill::Fillers;
+use fill::{Fill, Fillers};
 
 /// The column that rewards stand in: a scalar of any type.
 pub const REWARD: &str = "reward";
@@ -375,25 +375,19 @@ impl Decoder {
             View::NStep(view) => {
                 let slots = view.layout(&windows);
                 let planes = view.planes(layout, &slots);
-                let fill = |window: &DrawnWindow<'_>, out: &mut [&mut [u8]]| {
-                    view.fill(layout, &slots, window, out)
-                };
+                let fill: Fill = &|rows, window, out| view.fill(rows, &slots, window, out);
                 let arrays = |items, buffers| view.arrays(&slots, &planes, items, buffers);
                 self.assemble(sampled, beta, &windows, &planes, fill, arrays)
             }
             View::Sequence(view) => {
                 let planes = view.planes(layout);
-                let fill = |window: &DrawnWindow<'_>, out: &mut [&mut [u8]]| {
-                    view.fill(layout, window, out)
-                };
+                let fill: Fill = &|rows, window, out| view.fill(rows, window, out);
                 let arrays = |items, buffers| view.arrays(&planes, items, buffers);
                 self.assemble(sampled, beta, &windows, &planes, fill, arrays)
             }
             View::Window(view) => {
                 let planes = view.planes(layout);
-                let fill = |window: &DrawnWindow<'_>, out: &mut [&mut [u8]]| {
-                    view.fill(layout, window, out)
-                };
+                let fill: Fill = &|rows, window, out| view.fill(rows, window, out);
                 let arrays = |items, buffers| batch::whole_planes(&planes, items, buffers);
                 self.assemble(sampled, beta, &windows, &planes, fill, arrays)
             }
@@ -401,13 +395,13 @@ impl Decoder {
     }
 
     /// Fills the planes, leaves out the items that fail, and adds the arrays that every view has.
-    fn assemble(
-        &self,
+    fn assemble<'a>(
+        &'a self,
         sampled: &Sampled,
         beta: f64,
-        windows: &[DrawnWindow<'_>],
+        windows: &[DrawnWindow<'a>],
         planes: &[Plane],
-        fill: impl Fn(&DrawnWindow<'_>, &mut [&mut [u8]]) -> std::result::Result<(), String> + Sync,
+        fill: Fill<'_, 'a>,
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
     ) -> Result<Batch> {
         let mut buffers = planes
@@ -416,7 +410,7 @@ impl Decoder {
             .collect::<Result<Vec<_>>>()?;
         let failed = self
             .fillers
-            .fill_planes(windows, planes, &mut buffers, fill);
+            .fill_planes(&self.layout, windows, planes, &mut buffers, fill);
         if !failed.is_empty() {
             for (buffer, plane) in buffers.iter_mut().zip(planes) {
                 fill::remove_items(buffer.as_mut_slice(), plane.item_bytes(), &failed);

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, Buffer, Plane, whole_planes};
-use super::decode::{DrawnWindow, RowLayout};
+use super::decode::{DrawnWindow, RowLayout, Unpacker};
 use super::{NStep, REWARD, find_column, find_scalar};
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
@@ -111,10 +111,10 @@ impl NStepView {
         }
     }
 
-    fn n_step_return(
+    fn n_step_return<'a>(
         &self,
-        rows: &RowLayout,
-        window: &DrawnWindow<'_>,
+        rows: &mut Unpacker<'a>,
+        window: &DrawnWindow<'a>,
     ) -> std::result::Result<Return, String> {
         let (steps, terminated) = self.span(window)?;
         let (mut reward, mut discount) = (0.0, 1.0);
@@ -131,11 +131,11 @@ impl NStepView {
     }
 
     /// Fills one item's part of the planes.
-    pub(super) fn fill(
+    pub(super) fn fill<'a>(
         &self,
-        rows: &RowLayout,
+        rows: &mut Unpacker<'a>,
         layout: &Layout,
-        window: &DrawnWindow<'_>,
+        window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> std::result::Result<(), String> {
         let outcome = self.n_step_return(rows, window)?;

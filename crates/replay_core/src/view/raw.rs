@@ -2,7 +2,7 @@
 
 use super::Window;
 use super::batch::Plane;
-use super::decode::{DrawnWindow, RowLayout};
+use super::decode::{DrawnWindow, RowLayout, Unpacker};
 use crate::schema::{Dtype, flags};
 
 /// Bool arrays of flags, after `mask`.
@@ -30,10 +30,10 @@ impl Window {
     }
 
     /// Fills one item's part of the planes.
-    pub(super) fn fill(
+    pub(super) fn fill<'a>(
         &self,
-        rows: &RowLayout,
-        window: &DrawnWindow<'_>,
+        rows: &mut Unpacker<'a>,
+        window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> std::result::Result<(), String> {
         let (bits, columns) = out.split_at_mut(1 + FLAGS.len());

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, Buffer, Plane, whole_planes};
-use super::decode::{DrawnWindow, Row, RowLayout};
+use super::decode::{DrawnWindow, Row, RowLayout, Unpacker};
 use super::{REWARD, Sequence, find_column, find_scalar};
 use crate::error::Result;
 use crate::schema::{Dtype, TableConfig, flags};
@@ -98,10 +98,10 @@ impl SequenceView {
     }
 
     /// Fills one item's part of the planes.
-    pub(super) fn fill(
+    pub(super) fn fill<'a>(
         &self,
-        rows: &RowLayout,
-        window: &DrawnWindow<'_>,
+        rows: &mut Unpacker<'a>,
+        window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> std::result::Result<(), String> {
         let (steps, bootstraps) = self.span(window)?;

@@ -48,7 +48,7 @@ use crate::replay::{
 use crate::schema::TableConfig;
 
 /// Version of the protocol that this release speaks.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// This release, as it stands in handshakes.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");

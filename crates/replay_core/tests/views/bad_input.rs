@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{BlobSegment, NewItem, Sampled, SampledItem, Wait};
-use replay_core::schema::{Dtype, TableConfig};
+use replay_core::schema::{Dtype, TableConfig, flags};
 use replay_core::view::{
     DecodeOptions, Decoder, NStep, Normalization, Padding, Sequence, ViewSpec, Window,
 };
@@ -359,8 +359,13 @@ fn pushes_that_could_not_fit_the_table_are_refused_at_the_start() {
     open(11, 0, 1, 10).unwrap();
 }
 
-/// A draw of every item of a run, and its items.
+/// A draw of every item of a run whose steps change altogether.
 fn good_draw(view: &ViewSpec) -> Sampled {
+    draw_of_stream(0, view)
+}
+
+/// A draw of every item of a run of the environment of that number.
+fn draw_of_stream(stream: u64, view: &ViewSpec) -> Sampled {
     let events = vec![
         Event::GoesOn,
         Event::LosesLife,
@@ -370,7 +375,7 @@ fn good_draw(view: &ViewSpec) -> Sampled {
         Event::Terminates,
     ];
     let autoreset = Autoreset::SameStep;
-    let environment = Environment::new(0, autoreset, events, 3);
+    let environment = Environment::new(stream, autoreset, events, 3);
     let run = run(view, vec![environment], autoreset, 20, 7);
     let mut rng = StdRng::seed_from_u64(1);
     run.stored
@@ -430,6 +435,75 @@ fn an_item_that_does_not_decode_is_left_out_and_named() {
             assert_eq!(array.to_bytes(), expected, "{}", array.name);
         }
     }
+}
+
+/// The flags of each row of a draw.
+fn flags_of(sampled: &Sampled) -> Vec<u8> {
+    let rows = sampled.rows.chunks_exact(environment::table().row_bytes());
+    rows.map(|row| row[0]).collect()
+}
+
+#[test]
+fn a_difference_that_does_not_apply_is_left_out() {
+    let view = n_step(1, 1);
+    let good = draw_of_stream(1, &view);
+    assert!(
+        decoder(&view)
+            .decode(&good, 0.4)
+            .unwrap()
+            .rejected
+            .is_empty()
+    );
+    // The last row is a difference; its frame's is the last blob. Its runs are a byte each, so what changes its last
+    // skip makes it reach beyond the frame.
+    let last = *flags_of(&good).last().unwrap();
+    assert_ne!(last & flags::DIFFERENCE, 0);
+    let mut blobs = blob_bytes(&good);
+    let skip = blobs.len() - 3;
+    assert_eq!(blobs[skip + 1], 1, "a run of one byte");
+    blobs[skip] = 32;
+    let sampled = Sampled {
+        blobs: vec![BlobSegment::Received(Bytes::from(blobs))],
+        ..good
+    };
+    let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
+    assert_eq!(batch.rejected.len(), 1);
+    let reason = &batch.rejected[0].reason;
+    assert!(
+        reason.contains("\"frame\"") && reason.contains("beyond"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_draw_that_begins_with_a_difference_is_refused() {
+    let view = n_step(1, 1);
+    let mut sampled = draw_of_stream(1, &view);
+    let mut rows = sampled.rows.to_vec();
+    rows[0] |= flags::DIFFERENCE;
+    sampled.rows = Bytes::from(rows);
+    let error = decoder(&view).decode(&sampled, 0.4).err().unwrap();
+    assert!(
+        matches!(&error, Error::Corrupt(why) if why.contains("before the draw")),
+        "{error}"
+    );
+}
+
+#[test]
+fn rows_that_are_for_reference_are_in_no_window() {
+    let view = n_step(1, 1);
+    let sampled = draw_of_stream(1, &view);
+    let references = flags_of(&sampled)
+        .iter()
+        .filter(|&flag| flag & flags::REFERENCE != 0)
+        .count();
+    assert!(references > 0);
+    let rows: usize = sampled
+        .items
+        .iter()
+        .map(|item| usize::from(item.before + 1 + item.after))
+        .sum();
+    assert_eq!(flags_of(&sampled).len(), rows + references);
 }
 
 #[test]
@@ -511,8 +585,9 @@ proptest! {
         view in views(),
         damage in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<u8>()), 0..20),
         cut in prop::option::of(any::<prop::sample::Index>()),
+        stream in 0..2u64,
     ) {
-        let mut sampled = good_draw(&n_step(4, 5));
+        let mut sampled = draw_of_stream(stream, &n_step(4, 5));
         let (mut rows, mut blobs) = (sampled.rows.to_vec(), blob_bytes(&sampled));
         for (in_rows, at, byte) in damage {
             let bytes = if in_rows { &mut rows } else { &mut blobs };

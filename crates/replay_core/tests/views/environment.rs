@@ -83,12 +83,14 @@ pub struct Environment {
     rng: StdRng,
     taken: u64,
     frame: Frame,
+    state: Vec<u8>,
     /// NEXT_STEP: the observation of the final row, which is next.
     final_due: Option<Frame>,
     pub episodes: Vec<Episode>,
 }
 
 impl Environment {
+    /// Odd streams change little from step to step, even ones altogether.
     pub fn new(stream: u64, autoreset: Autoreset, events: Vec<Event>, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ (stream << 32));
         let frame = random_frame(&mut rng);
@@ -99,6 +101,7 @@ impl Environment {
             rng,
             taken: 0,
             frame,
+            state: vec![0; STATE_BYTES],
             final_due: None,
             episodes: vec![Episode::default()],
         }
@@ -127,7 +130,7 @@ impl Environment {
         }
         let step = self.random_step(event);
         let frame = self.frame;
-        let next = random_frame(&mut self.rng);
+        let next = self.next_frame();
         let final_q = random_q(&mut self.rng);
         let episode = self.episodes.last_mut().unwrap();
         let first = episode.steps.is_empty();
@@ -164,14 +167,33 @@ impl Environment {
         self.episodes.push(Episode::default());
     }
 
+    fn changes_little(&self) -> bool {
+        self.stream % 2 == 1
+    }
+
+    fn next_frame(&mut self) -> Frame {
+        let mut frame = self.frame;
+        if !self.changes_little() || self.rng.random_bool(0.1) {
+            frame = random_frame(&mut self.rng);
+        } else if self.rng.random_bool(0.8) {
+            frame[self.rng.random_range(0..FRAME_BYTES)] = self.rng.random();
+        }
+        frame
+    }
+
     fn random_step(&mut self, event: Event) -> Step {
         self.taken += 1;
-        let state = (0..STATE_BYTES).map(|_| self.rng.random()).collect();
+        let changed = if self.changes_little() {
+            4
+        } else {
+            STATE_BYTES
+        };
+        self.rng.fill(&mut self.state[..changed]);
         Step {
             id: (self.stream << 32) | self.taken,
             action: self.rng.random_range(0..ACTIONS as i64),
             reward: self.rng.random_range(-2.0..2.0),
-            state,
+            state: self.state.clone(),
             q: random_q(&mut self.rng),
             event,
         }

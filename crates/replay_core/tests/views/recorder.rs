@@ -9,7 +9,7 @@ use replay_core::error::{Error, Result};
 use replay_core::replay::{
     BlobSegment, NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait,
 };
-use replay_core::schema::{Codec, TableConfig};
+use replay_core::schema::{Codec, TableConfig, flags};
 
 #[derive(Default)]
 pub struct Recorded {
@@ -50,6 +50,8 @@ impl PushChannel for Recorder {
 struct PackedRow {
     fields: Vec<u8>,
     blobs: Vec<u8>,
+    /// Where the row is that its blobs are differences to.
+    key: Option<usize>,
 }
 
 /// Every row and item of some pushes.
@@ -79,6 +81,7 @@ impl Stored {
                 assert_eq!(head.first_step, rows.len() as u64);
                 let (chunk, rest) = payload.split_at(head.bytes as usize);
                 payload = rest;
+                let mut key = None;
                 let (fields, mut chunk_blobs) = chunk.split_at(head.rows as usize * row_bytes);
                 for fields in fields.chunks_exact(row_bytes) {
                     let length: u32 = fields[row_bytes - 4 * blobs..]
@@ -87,9 +90,15 @@ impl Stored {
                         .sum();
                     let (own, rest) = chunk_blobs.split_at(length as usize);
                     chunk_blobs = rest;
+                    let is_difference = fields[0] & flags::DIFFERENCE != 0;
+                    if !is_difference {
+                        key = Some(rows.len());
+                    }
+                    assert!(key.is_some(), "a chunk begins with a key row");
                     rows.push(PackedRow {
                         fields: fields.to_vec(),
                         blobs: own.to_vec(),
+                        key: key.filter(|_| is_difference),
                     });
                 }
                 assert!(chunk_blobs.is_empty());
@@ -117,14 +126,26 @@ impl Stored {
             let (before, after) = (before.min(item.before), after.min(item.after));
             let first = item.anchor as usize - before as usize;
             let last = item.anchor as usize + after as usize;
-            for row in &self.rows[item.stream as usize][first..=last] {
-                rows.extend_from_slice(&row.fields);
-                segment.extend_from_slice(&row.blobs);
-                if rng.random_bool(0.3) {
-                    segments.push(BlobSegment::Received(Bytes::from(std::mem::take(
-                        &mut segment,
-                    ))));
+            let stream = &self.rows[item.stream as usize];
+            let mut known = None;
+            for index in first..=last {
+                let row = &stream[index];
+                let missing = row.key.filter(|&key| known != Some(key));
+                for (index, flag) in missing
+                    .map(|key| (key, flags::REFERENCE))
+                    .into_iter()
+                    .chain([(index, 0)])
+                {
+                    rows.push(stream[index].fields[0] | flag);
+                    rows.extend_from_slice(&stream[index].fields[1..]);
+                    segment.extend_from_slice(&stream[index].blobs);
+                    if rng.random_bool(0.3) {
+                        segments.push(BlobSegment::Received(Bytes::from(std::mem::take(
+                            &mut segment,
+                        ))));
+                    }
                 }
+                known = row.key.or(Some(index));
             }
             drawn.push(SampledItem {
                 key: key as u64,
