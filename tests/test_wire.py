@@ -16,6 +16,7 @@ from wire_client import (
     DIFFERENCE,
     FINAL,
     FIRST,
+    MARK,
     REFERENCE,
     SCHEMA,
     TERMINATED,
@@ -148,12 +149,14 @@ def unpacked(sampled: Any, payload: bytes) -> list[dict[int, bytes]]:
         window: dict[int, bytes] = {}
         while len(window) < before + 1 + after:
             flags, action, _, length = struct.unpack_from("<BifI", payload, next(heads))
-            blob, blobs = payload[blobs : blobs + length], blobs + length
-            if not flags & DIFFERENCE:
+            bytes_of_it = length & ~MARK
+            blob, blobs = payload[blobs : blobs + bytes_of_it], blobs + bytes_of_it
+            assert bool(flags & DIFFERENCE) == bool(length & MARK)
+            if not length & MARK:
                 assert length == FRAME
                 key = blob
             if not flags & REFERENCE:
-                window[-action] = apply_difference(blob, key) if flags & DIFFERENCE else blob
+                window[-action] = apply_difference(blob, key) if length & MARK else blob
         out.append(window)
     assert (next(heads, None), blobs) == (None, len(payload))
     return out
@@ -190,7 +193,8 @@ def test_differences_of_another_client_reach_the_real_reader(server: str, client
     key = bytes(i % 251 for i in range(FRAME))
     blobs = [key, b"", b"\x03\x02\x07\x08\xe2\x07\x01\x09"]
     flags = [FIRST, DIFFERENCE, DIFFERENCE | TERMINATED]
-    heads = [struct.pack("<BifI", flags[i], -i, 0.0, len(blobs[i])) for i in range(3)]
+    marks = [0, MARK, MARK]
+    heads = [struct.pack("<BifI", flags[i], -i, 0.0, len(blobs[i]) | marks[i]) for i in range(3)]
     payload = b"".join(heads + blobs)
     chunks = [{"stream": 0, "rows": 3, "firstStep": 0, "bytes": len(payload)}]
     items = [{"anchor": 2, "stream": 0, "before": 1, "after": 0, "priority": 1}]
@@ -205,19 +209,21 @@ def test_differences_of_another_client_reach_the_real_reader(server: str, client
 
 
 @pytest.mark.parametrize(
-    ("flags", "blobs", "reason"),
+    ("flags", "lengths", "reason"),
     [
-        ([DIFFERENCE], [b""], "no key row"),
-        ([FIRST, REFERENCE], [bytes(FRAME), bytes(FRAME)], "unknown flags"),
-        ([FIRST, DIFFERENCE], [bytes(FRAME), bytes(FRAME + 1)], "0 to 1000"),
-        ([FIRST], [b""], "1 to 1000"),
+        ([DIFFERENCE], [MARK], "no key row"),
+        ([FIRST], [MARK], "and is a key row"),
+        ([FIRST, REFERENCE], [FRAME, FRAME], "unknown flags"),
+        ([FIRST, DIFFERENCE], [FRAME, MARK | FRAME + 1], "0 to 1000"),
+        ([FIRST, DIFFERENCE], [FRAME, 0], "1 to 1000"),
+        ([FIRST], [0], "1 to 1000"),
     ],
 )
-def test_a_bad_difference_is_refused(client: WireClient, flags: list[int], blobs: list[bytes], reason: str) -> None:
+def test_a_bad_difference_is_refused(client: WireClient, flags: list[int], lengths: list[int], reason: str) -> None:
     client.call(createTable=table())
     epoch = open_writer(client).epoch
-    heads = [struct.pack("<BifI", flag, 0, 0.0, len(blob)) for flag, blob in zip(flags, blobs, strict=True)]
-    payload = b"".join(heads + blobs)
+    heads = [struct.pack("<BifI", flag, 0, 0.0, length) for flag, length in zip(flags, lengths, strict=True)]
+    payload = b"".join(heads) + bytes(sum(length & ~MARK for length in lengths))
     chunks = [{"stream": 0, "rows": len(flags), "firstStep": 0, "bytes": len(payload)}]
     message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=epoch, sequence=1, chunks=chunks)
     with pytest.raises(ServerError, match=reason):

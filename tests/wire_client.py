@@ -26,6 +26,7 @@ SCHEMA: Any = capnp.load(str(REPOSITORY / "crates/replay_core/schema/innet.capnp
 PROTOCOL = 2
 
 FIRST, TERMINATED, TRUNCATED, FINAL, DIFFERENCE, REFERENCE = 1, 2, 4, 8, 16, 32
+MARK = 1 << 31
 
 
 class ServerError(Exception):

@@ -24,13 +24,13 @@
 #                        32 reference (in replies alone)
 #             columns    each column whose codec is `none`, in the table's order, raw
 #             lengths    u32 for each column whose codec is `lz4`, in the table's order:
-#                        the length of its blob
+#                        the length of its blob, plus 2^31 where that is a difference
 #   blobs   row after row, column after column: the blobs of the `lz4` columns. A blob as long
 #           as the raw column is the raw column; a shorter one is an LZ4 block of it (without a
-#           length prefix); a longer one is refused.
+#           length prefix), unless it is a difference; a longer one is refused.
 #
-# A row without flag 16 is a key row. The blobs of a row with it are differences to the values of
-# the newest key row before it; the first row of a chunk is a key row. A difference is runs of
+# A row without flag 16 is a key row, as the first row of each chunk is. Blobs of a row with flag 16
+# may be differences to the column's value in the newest key row before it. A difference is runs of
 #
 #   skip    LEB128, up to 4 bytes: bytes that are as in the key row, from the end of the last run
 #   count   LEB128, up to 4 bytes: bytes that are not

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use crate::difference;
 use crate::error::{Error, Result};
 use crate::schema::{Codec, TableConfig, flags};
 use crate::sync::prefetch;
@@ -34,12 +35,12 @@ pub struct PackedRows {
     blobs: Box<[RowBlobs]>,
 }
 
-/// Where the blobs of a row are, and what they are differences to.
+/// Where the blobs of a row are, and those that they may be differences to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowBlobs {
     /// Offset of the first one in the chunk.
     start: u32,
-    /// The row's key row: itself where its blobs are no differences.
+    /// The row's key row: itself where none of its blobs is a difference.
     key: u32,
 }
 
@@ -117,10 +118,17 @@ impl RowLayout {
                 start: end.min(u64::from(total)) as u32,
                 key,
             });
-            let least = u32::from(!is_difference);
             let lengths = row[self.lengths_at..].as_chunks::<4>().0;
             for (length, (name, raw)) in lengths.iter().zip(&self.blob_columns) {
                 let length = u32::from_le_bytes(*length);
+                let is_marked = length & difference::MARK != 0;
+                if is_marked && !is_difference {
+                    return refuse(format!(
+                        "step {index} has a difference for column {name:?}, and is a key row"
+                    ));
+                }
+                let least = u32::from(!is_marked);
+                let length = length & !difference::MARK;
                 if length < least || length as usize > *raw {
                     return refuse(format!(
                         "step {index} has {length} bytes for column {name:?}; packed it takes {least} to {raw}"
@@ -172,7 +180,7 @@ impl PackedRows {
         start(rows.start)..start(rows.end)
     }
 
-    /// The row that the blobs of `row` are differences to, where they are.
+    /// The row that blobs of `row` are differences to, where some are.
     pub fn key_row(&self, row: u32) -> Option<u32> {
         let key = self.blobs.get(row as usize)?.key;
         (key != row).then_some(key)
@@ -259,7 +267,8 @@ mod tests {
     fn finds_key_rows() {
         let layout = RowLayout::of(&config());
         let flags = [0, DIFFERENCE, DIFFERENCE | 1, 0, 0, DIFFERENCE];
-        let rows = flags.map(|flag| row(flag, [u32::from(flag == 0), 1]));
+        let length = |flag| if flag == 0 { 1 } else { difference::MARK };
+        let rows = flags.map(|flag| row(flag, [length(flag), 1]));
         let packed = layout.check(6, chunk(&rows, 9)).unwrap();
         let keys: Vec<_> = (0..6).map(|row| packed.key_row(row)).collect();
         assert_eq!(keys, [None, Some(0), Some(0), None, None, Some(4)]);
@@ -287,7 +296,11 @@ mod tests {
         assert!(check(u32::MAX, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
         assert!(check(1, chunk(&[row(32, [1, 1])], 2)).contains("unknown flags 0x20"));
         assert!(check(1, chunk(&[row(DIFFERENCE, [1, 1])], 2)).contains("no key row"));
-        assert!(check(2, chunk(&[row(0, [1, 1]), row(DIFFERENCE, [0, 5])], 7)).contains("0 to 4"));
+        let key = row(0, [1, 1]);
+        let after = |lengths| check(2, chunk(&[key.clone(), row(DIFFERENCE, lengths)], 7));
+        assert!(after([difference::MARK, difference::MARK | 5]).contains("0 to 4"));
+        assert!(after([difference::MARK, 0]).contains("1 to 4"));
+        assert!(check(1, chunk(&[row(0, [1, difference::MARK])], 1)).contains("is a key row"));
         assert!(check(1, chunk(&[row(0, [11, 1])], 12)).contains("column \"frame\""));
         assert!(check(1, chunk(&[row(0, [1, 5])], 6)).contains("column \"extra\""));
         assert!(check(1, chunk(&[row(0, [0, 1])], 1)).contains("0 bytes"));

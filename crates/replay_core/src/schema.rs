@@ -172,7 +172,7 @@ pub mod flags {
     pub const TRUNCATED: u8 = 4;
     /// The last observation of an episode, without action and reward.
     pub const FINAL: u8 = 8;
-    /// The row's blobs are differences to those of its key row.
+    /// Blobs of the row are differences to those of its key row.
     pub const DIFFERENCE: u8 = 16;
     /// In a reply: a key row that its window does not have.
     pub const REFERENCE: u8 = 32;

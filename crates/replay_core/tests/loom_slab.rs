@@ -143,8 +143,7 @@ fn one_caller_retires_a_value() {
 }
 
 /// A second pin keeps the value when the first is gone.
-#[test]
-fn a_pin_of_a_pin_keeps_the_value() {
+fn a_second_pin_keeps_the_value() {
     model(|| {
         let drops = Arc::new(AtomicU32::new(0));
         let slab = Arc::new(Slab::new(1));
@@ -157,9 +156,22 @@ fn a_pin_of_a_pin_keeps_the_value() {
             Some(second.read())
         });
         evictor.join().unwrap();
-        assert!([None, Some(7)].contains(&reader.join().unwrap()));
+        let seen = reader.join().unwrap();
+        assert!([None, Some(7)].contains(&seen), "read another value");
         assert_eq!(drops.load(Ordering::Relaxed), 1);
     });
+}
+
+#[test]
+fn a_pin_of_a_pin_is_one() {
+    a_second_pin_keeps_the_value();
+}
+
+#[test]
+#[should_panic = "read another value"]
+fn a_pin_of_a_pin_that_does_not_count_is_found() {
+    inject(Fault::UncountedPin);
+    a_second_pin_keeps_the_value();
 }
 
 /// Who pins a value sees it whole, however it came by the handle.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Of the format: a file of another one is refused.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a record holds; see [`super`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

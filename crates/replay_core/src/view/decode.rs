@@ -94,25 +94,38 @@ impl RowLayout {
         Plane::new(name, *dtype, shape)
     }
 
-    fn blob<'a>(&self, row: PackedRow<'a>, number: usize) -> &'a [u8] {
-        let start = (0..number)
-            .map(|other| self.blob_length(row.fields, other))
-            .sum();
-        &row.blobs[start..][..self.blob_length(row.fields, number)]
-    }
-
-    fn blob_length(&self, fields: &[u8], number: usize) -> usize {
-        let at = self.lengths + 4 * number;
-        let length: [u8; 4] = fields[at..at + 4].try_into().expect("four bytes");
-        u32::from_le_bytes(length) as usize
+    fn blob<'a>(&self, row: PackedRow<'a>, number: usize) -> Blob<'a> {
+        let mut lengths = blob_lengths(&row.fields[self.lengths..]);
+        let start = lengths.by_ref().take(number).map(blob_bytes).sum();
+        let length = lengths.next().unwrap_or_default();
+        let blob = &row.blobs[start..][..blob_bytes(length)];
+        match length & difference::MARK {
+            0 => Blob::Alone(blob),
+            _ => Blob::Difference(blob),
+        }
     }
 
     fn blobs_length(&self, fields: &[u8]) -> usize {
-        fields[self.lengths..]
-            .chunks_exact(4)
-            .map(|length| u32::from_le_bytes(length.try_into().expect("four bytes")) as usize)
+        blob_lengths(&fields[self.lengths..])
+            .map(blob_bytes)
             .fold(0, usize::saturating_add)
     }
+}
+
+/// A packed value.
+enum Blob<'a> {
+    Alone(&'a [u8]),
+    Difference(&'a [u8]),
+}
+
+fn blob_lengths(fields: &[u8]) -> impl Iterator<Item = u32> {
+    let (lengths, _) = fields.as_chunks();
+    lengths.iter().map(|&length| u32::from_le_bytes(length))
+}
+
+/// Bytes of a blob of this length, which may be marked.
+fn blob_bytes(length: u32) -> usize {
+    (length & !difference::MARK) as usize
 }
 
 /// One number of a column, little endian, as the nearest float64.
@@ -138,8 +151,8 @@ pub(crate) fn read_scalar(dtype: Dtype, bytes: &[u8]) -> f64 {
     }
 }
 
-/// Unpacks the blob of a key row.
-fn unpack_blob(blob: &[u8], out: &mut [u8]) -> std::result::Result<(), String> {
+/// Unpacks a blob that is no difference.
+fn unpack_alone(blob: &[u8], out: &mut [u8]) -> std::result::Result<(), String> {
     if blob.len() == out.len() {
         out.copy_from_slice(blob);
         return Ok(());
@@ -197,18 +210,20 @@ impl<'a> Unpacker<'a> {
         out: &mut [u8],
     ) -> std::result::Result<(), String> {
         let layout = &self.layout.columns[column];
-        let unpacked = match (layout.place, row.key) {
-            (Place::Row(position), _) => {
+        let number = match layout.place {
+            Place::Row(position) => {
                 out.copy_from_slice(&row.packed.fields[position..position + layout.bytes]);
                 return Ok(());
             }
-            (Place::Blob(number), None) => unpack_blob(self.layout.blob(row.packed, number), out),
-            (Place::Blob(number), Some(key)) => self.unpack_key(key, number, out).and_then(|()| {
-                Ok(difference::apply(
-                    self.layout.blob(row.packed, number),
-                    out,
-                )?)
-            }),
+            Place::Blob(number) => number,
+        };
+        let unpacked = match (self.layout.blob(row.packed, number), row.kind) {
+            (Blob::Alone(_), Kind::Key) => self.unpack_key(row.packed, number, out),
+            (Blob::Alone(blob), _) => unpack_alone(blob, out),
+            (Blob::Difference(difference), Kind::After(key)) => self
+                .unpack_key(key, number, out)
+                .and_then(|()| Ok(difference::apply(difference, out)?)),
+            (Blob::Difference(_), _) => Err("a difference in a key row".into()),
         };
         unpacked.map_err(|what| format!("column {:?}: {what}", layout.name))
     }
@@ -252,14 +267,16 @@ impl<'a> Unpacker<'a> {
         number: usize,
         out: &mut [u8],
     ) -> std::result::Result<(), String> {
-        let blob = self.layout.blob(row, number);
+        let Blob::Alone(blob) = self.layout.blob(row, number) else {
+            return Err("a difference in a key row".into());
+        };
         let key = &mut self.keys[number];
         // The same place has the same bytes: they are borrowed for as long as they are remembered.
         if key.blob.is_some_and(|known| std::ptr::eq(known, blob)) {
             out.copy_from_slice(&key.value);
             return Ok(());
         }
-        unpack_blob(blob, out)?;
+        unpack_alone(blob, out)?;
         key.blob = Some(blob);
         key.value.clear();
         key.value.extend_from_slice(out);
@@ -267,13 +284,24 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// One row of a window, and what its blobs are differences to.
+/// One row of a window.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
     packed: PackedRow<'a>,
-    key: Option<PackedRow<'a>>,
+    kind: Kind<'a>,
 }
 
+#[derive(Clone, Copy)]
+enum Kind<'a> {
+    /// Blobs of it may be differences to this key row's.
+    After(PackedRow<'a>),
+    /// The next row is one after it.
+    Key,
+    /// No row of the draw needs it.
+    Alone,
+}
+
+/// The fields of a row and its blobs.
 #[derive(Clone, Copy)]
 struct PackedRow<'a> {
     fields: &'a [u8],
@@ -319,10 +347,10 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
             layout.row_bytes
         )));
     }
-    let mut rows = Vec::with_capacity(sampled.rows.len() / layout.row_bytes);
+    let mut rows: Vec<Row<'a>> = Vec::with_capacity(sampled.rows.len() / layout.row_bytes);
     let mut segments = sampled.blobs.iter().map(AsRef::as_ref);
     let mut rest: &[u8] = &[];
-    let mut key = None;
+    let mut key: Option<PackedRow<'a>> = None;
     for fields in sampled.rows.chunks_exact(layout.row_bytes) {
         let length = layout.blobs_length(fields);
         while rest.is_empty() && length > 0 {
@@ -335,18 +363,22 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
         })?;
         rest = left;
         let packed = PackedRow { fields, blobs };
-        if packed.has(flags::DIFFERENCE) {
-            if key.is_none() {
-                return Err(Error::Corrupt(
-                    "a row is a difference to a row before the draw".into(),
-                ));
+        let kind = if packed.has(flags::DIFFERENCE) {
+            let key = key.ok_or_else(|| {
+                Error::Corrupt("a draw begins with a row that needs the one before".into())
+            })?;
+            if let Some(before) = rows.last_mut()
+                && std::ptr::eq(before.packed.fields, key.fields)
+            {
+                before.kind = Kind::Key;
             }
-            rows.push(Row { packed, key });
-            continue;
-        }
-        key = Some(packed);
+            Kind::After(key)
+        } else {
+            key = Some(packed);
+            Kind::Alone
+        };
         if !packed.has(flags::REFERENCE) {
-            rows.push(Row { packed, key: None });
+            rows.push(Row { packed, kind });
         }
     }
     Ok(rows)

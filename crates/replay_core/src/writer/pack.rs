@@ -4,7 +4,7 @@ use crate::difference;
 use crate::schema::flags::DIFFERENCE;
 use crate::schema::{Codec, TableConfig};
 
-/// A row that would take more than one part in so many of its key row's blobs is a new key row.
+/// A value changes little while its difference takes at most one part in so many of its key row's blob.
 const DIFFERENCE_PART: usize = 3;
 
 /// The steps of one stream that have not been pushed yet.
@@ -13,10 +13,19 @@ pub(super) struct OpenChunk {
     steps: u32,
     rows: Vec<u8>,
     blobs: Vec<u8>,
-    /// The values of the newest key row that are packed as blobs.
-    key: Vec<u8>,
-    /// Bytes of its blobs; 0 before the first.
-    key_blobs: usize,
+    /// The newest key row.
+    key: KeyRow,
+}
+
+/// A row that is packed by itself, and that later ones are compared with.
+#[derive(Default)]
+struct KeyRow {
+    /// The values of its blob columns; none before the first row.
+    values: Vec<u8>,
+    /// For each of them the bytes that a difference may take, as long as it changes little.
+    rooms: Vec<Option<usize>>,
+    /// Whether a row after it has shown which columns those are.
+    is_tried: bool,
 }
 
 impl OpenChunk {
@@ -33,7 +42,7 @@ impl OpenChunk {
         payload.append(&mut self.rows);
         payload.append(&mut self.blobs);
         self.steps = 0;
-        self.key_blobs = 0;
+        self.key.rooms.clear();
     }
 }
 
@@ -61,14 +70,14 @@ impl Packer {
                 codec: column.codec,
             })
             .collect();
-        let blobs = columns.iter().filter(|column| column.codec == Codec::Lz4);
         let largest = columns.iter().map(|column| column.bytes).max();
+        let largest = largest.unwrap_or_default();
         Packer {
             blobs: BlobPacker {
-                scratch: vec![0; blobs.map(|column| column.bytes).sum()],
+                scratch: vec![0; largest],
                 lengths: Vec::new(),
             },
-            zeros: vec![0; largest.unwrap_or_default()],
+            zeros: vec![0; largest],
             columns,
         }
     }
@@ -105,56 +114,155 @@ impl Packer {
 
 /// Makes the blobs of one row.
 struct BlobPacker {
-    /// As many bytes as the values of a row: longer blobs are of no use.
+    /// As many bytes as the largest column: longer blobs are of no use.
     scratch: Vec<u8>,
-    /// The lengths of the blobs that were made.
+    /// The lengths of the blobs that were made, with the mark of differences.
     lengths: Vec<u32>,
 }
 
 impl BlobPacker {
-    /// Packs a row as what changed since the key row; false, and nothing is packed, when that takes too much.
+    /// Packs what changed little since the key row as the difference to it, and the rest by itself. False, and
+    /// nothing is packed, when it is time for another key row: nothing changed little, or no longer does.
     fn pack_difference<'a>(
         &mut self,
         chunk: &mut OpenChunk,
         values: impl Iterator<Item = &'a [u8]>,
     ) -> bool {
-        let room = chunk.key_blobs / DIFFERENCE_PART;
-        if room == 0 {
+        self.lengths.clear();
+        let OpenChunk { blobs, key, .. } = chunk;
+        let before = blobs.len();
+        let mut bases = &key.values[..];
+        for (value, room) in values.zip(&mut key.rooms) {
+            let (base, rest) = bases.split_at(value.len());
+            bases = rest;
+            if let Some(bytes) = *room {
+                if let Some(length) = difference::encode(base, value, &mut self.scratch[..bytes]) {
+                    blobs.extend_from_slice(&self.scratch[..length]);
+                    self.lengths.push(length as u32 | difference::MARK);
+                    continue;
+                }
+                if key.is_tried {
+                    blobs.truncate(before);
+                    return false;
+                }
+                *room = None;
+            }
+            self.pack_alone(blobs, value);
+        }
+        key.is_tried = true;
+        if key.rooms.iter().all(Option::is_none) {
+            blobs.truncate(before);
             return false;
         }
-        self.lengths.clear();
-        let (mut written, mut key) = (0, &chunk.key[..]);
-        for value in values {
-            let (base, rest) = key.split_at(value.len());
-            let end = room.min(written + value.len());
-            let Some(length) = difference::encode(base, value, &mut self.scratch[written..end])
-            else {
-                return false;
-            };
-            // A column has at most 2^28 bytes.
-            self.lengths.push(length as u32);
-            (written, key) = (written + length, rest);
-        }
-        chunk.blobs.extend_from_slice(&self.scratch[..written]);
         true
     }
 
     /// Packs a row by itself.
     fn pack_key<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = &'a [u8]>) {
         self.lengths.clear();
-        chunk.key.clear();
-        let before = chunk.blobs.len();
+        let OpenChunk { blobs, key, .. } = chunk;
+        key.values.clear();
+        key.rooms.clear();
+        key.is_tried = false;
         for value in values {
-            let packed = &mut self.scratch[..value.len()];
-            // An error says that the block does not fit, so that it would not be shorter.
-            let blob = match lz4::block::compress_to_buffer(value, None, false, packed) {
-                Ok(length) if length < value.len() => &packed[..length],
-                _ => value,
-            };
-            self.lengths.push(blob.len() as u32);
-            chunk.blobs.extend_from_slice(blob);
-            chunk.key.extend_from_slice(value);
+            let length = self.pack_alone(blobs, value);
+            key.values.extend_from_slice(value);
+            key.rooms.push(Some(length / DIFFERENCE_PART));
         }
-        chunk.key_blobs = chunk.blobs.len() - before;
+    }
+
+    /// Packs a value by itself, and returns the length of its blob.
+    fn pack_alone(&mut self, blobs: &mut Vec<u8>, value: &[u8]) -> usize {
+        let packed = &mut self.scratch[..value.len()];
+        // An error says that the block does not fit, so that it would not be shorter.
+        let blob = match lz4::block::compress_to_buffer(value, None, false, packed) {
+            Ok(length) if length < value.len() => &packed[..length],
+            _ => value,
+        };
+        blobs.extend_from_slice(blob);
+        // A column has at most 2^28 bytes.
+        self.lengths.push(blob.len() as u32);
+        blob.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{Column, Dtype};
+
+    const FRAME: usize = 600;
+    const STATE: usize = 100;
+
+    /// Packs steps of a frame and a state into one chunk, and returns the flags and blob lengths of its rows.
+    fn packed(steps: &[(Vec<u8>, Vec<u8>)]) -> Vec<(u8, [u32; 2])> {
+        let column = |name: &str, bytes: usize| Column {
+            name: name.into(),
+            dtype: Dtype::Uint8,
+            shape: vec![bytes as u32],
+            codec: Codec::Lz4,
+        };
+        let columns = vec![column("frame", FRAME), column("state", STATE)];
+        let mut packer = Packer::new(&TableConfig::new("t", columns, 100));
+        let mut chunk = OpenChunk::default();
+        for (frame, state) in steps {
+            packer.pack(&mut chunk, 0, |column| Some([&frame[..], state][column]));
+        }
+        let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+        let rows = chunk.rows.chunks_exact(9);
+        rows.map(|row| (row[0], [word(&row[1..5]), word(&row[5..9])]))
+            .collect()
+    }
+
+    fn noise(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|_| rand::random()).collect()
+    }
+
+    /// A frame with a byte that is new.
+    fn touched(frame: &[u8], at: usize) -> Vec<u8> {
+        let mut frame = frame.to_vec();
+        frame[at] ^= 1;
+        frame
+    }
+
+    #[test]
+    fn what_changed_little_is_a_difference_and_what_did_not_change_an_empty_one() {
+        let (frame, state) = (noise(FRAME), noise(STATE));
+        let rows = packed(&[(frame.clone(), state.clone()), (touched(&frame, 3), state)]);
+        let key = [FRAME as u32, STATE as u32];
+        let difference = [difference::MARK | 3, difference::MARK];
+        assert_eq!(rows, [(0, key), (DIFFERENCE, difference)]);
+    }
+
+    #[test]
+    fn a_column_that_changes_altogether_leaves_the_others_their_differences() {
+        let frame = noise(FRAME);
+        let steps: Vec<_> = (0..5)
+            .map(|step| (touched(&frame, step), noise(STATE)))
+            .collect();
+        let rows = packed(&steps);
+        assert_eq!(rows[0].0, 0);
+        for (flags, [frame, state]) in &rows[1..] {
+            assert_eq!((*flags, *state), (DIFFERENCE, STATE as u32));
+            assert!(frame & difference::MARK != 0 && frame & !difference::MARK < 10);
+        }
+    }
+
+    #[test]
+    fn a_scene_that_changes_begins_with_a_key_row() {
+        let (one, other, state) = (noise(FRAME), noise(FRAME), noise(STATE));
+        let steps = [&one, &one, &other, &other].map(|frame| (frame.clone(), state.clone()));
+        let flags: Vec<_> = packed(&steps).iter().map(|(flags, _)| *flags).collect();
+        assert_eq!(flags, [0, DIFFERENCE, 0, DIFFERENCE]);
+    }
+
+    #[test]
+    fn rows_that_have_nothing_in_common_are_all_key_rows() {
+        let steps: Vec<_> = (0..4).map(|_| (noise(FRAME), noise(STATE))).collect();
+        assert!(
+            packed(&steps)
+                .iter()
+                .all(|&row| row == (0, [FRAME as u32, STATE as u32]))
+        );
     }
 }

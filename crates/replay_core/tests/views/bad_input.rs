@@ -484,7 +484,7 @@ fn a_draw_that_begins_with_a_difference_is_refused() {
     sampled.rows = Bytes::from(rows);
     let error = decoder(&view).decode(&sampled, 0.4).err().unwrap();
     assert!(
-        matches!(&error, Error::Corrupt(why) if why.contains("before the draw")),
+        matches!(&error, Error::Corrupt(why) if why.contains("begins with")),
         "{error}"
     );
 }

@@ -90,7 +90,8 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Odd streams change little from step to step, even ones altogether.
+    /// Frames of odd streams change little from step to step, those of even ones altogether; states change little in
+    /// streams 1, 5, 9, ... alone.
     pub fn new(stream: u64, autoreset: Autoreset, events: Vec<Event>, seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ (stream << 32));
         let frame = random_frame(&mut rng);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use rand::RngExt;
 use rand::rngs::StdRng;
+use replay_core::difference;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{
     BlobSegment, NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait,
@@ -87,6 +88,7 @@ impl Stored {
                     let length: u32 = fields[row_bytes - 4 * blobs..]
                         .chunks_exact(4)
                         .map(|length| u32::from_le_bytes(length.try_into().unwrap()))
+                        .map(|length| length & !difference::MARK)
                         .sum();
                     let (own, rest) = chunk_blobs.split_at(length as usize);
                     chunk_blobs = rest;
