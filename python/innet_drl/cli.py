@@ -29,7 +29,7 @@ commands:
 innet-drl COMMAND --help lists the flags.
 """
 
-EXTRA = {
+_TRAIN = (
     "ale_py",
     "gymnasium",
     "imageio_ffmpeg",
@@ -40,8 +40,9 @@ EXTRA = {
     "torch",
     "tyro",
     "yaml",
-}
-"""Modules of the extra `train`."""
+)
+EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "lz4": "redis", "redis": "redis"}
+"""The extra that brings a module."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +67,10 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         print(f"error: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+        extra = None if error.name is None else EXTRAS.get(error.name.partition(".")[0])
+        if extra is None:
             raise
-        print(f"error: {error.name} is not installed: pip install 'innet-drl[train]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: pip install 'innet-drl[{extra}]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
