@@ -21,6 +21,7 @@ import lz4.block
 import redis
 from loguru import logger
 from numpy.typing import NDArray
+from redis.connection import Encoder, PythonRespSerializer
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
@@ -72,6 +73,8 @@ class RedisMemory:
             password=password or None,
             socket_timeout=ANSWER_SECONDS,
             socket_read_size=READ_BYTES,
+            # hiredis, the default where it is installed, copies what it packs: a push of 45 MB takes twice as long.
+            command_packer=PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode),
             # A command whose answer was lost would be sent twice: a push is not to count twice.
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         )
@@ -94,11 +97,11 @@ class RedisMemory:
         """Messages that nobody has taken yet."""
         return int(self._ask(lambda: self._client.llen(self._experience)))
 
-    def pull(self) -> list[bytes]:
-        """Takes the oldest messages off the list: `PULLED` at most, none where there are none."""
+    def pull(self, most: int = PULLED) -> list[bytes]:
+        """Takes the oldest messages off the list: none where there are none."""
         pipeline = self._client.pipeline(transaction=True)
-        pipeline.lrange(self._experience, 0, PULLED - 1)
-        pipeline.ltrim(self._experience, PULLED, -1)
+        pipeline.lrange(self._experience, 0, most - 1)
+        pipeline.ltrim(self._experience, most, -1)
         messages: list[bytes] = self._ask(pipeline.execute)[0]
         return messages
 
@@ -168,6 +171,29 @@ def _check(address: str) -> None:
         raise ConfigurationError(f"--replay {address}: what comes after the port is the number of a database")
 
 
+class Pushes:
+    """An actor's way to the list.
+
+    Args:
+        memory: Where messages go.
+        messages: Their format.
+        most_waiting: Messages that may wait on the list. While there are more, the actor does not play on: so the
+            learner's replay ratio holds back the actors, and the list stays short.
+    """
+
+    def __init__(self, memory: RedisMemory, messages: Format, most_waiting: int) -> None:
+        self._memory = memory
+        self._packed = messages.packed
+        self._most_waiting = most_waiting
+
+    def push(self, message: bytearray) -> None:
+        """Hands over a message."""
+        waiting = self._memory.push(lz4.block.compress(message, store_size=False) if self._packed else message)
+        while waiting > self._most_waiting:
+            time.sleep(POLL_SECONDS)
+            waiting = self._memory.waiting()
+
+
 class RedisWriter:
     """What an actor writes to, in place of `innet_drl.Writer`: collects rows and pushes them.
 
@@ -175,14 +201,11 @@ class RedisWriter:
         memory: Where messages go.
         messages: Their format.
         actor: Index of the actor.
-        most_waiting: Messages that may wait on the list. While there are more, the actor does not play on: so the
-            learner's replay ratio holds back the actors, and the list stays short.
+        most_waiting: Messages that may wait on the list.
     """
 
     def __init__(self, memory: RedisMemory, messages: Format, actor: int, most_waiting: int) -> None:
-        self._memory = memory
-        self._messages = messages
-        self._most_waiting = most_waiting
+        self._pushes = Pushes(memory, messages, most_waiting)
         self._collector = messages.collector(actor)
         self._buffer = bytearray(messages.layout.nbytes)
         self._arrays = messages.layout.views(self._buffer)
@@ -191,22 +214,13 @@ class RedisWriter:
         """Takes a row, and pushes what is complete with it."""
         self._collector.add(row)
         while self._collector.take(self._arrays):
-            waiting = self._memory.push(pack(self._buffer) if self._messages.packed else self._buffer)
-            while waiting > self._most_waiting:
-                time.sleep(POLL_SECONDS)
-                waiting = self._memory.waiting()
+            self._pushes.push(self._buffer)
 
     def flush(self) -> None:
         """Nothing is under way: a push is answered before `append` returns."""
 
     def close(self, timeout: float | None = None) -> None:
         """Drops what does not fill a message."""
-
-
-def pack(message: bytes | bytearray) -> bytes:
-    """A message with LZ4."""
-    packed: bytes = lz4.block.compress(message, store_size=False)
-    return packed
 
 
 class RedisReplay:
