@@ -22,7 +22,7 @@ os.environ.pop("INNET_TOKEN", None)
 MakeReplay: TypeAlias = Callable[..., innet.Replay]
 
 
-@pytest.fixture(params=["process", "unix", "tcp"])
+@pytest.fixture(params=["process", "unix", "tcp", "spinning"])
 def make_replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeReplay]:
     """Makes a replay with tables: in this process, or the client of a server on a socket."""
     with ExitStack() as stack:
@@ -32,7 +32,8 @@ def make_replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make
             if request.param == "process":
                 return memory
             address = f"unix://{tmp_path}/innet.sock" if request.param == "unix" else "innet://127.0.0.1:0"
-            server = stack.enter_context(memory.serve(address))
-            return stack.enter_context(innet.connect(server.addresses[0], tables=tables))
+            spin = request.param == "spinning"
+            server = stack.enter_context(memory.serve(address, spin=spin))
+            return stack.enter_context(innet.connect(server.addresses[0], tables=tables, spin=spin))
 
         yield make

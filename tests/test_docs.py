@@ -12,7 +12,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl.config import Config
-from innet_drl.flags import EvaluateFlags, RecordFlags, TrainFlags
+from innet_drl.flags import EvaluateFlags, PaperFlags, RecordFlags, TrainFlags
 from innet_drl.metrics import Metrics
 from steps import table
 
@@ -57,9 +57,15 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     assert explained == [field.name for field in dataclasses.fields(Metrics)]
 
 
-def test_every_flag_that_is_named_exists() -> None:
-    text = (DOCUMENTS / "training.md").read_text()
+@pytest.mark.parametrize(
+    ("document", "classes", "others"),
+    [
+        ("training.md", (Config, TrainFlags, EvaluateFlags, RecordFlags), {"help", "logdir", "listen"}),
+        ("paper.md", (PaperFlags,), set()),
+    ],
+)
+def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:
+    text = (DOCUMENTS / document).read_text()
     named = {name.removeprefix("no-").replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
-    classes = (Config, TrainFlags, EvaluateFlags, RecordFlags)
     known = {field.name for flags in classes for field in dataclasses.fields(flags)}
-    assert named - known == {"help", "logdir", "listen"}
+    assert named - known == others

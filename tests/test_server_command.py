@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -36,3 +37,17 @@ def test_its_exit_status_is_that_of_the_command() -> None:
     wrong = subprocess.run([*COMMAND, "serve", "--listen", "http://a"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "http://a" in wrong.stderr
+
+
+def test_doctor_says_what_is_there() -> None:
+    """What it finds depends on the machine; what it says of it does not."""
+    told = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, check=False)
+    states = [line.split()[0] for line in told.stdout.splitlines() if not line.startswith(" ")]
+    assert len(states) == 7
+    assert set(states) <= {"ok", "missing"}
+    assert told.stdout.count("to do: ") == states.count("missing")
+    assert told.returncode == int("missing" in states)
+    as_json = subprocess.run([*COMMAND, "doctor", "--json"], capture_output=True, text=True, check=False)
+    parts = json.loads(as_json.stdout)
+    assert parts["ok"] == (as_json.returncode == 0)
+    assert [part["ok"] for part in parts["parts"]] == [state == "ok" for state in states]

@@ -808,6 +808,7 @@ class Replay:
         tls_key: str | PathLike[str] | None = None,
         trusted_network: bool = False,
         io_threads: int = 0,
+        spin: bool = False,
     ) -> Server:
         """Puts a server in front of this memory.
 
@@ -819,6 +820,7 @@ class Replay:
             tls_key: PEM file with its key.
             trusted_network: Allows other addresses without token and TLS.
             io_threads: Threads that serve connections; 0 is one for every two cores.
+            spin: They look for work without sleeping: lower latency, and each takes a core whole.
         """
     def close(self) -> None:
         """Ends the connection, or lets go of the memory."""
@@ -838,6 +840,7 @@ def connect(
     tables: _Sequence[Table] = (),
     timeout: float | None = 10.0,
     tls_ca: str | PathLike[str] | None = None,
+    spin: bool = False,
 ) -> Replay:
     """Connects to a server.
 
@@ -849,6 +852,8 @@ def connect(
         timeout: Seconds to wait for the server to answer.
         tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
             needs it: the authorities that the system trusts are not asked.
+        spin: While a call waits for its answer, look for it without sleeping: lower latency, and the calling thread
+            takes a core whole meanwhile. For clients that do little else, on a machine with a core for each.
 
     Raises:
         ConfigError: No address, or one that `tls_ca` does not fit.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from innet_drl.config import Config
 from innet_drl.environments import Environments, Spec
 from innet_drl.exploration import annealed, choose, epsilon_ladder
 from innet_drl.faults import ConfigurationError
-from innet_drl.journal import Journal
 from innet_drl.learner import UPDATES
 from innet_drl.metrics import ActorReport, Game, Stopwatch
 from innet_drl.networks import QNetwork
@@ -30,11 +29,17 @@ IMAGE_OVERHEAD_BYTES = 128
 
 def make_table(config: Config, spec: Spec, name: str) -> innet.Table:
     """The replay memory of a run: one frame a step, of which the view makes stacks, or one vector."""
+    columns = {"frame": (spec.frame_dtype, spec.frame_shape), "action": spec.action_dtype, "reward": "float32"}
+    return table_of(columns, config, name, _capacity_bytes(config, spec))
+
+
+def table_of(columns: dict[str, Any], config: Config, name: str, capacity_bytes: int) -> innet.Table:
+    """A table of these columns with the run's capacity, priorities and replay ratio."""
     return innet.Table(
         name,
-        {"frame": (spec.frame_dtype, spec.frame_shape), "action": spec.action_dtype, "reward": "float32"},
+        columns,
         config.capacity,
-        capacity_bytes=_capacity_bytes(config, spec),
+        capacity_bytes=capacity_bytes,
         sampler="prioritized",
         priority_exponent=config.priority_exponent,
         # A serial run keeps these by itself: one thread cannot wait for itself.
@@ -81,6 +86,38 @@ def open_writer(replay: innet.Replay, config: Config, spec: Spec, name: str, act
     )
 
 
+class RowWriter(Protocol):
+    """Takes what an actor plays: `innet_drl.Writer`, or something in its place."""
+
+    def append(self, *, terminated: Any, truncated: Any, first: Any, **columns: Any) -> None:
+        """Takes one row of every environment."""
+
+    def flush(self) -> None:
+        """Waits until what was sent has arrived."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """Sends what is not sent, within `timeout` seconds."""
+
+
+class ParameterSource(Protocol):
+    """Where an actor's parameters come from: `innet_drl.Replay`, or something in its place."""
+
+    def get_parameters(self, name: str, newer_than: int = 0) -> PublishedParameters | None:
+        """The newest parameters of this name, or `None` where they are not newer."""
+
+
+class PublishedParameters(Protocol):
+    """One version of the parameters."""
+
+    @property
+    def version(self) -> int:
+        """Rises with every publication."""
+
+    @property
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """By name."""
+
+
 class Actor:
     """Plays `config.environments` environments.
 
@@ -100,7 +137,7 @@ class Actor:
         index: int,
         environments: Environments,
         network: QNetwork,
-        writer: innet.Writer | Journal,
+        writer: RowWriter,
         *,
         first_step: int = 0,
     ) -> None:
@@ -125,7 +162,7 @@ class Actor:
         self._final = np.zeros(count, np.bool_)
         self._scores = np.zeros(count, np.float64)
 
-    def pull(self, replay: innet.Replay, name: str) -> None:
+    def pull(self, replay: ParameterSource, name: str) -> None:
         """Takes the newest parameters of this name, where there are newer ones."""
         parameters = replay.get_parameters(name, newer_than=self._version)
         if parameters is not None:

@@ -1,4 +1,4 @@
-"""The command line: `innet-drl train | evaluate | record`.
+"""The command line: `innet-drl train | evaluate | record | bench`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags
 are in `innet_drl.flags`. Nothing of the extra `train` is imported before a command runs: without it there is an
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import innet_drl as innet
-from innet_drl.faults import TrainingError
+from innet_drl.faults import ConfigurationError, TrainingError
 
 USAGE = """\
 usage: innet-drl COMMAND [flags]
@@ -25,11 +25,12 @@ commands:
   train      train an agent; the run is left in runs/<name>/
   evaluate   play games with a run's newest checkpoint and print the scores as JSON
   record     record a video of a game with a run's newest checkpoint
+  bench      measure: bench paper is the evaluation of in-network experience sampling
 
 innet-drl COMMAND --help lists the flags.
 """
 
-EXTRA = {
+_TRAIN = (
     "ale_py",
     "gymnasium",
     "imageio_ffmpeg",
@@ -40,8 +41,9 @@ EXTRA = {
     "torch",
     "tyro",
     "yaml",
-}
-"""Modules of the extra `train`."""
+)
+EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "lz4": "redis", "redis": "redis"}
+"""The extra that brings a module."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,9 +68,10 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         print(f"error: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+        extra = None if error.name is None else EXTRAS.get(error.name.partition(".")[0])
+        if extra is None:
             raise
-        print(f"error: {error.name} is not installed: pip install 'innet-drl[train]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: pip install 'innet-drl[{extra}]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -130,8 +133,24 @@ def record(arguments: Sequence[str]) -> None:
     print(f"score {score:g}: {path}")
 
 
+def bench(arguments: Sequence[str]) -> None:
+    """`innet-drl bench`."""
+    if not arguments or arguments[0] != "paper":
+        raise ConfigurationError("innet-drl bench measures the paper's evaluation: innet-drl bench paper --help")
+    from innet_drl.flags import PaperFlags, parse
+
+    flags = parse(PaperFlags, "bench paper", arguments[1:])
+    from innet_drl.processes import prepare
+
+    prepare()
+    from innet_drl.bench import paper
+
+    paper.run(flags)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
     "record": record,
+    "bench": bench,
 }

@@ -38,9 +38,16 @@ class Config:
     """One process and one actor, one step after the other: the run is a function of the seed."""
     replay: str = "embedded"
     """`embedded` holds the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
-    `unix:///path`) uses a server. A token is taken from the environment variable INNET_TOKEN."""
+    `unix:///path`) uses a server. `redis://host:port` is the baseline: a Redis passes experience and parameters on, and
+    the learner draws from a memory of its own. A token, or the password of the Redis, is taken from the environment
+    variable INNET_TOKEN."""
     replay_ca: Path | None = None
     """Certificate (PEM) that an `innets://` server is checked against."""
+    message: Literal["frames", "stacks"] = "frames"
+    """What actors push to a Redis: `frames` is each frame once, packed with LZ4; `stacks` is the paper's, whole
+    transitions of stacked float32 observations."""
+    message_transitions: int = 200
+    """Transitions of one push to a Redis; of `frames`, rounded up to whole steps of an actor's environments."""
 
     # Actors.
 
@@ -178,6 +185,7 @@ class Config:
             "hidden",
             "capacity",
             "min_size",
+            "message_transitions",
             "n_step",
             "chunk_steps",
             "batch_size",
@@ -229,6 +237,12 @@ class Config:
         for name in ("minutes", "steps"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
+        _require(
+            not (self.serial and self.on_redis),
+            "replay",
+            self.replay,
+            "left away in a serial run, which is one process with its memory in it",
+        )
         _require(self.min_size < self.capacity, "min_size", self.min_size, f"below the capacity ({self.capacity})")
         under_way = self.environments * (self.chunk_steps + self.n_step)
         _require(
@@ -243,6 +257,11 @@ class Config:
             self.min_size,
             f"at least a batch ({self.batch_size})",
         )
+
+    @property
+    def on_redis(self) -> bool:
+        """Whether a Redis passes experience and parameters on."""
+        return self.replay.startswith("redis://")
 
     @property
     def is_atari(self) -> bool:
@@ -264,9 +283,12 @@ class Config:
         """Drawn items by which the replay ratio may be off.
 
         It covers what is under way: a chunk of every environment being pushed while the next one fills, and
-        the batches drawn ahead.
+        the batches drawn ahead. Over a Redis what is pushed comes in whole messages.
         """
-        pushed = 2 * self.chunk_steps * self.all_environments * self.samples_per_insert
+        steps = self.chunk_steps * self.all_environments
+        if self.on_redis:
+            steps = max(steps, self.message_transitions * self.playing_actors)
+        pushed = 2 * steps * self.samples_per_insert
         drawn = (self.prefetch + 2) * self.batch_size
         return float(pushed + drawn)
 

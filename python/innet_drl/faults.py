@@ -26,5 +26,9 @@ class ActorError(TrainingError):
     """Actors died more often than they are replaced."""
 
 
+class RedisError(TrainingError):
+    """The Redis of a run cannot be reached or used, or was lost."""
+
+
 class DivergedError(TrainingError):
     """The loss or the weights are no numbers any more."""

@@ -61,6 +61,45 @@ class RecordFlags:
     """Length of the video."""
 
 
+@dataclass(frozen=True)
+class PaperFlags:
+    """The evaluation of Furukawa and Matsutani (2022): a Redis beside a shared memory and a replay in the network."""
+
+    actors: str = "1,2,4,8"
+    """Numbers of actors."""
+    json: Path | None = None
+    """File for the results, one row a figure."""
+    plot: Path | None = None
+    """Picture of the figures, .svg or .png; needs matplotlib. Beside the JSON file where it is not given."""
+    systems: str = "redis,shared,sampling"
+    """`redis` is the baseline, `shared` the in-network shared memory (optimization 1), `sampling` the in-network
+    sampling (optimization 2)."""
+    stacks: str = "kernel,kernel-spin,fstack"
+    """What carries the bytes to our server: the kernel, the kernel with both ends spinning, F-Stack."""
+    formats: str = "stacks,frames"
+    """`stacks` is the paper's format, float32 stacks; `frames` is each frame once, packed."""
+    seconds: float = 10.0
+    """Measured of each case."""
+    actor_ms: float = 800.0
+    """What an actor computes for one push of 200 transitions: waited for, as other machines do it."""
+    update_ms: float = 500.0
+    """What the learner computes for one update: waited for, too."""
+    redis: str | None = None
+    """A Redis that runs already (`redis://host:port`), in place of one on this machine."""
+    redis_stack: str = "kernel"
+    """What carries the bytes to it, for the results: `fstack` where it is a Redis on F-Stack."""
+    redis_link: str = "loopback"
+    """loopback, veth, memif or NIC, for the results."""
+    fstack_server: Path | None = None
+    """F-Stack's configuration file for the server (`innet-replay serve --stack-config`)."""
+    fstack_listen: str = "innet://10.0.0.2:7710"
+    """Address of F-Stack's port that the server listens on."""
+    fstack_client: str | None = None
+    """F-Stack's configuration file for a client; `{index}` in its name is the client's number: the learner is 0."""
+    fstack_link: str = "memif"
+    """veth, memif or NIC, for the results."""
+
+
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
     """The flags of a command.
 

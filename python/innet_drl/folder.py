@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     # The command line reads settings here, before it imports torch.
     from torch import Tensor
 
+    from innet_drl.session import LearnerMemory
+
 KEPT_CHECKPOINTS = 3
 
 
@@ -134,7 +136,7 @@ class RunFolder:
                 old.unlink(missing_ok=True)
         return path
 
-    def save_replay(self, replay: innet.Replay) -> None:
+    def save_replay(self, replay: LearnerMemory) -> None:
         """Writes the replay memory, in place of the one of the checkpoint before.
 
         Raises:

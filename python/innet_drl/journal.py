@@ -55,6 +55,10 @@ class Journal:
         self._keys.append(key.view(np.int64).copy())
         self._priorities.append(priority.copy())
 
+    def flush(self) -> None:
+        """Waits until what was sent is in the memory."""
+        self._writer.flush()
+
     def close(self, timeout: float | None = None) -> None:
         """Closes the writer."""
         self._writer.close(timeout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,10 +22,10 @@ from innet_drl.actor import embedded_memory, make_table, make_view
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config, flags
 from innet_drl.evaluator import Evaluation
-from innet_drl.faults import ActorError, ConfigurationError, TrainingError
+from innet_drl.faults import ActorError, ConfigurationError, RedisError, TrainingError
 from innet_drl.folder import RunFolder
 from innet_drl.processes import Actors, prepare
-from innet_drl.session import Session
+from innet_drl.session import LearnerMemory, Session
 from innet_drl.targets import TargetsAhead
 from innet_drl.terminal import Page
 
@@ -114,14 +115,14 @@ def train_apart(session: Session) -> None:
         try:
             _learn(session, replay, actors, batches)
             session.report_rest(replay)
-        except (innet.ReplayError, ActorError):
+        except (innet.ReplayError, ActorError, RedisError):
             session.checkpoint(replay=replay)
             logger.error(f"what was learned is kept: go on with --resume {session.folder.path}")
             raise
         session.checkpoint(replay=replay)
 
 
-def _learn(session: Session, replay: innet.Replay, actors: Actors, batches: Iterator[TorchBatch]) -> None:
+def _learn(session: Session, replay: LearnerMemory, actors: Actors, batches: Iterator[TorchBatch]) -> None:
     name = session.name
     unwritten = None
     looked = time.monotonic()
@@ -168,13 +169,17 @@ def _look_after(actors: Actors, session: Session) -> None:
 
 
 @contextlib.contextmanager
-def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
-    """The replay memory and its address: our own behind a Unix socket, or a server's.
+def _memory(session: Session) -> Iterator[tuple[LearnerMemory, str]]:
+    """The replay memory and its address: our own behind a Unix socket or a Redis, or a server's.
 
     Raises:
         ConfigurationError: There is no room for it, or a server holds another one of its name.
     """
     config = session.config
+    if config.on_redis:
+        with _redis_memory(session) as behind:
+            yield behind, config.replay
+        return
     table = make_table(config, session.spec, session.name)
     if config.replay != "embedded":
         with _connect(session, table) as replay:
@@ -193,6 +198,27 @@ def _memory(session: Session) -> Iterator[tuple[innet.Replay, str]]:
             session.restore_memory(replay)
             with replay.serve(address):
                 yield replay, address
+
+
+@contextlib.contextmanager
+def _redis_memory(session: Session) -> Iterator[LearnerMemory]:
+    from innet_drl import redis_memory
+    from innet_drl.messages import message_format
+
+    config, name = session.config, session.name
+    messages = message_format(config, session.spec, name)
+    password = os.environ.get("INNET_TOKEN", "").strip()
+    shared = redis_memory.connect(
+        config.replay, name, password, session.learner.parameters(), fresh=session.resumed is None
+    )
+    with contextlib.closing(shared), embedded_memory(config, messages.table) as replay:
+        session.restore_memory(replay)
+        logger.info(f"experience and parameters go through the Redis at {config.replay}, the learner draws here")
+        with redis_memory.RedisReplay(shared, messages, replay, session.learner.publications) as behind:
+            yield behind
+        # Lost with the Redis, where that is why the run ends.
+        with contextlib.suppress(RedisError):
+            shared.clear()
 
 
 def _connect(session: Session, table: innet.Table) -> innet.Replay:

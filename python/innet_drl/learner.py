@@ -171,8 +171,7 @@ class Learner:
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """The online network as it is published: its tensors, and `updates`, the age of these parameters."""
-        tensors = {name: value.cpu().contiguous().numpy() for name, value in self.network.state_dict().items()}
-        return {**tensors, UPDATES: np.array(self.updates, np.int64)}
+        return published(self.network, self.updates)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint needs: `model.*`, `target.*`, `average.*` and `optimizer.<parameter>.<moment>`."""
@@ -223,6 +222,12 @@ class Learner:
 
 UPDATES = "updates"
 """Name of the tensor that tells of which update published parameters are."""
+
+
+def published(network: QNetwork, updates: int) -> dict[str, NDArray[Any]]:
+    """A network's tensors, and how many updates made it."""
+    tensors = {name: value.cpu().contiguous().numpy() for name, value in network.state_dict().items()}
+    return {**tensors, UPDATES: np.array(updates, np.int64)}
 
 
 def choose_device(config: Config) -> torch.device:

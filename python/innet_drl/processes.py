@@ -16,10 +16,11 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver, resource_tracker
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from loguru import logger
 
@@ -27,6 +28,11 @@ import innet_drl as innet
 from innet_drl.config import Config
 from innet_drl.faults import ActorError, TrainingError
 from innet_drl.metrics import ActorReport
+
+if TYPE_CHECKING:
+    from innet_drl.actor import ParameterSource, RowWriter
+    from innet_drl.environments import Spec
+    from innet_drl.networks import QNetwork
 
 REPORT_SECONDS = 0.5
 STOP_SECONDS = 10.0
@@ -128,22 +134,15 @@ def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -
     import torch
 
     from innet_drl import environments
-    from innet_drl.actor import Actor, open_writer
+    from innet_drl.actor import Actor
     from innet_drl.networks import make_network
 
     config, name = assignment.config, assignment.name
     torch.set_num_threads(config.actor_threads)
     arena = environments.make(config, config.environments, threads=config.environment_threads)
-    with innet.connect(assignment.address, token=assignment.token, tls_ca=config.replay_ca) as replay:
-        writer = open_writer(replay, config, arena.spec, name, assignment.index)
-        actor = Actor(
-            config,
-            assignment.index,
-            arena,
-            make_network(config, arena.spec),
-            writer,
-            first_step=assignment.first_step,
-        )
+    network = make_network(config, arena.spec)
+    with _memory(assignment, arena.spec, network) as (replay, writer):
+        actor = Actor(config, assignment.index, arena, network, writer, first_step=assignment.first_step)
         reported = time.monotonic()
         vector_steps = 0
         try:
@@ -165,6 +164,27 @@ def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -
                 # The replay ratio may have no room for it, now that nobody draws.
                 with contextlib.suppress(innet.ReplayError):
                     actor.close(CLOSE_SECONDS)
+
+
+@contextlib.contextmanager
+def _memory(assignment: Assignment, spec: Spec, network: QNetwork) -> Iterator[tuple[ParameterSource, RowWriter]]:
+    """Where an actor's parameters come from and its rows go: a replay memory, or the baseline's Redis."""
+    config, name = assignment.config, assignment.name
+    if config.on_redis:
+        from innet_drl.learner import published
+        from innet_drl.messages import message_format
+        from innet_drl.redis_memory import RedisMemory, RedisWriter
+
+        shared = RedisMemory(assignment.address, name, assignment.token, published(network, 0))
+        with contextlib.closing(shared):
+            messages = message_format(config, spec, name)
+            yield shared, RedisWriter(shared, messages, assignment.index, most_waiting=config.actors)
+        return
+
+    from innet_drl.actor import open_writer
+
+    with innet.connect(assignment.address, token=assignment.token, tls_ca=config.replay_ca) as replay:
+        yield replay, open_writer(replay, config, spec, name, assignment.index)
 
 
 def _end_with_parent() -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from os import PathLike
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -30,8 +33,29 @@ from innet_drl.terminal import Page
 
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""
-MEMORY_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
+MEMORY_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
 """Settings that the steps and items of a memory depend on."""
+
+
+class LearnerMemory(Protocol):
+    """A replay memory as the learner uses it: `innet_drl.Replay`, or something in its place."""
+
+    def batches(
+        self, table: str, count: int, view: Any, *, beta: float, prefetch: int, device: str, timeout: float | None
+    ) -> AbstractContextManager[Iterator[TorchBatch]]:
+        """Draws again and again."""
+
+    def update_priorities(self, table: str, key: Any, priority: Any) -> innet.UpdateReceipt:
+        """Sets the priorities of drawn items."""
+
+    def put_parameters(self, name: str, tensors: Mapping[str, Any]) -> int:
+        """Publishes the parameters."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges of the memory."""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the memory to a file, where it is in this process."""
 
 
 class Session:
@@ -112,7 +136,8 @@ class Session:
         """Whether checkpoints have the replay memory beside them."""
         config = self.config
         by_journal = config.serial and self.restorable
-        return config.checkpoint_replay and config.replay == "embedded" and not by_journal
+        in_learner = config.replay == "embedded" or config.on_redis
+        return config.checkpoint_replay and in_learner and not by_journal
 
     def restore_memory(self, replay: innet.Replay) -> bool:
         """Puts the memory of a resumed run back, where its folder has one; whether it had.
@@ -124,7 +149,9 @@ class Session:
         path = self.folder.replay
         if self.resumed is None or not self.keeps_memory or not path.exists():
             return False
-        changed = self.config.changed_flags(self.folder.config(), MEMORY_SETTINGS)
+        before = self.folder.config()
+        names = MEMORY_SETTINGS if before.on_redis == self.config.on_redis else (*MEMORY_SETTINGS, "replay")
+        changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(
                 f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
@@ -176,13 +203,13 @@ class Session:
             )
         )
 
-    def publish(self, replay: innet.Replay) -> None:
+    def publish(self, replay: LearnerMemory) -> None:
         """Publishes the parameters for the actors."""
         replay.put_parameters(self.name, self.learner.parameters())
         self.learner.publications += 1
         self.stopwatch.lap("publish")
 
-    def publish_if_due(self, replay: innet.Replay) -> bool:
+    def publish_if_due(self, replay: LearnerMemory) -> bool:
         """Publishes after every `publish_period` updates, and says whether it did."""
         due = self.learner.updates % self.config.publish_period == 0
         if due:
@@ -213,7 +240,7 @@ class Session:
         self.stopwatch.lap("evaluate")
         return evaluation
 
-    def report(self, replay: innet.Replay) -> None:
+    def report(self, replay: LearnerMemory) -> None:
         """Writes a line of metrics and shows it.
 
         Raises:
@@ -237,7 +264,7 @@ class Session:
         """Whether `report_seconds` passed since the last line."""
         return self.meter.seconds_since_line >= self.config.report_seconds
 
-    def report_rest(self, replay: innet.Replay) -> None:
+    def report_rest(self, replay: LearnerMemory) -> None:
         """Writes the last line of metrics, unless nothing happened since the one before."""
         if self.meter.agent_steps > self.meter.reported_steps or self._last_line is None:
             self.report(replay)
@@ -269,7 +296,7 @@ class Session:
         tensors: dict[str, torch.Tensor] | None = None,
         state: dict[str, Any] | None = None,
         *,
-        replay: innet.Replay | None = None,
+        replay: LearnerMemory | None = None,
     ) -> None:
         """Writes a checkpoint of the learner, with more tensors and state, and the memory where the run keeps it.
 

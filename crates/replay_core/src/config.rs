@@ -26,6 +26,9 @@ pub struct ServerConfig {
     /// Threads that serve connections. Default: 0, one for every two cores: a thread moves gigabytes a
     /// second, and the other cores belong to the actors and the learner that often share the machine.
     pub io_threads: usize,
+    /// I/O threads look for work without sleeping: replies leave without a wake-up, and each thread takes a core whole.
+    /// Default: false.
+    pub spin: bool,
     /// Most bytes of tables (their `capacity_bytes` and the index of their `capacity`), parameters and receive buffers
     /// (two frames of `max_frame_bytes`); a number, or a text such as `"8GiB"`. Default: 0, half of the machine's memory.
     #[serde(deserialize_with = "bytes")]
@@ -70,6 +73,7 @@ impl Default for ServerConfig {
                 tls: false,
             }],
             io_threads: 0,
+            spin: false,
             max_bytes: 0,
             max_frame_bytes: 256 << 20,
             max_connections: 2_048,

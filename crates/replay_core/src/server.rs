@@ -22,7 +22,7 @@ use crate::connection::{Connection, Context, Phase, reached};
 use crate::error::{Error, Result};
 use crate::handshake::Handshake;
 use crate::memory::Memory;
-use crate::net::kernel::Kernel;
+use crate::net::kernel::{self, Kernel};
 use crate::net::{Address, Stack, until};
 use crate::service::Service;
 use crate::tls;
@@ -131,24 +131,28 @@ impl Server {
             let (hand_over, accepted) = mpsc::unbounded_channel();
             others.push(hand_over);
             let server = server.clone();
-            running.threads.push(io_thread(number, move || async move {
-                server.serve_handed_over(Kernel, accepted).await;
-            })?);
+            running
+                .threads
+                .push(io_thread(number, config.spin, move || async move {
+                    server.serve_handed_over(Kernel, accepted).await;
+                })?);
         }
         let (bound, addresses) = std::sync::mpsc::channel();
         let listen: Vec<Address> = config.listen.iter().map(|a| server.with_tls(a)).collect();
-        running.threads.push(io_thread(0, move || async move {
-            let listeners: Result<Vec<_>> = listen.iter().map(|a| Kernel.listen(a)).collect();
-            match listeners {
-                Ok(listeners) => {
-                    let addresses = listeners.iter().map(|l| Kernel.address(l)).collect();
-                    // Whoever started the server waits for this.
-                    let _ = bound.send(Ok(addresses));
-                    server.run(Kernel, listeners, others).await;
+        running
+            .threads
+            .push(io_thread(0, config.spin, move || async move {
+                let listeners: Result<Vec<_>> = listen.iter().map(|a| Kernel.listen(a)).collect();
+                match listeners {
+                    Ok(listeners) => {
+                        let addresses = listeners.iter().map(|l| Kernel.address(l)).collect();
+                        // Whoever started the server waits for this.
+                        let _ = bound.send(Ok(addresses));
+                        server.run(Kernel, listeners, others).await;
+                    }
+                    Err(error) => drop(bound.send(Err(error))),
                 }
-                Err(error) => drop(bound.send(Err(error))),
-            }
-        })?);
+            })?);
         running.addresses = addresses
             .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
@@ -159,6 +163,9 @@ impl Server {
             tables = config.tables.len(),
             "listening"
         );
+        if config.spin {
+            tracing::warn!("spin is set: each I/O thread takes a core whole, also when idle");
+        }
         if config.trusted_network {
             tracing::warn!("trusted_network is set: everyone who can connect may read and write");
         }
@@ -422,6 +429,7 @@ impl Drop for RunningServer {
 /// A thread with a tokio runtime of its own, which ends with the future that `start` makes on it.
 fn io_thread<F: Future<Output = ()>>(
     number: usize,
+    spin: bool,
     start: impl FnOnce() -> F + Send + 'static,
 ) -> Result<JoinHandle<()>> {
     let failed = |what: &str| {
@@ -433,6 +441,9 @@ fn io_thread<F: Future<Output = ()>>(
         .enable_time()
         .build()
         .map_err(failed("cannot make the runtime of an I/O thread"))?;
+    if spin {
+        runtime.spawn(kernel::spin());
+    }
     thread::Builder::new()
         .name(format!("innet-io-{number}"))
         .spawn(move || LocalSet::new().block_on(&runtime, start()))

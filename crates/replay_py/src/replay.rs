@@ -472,7 +472,8 @@ impl PyReplay {
 
     /// Puts a server in front of this memory.
     #[pyo3(signature = (
-        addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0
+        addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0,
+        spin = false
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -487,6 +488,7 @@ impl PyReplay {
         tls_key: Option<PathBuf>,
         trusted_network: bool,
         io_threads: usize,
+        spin: bool,
     ) -> PyResult<PyServer> {
         let memory = self.memory(py, "serve")?;
         let options = ServeOptions {
@@ -495,6 +497,7 @@ impl PyReplay {
             tls_key,
             trusted_network,
             io_threads,
+            spin,
         };
         server::start(py, memory, addresses, options)
     }

@@ -50,6 +50,7 @@ pub struct ServeOptions {
     pub tls_key: Option<PathBuf>,
     pub trusted_network: bool,
     pub io_threads: usize,
+    pub spin: bool,
 }
 
 pub fn start(
@@ -70,6 +71,7 @@ pub fn start(
         tls_key: options.tls_key,
         trusted_network: options.trusted_network,
         io_threads: options.io_threads,
+        spin: options.spin,
         ..ServerConfig::default()
     };
     let server = py
@@ -132,8 +134,8 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Connects to a server.
 #[pyfunction]
 #[pyo3(
-    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None),
-    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None)"
+    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False)"
 )]
 pub fn connect(
     py: Python<'_>,
@@ -142,6 +144,7 @@ pub fn connect(
     tables: Vec<PyRef<'_, PyTable>>,
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
+    spin: bool,
 ) -> PyResult<PyReplay> {
     log::start(py)?;
     let address = parse(py, url)?;
@@ -154,6 +157,7 @@ pub fn connect(
     let options = ConnectOptions {
         token,
         tls_ca,
+        spin,
         connect_timeout: timeout
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(LONGEST_CONNECT),

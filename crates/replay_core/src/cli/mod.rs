@@ -1,6 +1,6 @@
-//! The command line: `innet-replay serve` and `innet-replay stats`. The binary and the Python wheel both call
-//! [`run`].
+//! The command line: `innet-replay serve`, `stats` and `doctor`. The binary and the Python wheel both call [`run`].
 
+mod doctor;
 mod log;
 mod serve;
 mod stats;
@@ -23,10 +23,11 @@ struct CommandLine {
 enum Command {
     Serve(Box<serve::Flags>),
     Stats(stats::Flags),
+    Doctor(doctor::Flags),
 }
 
 /// Runs a command line, program name first, and returns its exit code: 0 when all went well, 2 for a command
-/// line or a configuration that cannot be used, 1 for any other error.
+/// line or a configuration that cannot be used, 1 for any other error, and for a `doctor` that misses something.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let command_line = match CommandLine::try_parse_from(arguments) {
         Ok(command_line) => command_line,
@@ -39,6 +40,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let done = match command_line.command {
         Command::Serve(flags) => serve::run(&flags),
         Command::Stats(flags) => stats::run(&flags),
+        Command::Doctor(flags) => return doctor::run(&flags),
     };
     match done {
         Ok(()) => 0,

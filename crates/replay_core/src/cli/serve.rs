@@ -34,6 +34,10 @@ pub struct Flags {
     /// Threads that serve connections [default: one for every two cores]
     #[arg(long, value_name = "N")]
     io_threads: Option<u32>,
+    /// Look for work without sleeping: lower latency, and each I/O thread takes a core whole
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    spin: bool,
     /// Most bytes of tables, parameters and receive buffers, such as 8GiB [default: half of the machine's memory]
     #[arg(long, value_name = "BYTES")]
     max_bytes: Option<String>,

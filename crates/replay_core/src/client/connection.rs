@@ -17,7 +17,7 @@ use super::keys::{Incarnations, Stamp};
 use super::link::{self, Link};
 use super::{ConnectOptions, tls};
 use crate::error::{Error, Result};
-use crate::net::Address;
+use crate::net::{Address, kernel};
 use crate::replay::Wait;
 use crate::wire::{Limits, ReplyBody, RequestBody};
 
@@ -115,6 +115,9 @@ impl Dialer {
                 what: "starting a connection's runtime".into(),
                 source,
             })?;
+        if self.options.spin {
+            runtime.spawn(kernel::spin());
+        }
         let begun = Instant::now();
         let until = begun + self.options.connect_timeout;
         let until = match wait.deadline {

@@ -140,6 +140,14 @@ impl Stack for Kernel {
     }
 }
 
+/// Keeps the runtime that it is spawned on from sleeping: between two looks at the sockets there is always this task to
+/// run. An answer is then seen without a wake-up, and a core is taken whole for as long as the runtime runs.
+pub async fn spin() {
+    loop {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Binds the first address that `host` resolves to.
 fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
     let address = (host, port)
@@ -295,6 +303,26 @@ impl AsyncWrite for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_runtime_that_spins_never_sleeps_and_misses_nothing() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .on_thread_park(|| panic!("it sleeps"))
+            .build()
+            .unwrap();
+        runtime.spawn(spin());
+        let listener = StdUnixStream::pair().unwrap();
+        let (near, mut far) = listener;
+        near.set_nonblocking(true).unwrap();
+        let sender = std::thread::spawn(move || std::io::Write::write_all(&mut far, b"x"));
+        let got = runtime.block_on(async {
+            let mut stream = UnixStream::from_std(near).unwrap();
+            tokio::io::AsyncReadExt::read_u8(&mut stream).await
+        });
+        assert_eq!(got.unwrap(), b'x');
+        sender.join().unwrap().unwrap();
+    }
 
     #[test]
     fn a_stale_socket_file_is_replaced_and_removed_at_the_end() {

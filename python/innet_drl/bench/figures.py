@@ -1,0 +1,212 @@
+"""What `innet-drl bench paper` prints and draws of its rows."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
+
+Row = dict[str, Any]
+
+LATENCIES = {
+    "actor push": "actor push",
+    "actor pull": "actor pull (parameters)",
+    "learner set": "learner set (parameters)",
+    "learner sampling": "learner sampling",
+}
+SHARES = ("actors: compute", "actors: pull", "actors: push", "learner: train", "learner: sample", "learner: set")
+COLOURS = {"redis": "#888888", "shared": "#d98c3f", "sampling": "#3f6fd9"}
+HATCHES = {"kernel": "", "kernel-spin": "//", "fstack": "xx"}
+PARTS = {
+    "compute": "#dddddd",
+    "train": "#dddddd",
+    "pull": "#7fb2e5",
+    "sample": "#3f6fd9",
+    "push": "#d98c3f",
+    "set": "#8a5cb8",
+}
+
+
+def line(rows: list[Row], case: Case) -> str:
+    """One case, as it is done."""
+    place = (case.system, case.stack.name, case.format, case.actors)
+    told = {row["what"]: row for row in rows if (row["system"], row["stack"], row["format"], row["actors"]) == place}
+    times = ", ".join(f"{name.split()[-1]} {told[name]['p50_ms']:.1f}" for name in LATENCIES)
+    return (
+        f"{case.format}, {case.actors} actors, {case.system} on {case.stack.name}: {times} ms; "
+        f"{told['experiences']['per_s']:,.0f} experiences/s, communication {told['communication']['share']:.1%}"
+    )
+
+
+def tables(rows: list[Row]) -> str:
+    """The figures as Markdown."""
+    told = []
+    for format_name in _in_order(rows, "format"):
+        of_format = [row for row in rows if row["format"] == format_name]
+        told.append(f"### {FORMATS[format_name][0].upper()}{FORMATS[format_name][1:]}\n")
+        for what, title in LATENCIES.items():
+            told.append(_table(of_format, what, f"{title}, ms (p50 / p99)", _times))
+        told.append(_table(of_format, "experiences", "experiences a second", lambda row: f"{row['per_s']:,.0f}"))
+        told.append(
+            _table(
+                of_format,
+                "pushes",
+                "pushes a second (of the ideal)",
+                lambda row: f"{row['per_s']:.2f} ({row['per_s'] / row['ideal_per_s']:.0%})",
+            )
+        )
+        told.append(_table(of_format, "communication", "communication's share of the time", _share))
+        told += [_table(of_format, what, f"{what.replace(':', ',')}: share", _share) for what in SHARES]
+    return "\n".join(told)
+
+
+def _times(row: Row) -> str:
+    return f"{row['p50_ms']:.1f} / {row['p99_ms']:.1f}"
+
+
+def _share(row: Row) -> str:
+    return f"{row['share']:.1%}"
+
+
+def _table(rows: list[Row], what: str, title: str, cell: Any) -> str:
+    actors = _in_order(rows, "actors")
+    lines = [f"| {title} | {' | '.join(f'{number} actors' for number in actors)} |", "| --- " * (len(actors) + 1) + "|"]
+    for system, stack in _lines(rows):
+        cells = []
+        for number in actors:
+            found = _find(rows, what, system, stack, number)
+            cells.append("-" if found is None else cell(found))
+        lines.append(f"| {_label(system, stack)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """The slides' figures, a row of them for each format."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams |= {
+        "font.size": 8,
+        "svg.hashsalt": "innet",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    from matplotlib import pyplot
+
+    formats = _in_order(rows, "format")
+    figure = pyplot.figure(figsize=(16, 7.5 * len(formats)), layout="constrained")
+    for format_name, part in zip(formats, figure.subfigures(len(formats), 1, squeeze=False)[:, 0], strict=True):
+        part.suptitle(FORMATS[format_name], fontweight="bold")
+        axes = part.subplots(2, 4)
+        of_format = [row for row in rows if row["format"] == format_name]
+        for place, (what, title) in zip(axes.flat, LATENCIES.items(), strict=False):
+            _bars(place, of_format, what, "p50_ms", f"{title}, ms: p50, line to p99", "p99_ms")
+        _bars(axes[1][0], of_format, "experiences", "per_s", "experiences a second")
+        _frequency(axes[1][1], of_format)
+        _bars(axes[1][2], of_format, "communication", "share", "communication's share of the time")
+        _breakdown(axes[1][3], of_format)
+        axes[0][0].legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def _bars(place: Any, rows: list[Row], what: str, value: str, title: str, upper: str | None = None) -> None:
+    actors, lines = _in_order(rows, "actors"), _lines(rows)
+    width = 0.8 / len(lines)
+    for index, (system, stack) in enumerate(lines):
+        found = [_find(rows, what, system, stack, number) or {} for number in actors]
+        heights = [row.get(value) or 0.0 for row in found]
+        places = [number + (index - (len(lines) - 1) / 2) * width for number in range(len(actors))]
+        errors = None
+        if upper is not None:
+            tops = [row.get(upper) or 0.0 for row in found]
+            errors = [[0.0] * len(tops), [max(0.0, top - height) for top, height in zip(tops, heights, strict=True)]]
+        place.bar(
+            places,
+            heights,
+            width,
+            yerr=errors,
+            color=COLOURS[system],
+            hatch=HATCHES.get(stack, ""),
+            edgecolor="white",
+            error_kw={"lw": 0.8, "ecolor": "#444444"},
+            label=_label(system, stack),
+        )
+    if upper is not None:
+        place.set_yscale("log")
+    place.set_xticks(range(len(actors)), [str(number) for number in actors])
+    place.set_xlabel("actors")
+    place.set_title(title)
+
+
+def _frequency(place: Any, rows: list[Row]) -> None:
+    actors = _in_order(rows, "actors")
+    for system, stack in _lines(rows):
+        found = [row for number in actors if (row := _find(rows, "pushes", system, stack, number))]
+        style = {"kernel": "o-", "kernel-spin": "s--"}.get(stack, "^:")
+        place.plot(
+            [row["actors"] for row in found],
+            [row["per_s"] for row in found],
+            style,
+            color=COLOURS[system],
+            ms=4,
+            label=_label(system, stack),
+        )
+    ideal = {row["actors"]: row["ideal_per_s"] for row in rows if row["what"] == "pushes"}
+    place.plot(list(ideal), list(ideal.values()), color="black", lw=0.8, label="ideal: nothing but computing")
+    place.set_xticks(actors)
+    place.set_xlabel("actors")
+    place.set_title("pushes a second")
+    place.legend(fontsize=6)
+
+
+def _breakdown(place: Any, rows: list[Row]) -> None:
+    """Two bars for each number of actors and system on the kernel: the actors' and, below, the learner's."""
+    labels, at = [], 0.0
+    named = set()
+    for number in _in_order(rows, "actors"):
+        for system in _in_order(rows, "system"):
+            stacks = [stack for known, stack in _lines(rows) if known == system]
+            for role in ("actors", "learner"):
+                left = 0.0
+                for what in (what for what in SHARES if what.startswith(role)):
+                    found = _find(rows, what, system, stacks[0], number)
+                    share, part = (found or {}).get("share", 0.0), what.split(": ")[1]
+                    label = None if part in named else part
+                    named.add(part)
+                    place.barh(at, share, 0.9, left=left, color=PARTS[part], label=label)
+                    left += share
+                labels.append((at, f"{number} {system}, {role}"))
+                at -= 1.0
+        at -= 0.5
+    place.set_yticks([where for where, _ in labels], [text for _, text in labels], fontsize=5)
+    place.set_xlim(0, 1)
+    place.set_title("where the time goes, on the kernel")
+    place.legend(fontsize=6, loc="lower right")
+
+
+def _find(rows: Iterable[Row], what: str, system: str, stack: str, actors: int) -> Row | None:
+    wanted = (what, system, stack, actors)
+    return next((r for r in rows if (r["what"], r["system"], r["stack"], r["actors"]) == wanted), None)
+
+
+def _lines(rows: list[Row]) -> list[tuple[str, str]]:
+    """Systems and stacks, in the order of the systems."""
+    found = dict.fromkeys((row["system"], row["stack"]) for row in rows)
+    return sorted(found, key=lambda line: list(SYSTEMS).index(line[0]))
+
+
+def _in_order(rows: list[Row], key: str) -> list[Any]:
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def _label(system: str, stack: str) -> str:
+    return f"{SYSTEMS[system]}, {stack}".replace("Redis on kernel TCP, kernel", "Redis, kernel")

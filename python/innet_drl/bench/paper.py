@@ -1,0 +1,234 @@
+"""`innet-drl bench paper`: every system in turn, its figures printed, written and drawn.
+
+What the figures are is defined in `docs/paper.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import innet_drl as innet
+from innet_drl.bench import figures, scene, services
+from innet_drl.bench.roles import BenchError, Laps, Measured, measure
+from innet_drl.bench.settings import (
+    BATCH,
+    CAPACITY,
+    FORMATS,
+    KERNEL,
+    PARAMETERS,
+    SPINNING,
+    STREAMS,
+    SYSTEMS,
+    TRANSITIONS,
+    Case,
+    Stack,
+)
+from innet_drl.faults import ConfigurationError
+from innet_drl.flags import PaperFlags
+from innet_drl.folder import writing
+from innet_drl.machine import cores
+
+Row = dict[str, Any]
+
+WHAT = {
+    "actor push": ("actors", ("push",)),
+    "actor pull": ("actors", ("pull",)),
+    "learner set": ("learner", ("set",)),
+    "learner sampling": ("learner", ("sample",)),
+    "learner sampling: pull": ("learner", ("sample: pull",)),
+    "learner sampling: store": ("learner", ("sample: store",)),
+    "learner sampling: draw": ("learner", ("sample: draw",)),
+    "learner priorities": ("learner", ("priorities",)),
+}
+"""Latencies: whose clock, and which laps."""
+SHARES: dict[str, dict[str, tuple[str, ...]]] = {
+    "actors": {"compute": ("compute",), "pull": ("pull",), "push": ("push",)},
+    "learner": {"train": ("train",), "sample": ("sample", "priorities"), "set": ("set",)},
+}
+"""Where a role's time goes; all but the first of each is communication."""
+
+
+def run(flags: PaperFlags) -> None:
+    """Measures, prints, writes.
+
+    Raises:
+        ConfigurationError: A flag that cannot be used.
+        BenchError: A case could not be measured.
+    """
+    actors = _numbers(flags.actors)
+    systems = _names(flags.systems, SYSTEMS, "systems")
+    formats = _names(flags.formats, FORMATS, "formats")
+    stacks = list(_stacks(flags))
+    if "redis" in systems and (reason := services.why_not_redis(flags.redis)):
+        print(f"redis is left out: {reason}")
+        systems.remove("redis")
+    if not systems or (not stacks and systems != ["redis"]):
+        raise BenchError("nothing is left to measure")
+    plot = flags.plot or (flags.json.with_suffix(".svg") if flags.json else None)
+    if plot is not None and not figures.can_draw():
+        print("no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
+        plot = None
+    print(
+        f"up to {max(actors)} actors, the learner and the server share {cores()} cores of this machine: computing is "
+        f"waited for ({flags.actor_ms:g} ms a push, {flags.update_ms:g} ms an update), moving bytes is not"
+    )
+    rows: list[Row] = []
+    left_out: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="innet-") as directory:
+        played = Path(directory) / "scene.npz"
+        scene.record(played)
+        for format_name in formats:
+            for number in actors:
+                for system in systems:
+                    for stack in [_redis_stack(flags)] if system == "redis" else stacks:
+                        if stack.name in left_out:
+                            continue
+                        case = Case(
+                            system, stack, format_name, number, flags.seconds, flags.actor_ms, flags.update_ms, played
+                        )
+                        try:
+                            rows += _rows(case, _measured(case, flags))
+                        except BenchError as error:
+                            if stack.name != "fstack":
+                                raise
+                            # Not everybody has it: say so and go on.
+                            print(f"fstack is left out: {error}")
+                            left_out.add(stack.name)
+                            continue
+                        print(figures.line(rows, case), flush=True)
+                        if flags.json is not None:
+                            _write(flags.json, rows, flags)
+    print()
+    print(figures.tables(rows))
+    if flags.json is not None:
+        print(f"rows: {flags.json}")
+    if plot is not None:
+        with writing(str(plot), "choose another file with --plot"):
+            figures.draw(rows, plot)
+        print(f"picture: {plot}")
+
+
+def _measured(case: Case, flags: PaperFlags) -> Measured:
+    with contextlib.ExitStack() as running:
+        server = services.redis(flags.redis) if case.system == "redis" else services.ours(case.stack)
+        return measure(case, running.enter_context(server))
+
+
+def _redis_stack(flags: PaperFlags) -> Stack:
+    return Stack(flags.redis_stack, flags.redis_link)
+
+
+def _stacks(flags: PaperFlags) -> Iterator[Stack]:
+    """The stacks that were asked for, as far as they are there."""
+    for name in _names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
+        if name == "kernel":
+            yield KERNEL
+        elif name == "kernel-spin":
+            yield SPINNING
+        elif flags.fstack_server is None or flags.fstack_client is None:
+            print("fstack is left out: name its configurations with --fstack-server and --fstack-client")
+        else:
+            yield Stack(
+                "fstack",
+                flags.fstack_link,
+                serve=("--stack", "fstack", "--stack-config", str(flags.fstack_server), "--trusted-network"),
+                listen=flags.fstack_listen,
+                scheme="innet+fstack",
+                client_config=flags.fstack_client,
+            )
+
+
+def _rows(case: Case, measured: Measured) -> list[Row]:
+    """The figures of one case."""
+    laps: dict[str, list[Laps]] = {"actors": measured.actors, "learner": [measured.learner]}
+
+    def row(what: str, times: list[float] | None = None, **more: Any) -> Row:
+        p50, p99 = (None, None) if not times else (round(float(np.percentile(times, share)), 3) for share in (50, 99))
+        place: Row = {"system": case.system, "stack": case.stack.name, "link": case.stack.link}
+        place |= {"format": case.format, "actors": case.actors}
+        return {**place, "what": what, "p50_ms": p50, "p99_ms": p99, **more}
+
+    def gather(role: str, names: tuple[str, ...]) -> list[float]:
+        return [time for each in laps[role] for name in names for time in each.get(name, [])]
+
+    rows = [
+        row(what, times, count=len(times)) for what, (role, names) in WHAT.items() if (times := gather(role, names))
+    ]
+    # Each actor by its own time: they begin one after the other.
+    rate = sum(1e3 * len(each["push"]) / sum(map(sum, each.values())) for each in measured.actors)
+    rows.append(row("pushes", per_s=round(rate, 3), ideal_per_s=round(1e3 * case.actors / case.actor_ms, 3)))
+    rows.append(row("experiences", per_s=round(rate * TRANSITIONS, 1)))
+    communication, all_of_it = 0.0, 0.0
+    for role, parts in SHARES.items():
+        seconds = {name: sum(gather(role, names)) / len(laps[role]) for name, names in parts.items()}
+        total = sum(seconds.values())
+        rows += [row(f"{role}: {name}", share=round(value / total, 4)) for name, value in seconds.items()]
+        communication += total - next(iter(seconds.values()))
+        all_of_it += total
+    rows.append(row("communication", share=round(communication / all_of_it, 4)))
+    return rows
+
+
+def _write(path: Path, rows: list[Row], flags: PaperFlags) -> None:
+    settings = {
+        **{name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(flags).items()},
+        "transitions_a_push": TRANSITIONS,
+        "environments_of_an_actor": STREAMS,
+        "batch": BATCH,
+        "capacity": CAPACITY,
+        "parameter_bytes": 4 * PARAMETERS,
+    }
+    for name in ("json", "plot"):
+        del settings[name]
+    machine = {
+        "processor": _processor(),
+        "cores": cores(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "innet_drl": innet.__version__,
+        "argv": " ".join(sys.argv[1:]),
+        "load": os.getloadavg()[0],
+    }
+    # One row a line: files of two runs can be compared.
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    with writing(str(path), "choose another file with --json"):
+        path.write_text(
+            f'{{"machine": {json.dumps(machine)},\n"settings": {json.dumps(settings)},\n"rows": [\n{lines}\n]}}\n'
+        )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigurationError(f"--actors {text}: it must be numbers such as 1,2,4,8")
+    return numbers
+
+
+def _names(text: str, known: Any, flag: str) -> list[str]:
+    names = [word.strip() for word in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"--{flag} {text}: {name!r} is none of {', '.join(known)}")
+    return names

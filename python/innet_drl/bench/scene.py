@@ -1,0 +1,56 @@
+"""Breakout, as the emulator shows it: the same frames for every system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from innet_drl import environments
+from innet_drl.bench.settings import ACTIONS, STREAMS, TRANSITIONS
+from innet_drl.config import Config
+
+PUSHES = 8
+"""Different ones; then they repeat."""
+SKIPPED = 100
+"""Steps before the first that is kept: games begin alike."""
+STEPS = TRANSITIONS // STREAMS
+
+
+def record(path: Path, seed: int = 0) -> None:
+    """Plays `STREAMS` games at random and keeps `PUSHES * STEPS` steps of them as an npz file."""
+    random = np.random.default_rng(seed)
+    arena = environments.make(Config(environments=STREAMS), STREAMS)
+    observation = arena.reset(seed)
+    final = np.zeros(STREAMS, np.bool_)
+    rows: list[dict[str, Any]] = []
+    for step_number in range(SKIPPED + PUSHES * STEPS):
+        action = random.integers(0, ACTIONS, STREAMS)
+        step = arena.step(action)
+        ended = step.terminated | step.truncated
+        rows.append(
+            {
+                "frame": np.ascontiguousarray(observation[:, -1]),
+                "action": action.astype(np.uint8),
+                "reward": np.sign(step.reward),
+                "terminated": (step.terminated | step.life_lost) & ~final,
+                "truncated": step.truncated & ~step.terminated & ~final,
+                # A recording that begins again begins new stacks.
+                "first": rows[-1]["final"] if step_number > SKIPPED else np.ones(STREAMS, np.bool_),
+                "final": final,
+                "q": random.random((STREAMS, ACTIONS), np.float32),
+            }
+        )
+        observation, final = step.observation, ended
+    arena.close()
+    kept = rows[SKIPPED:]
+    columns: dict[str, Any] = {name: np.stack([row[name] for row in kept]) for name in kept[0]}
+    np.savez(path, **columns)
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The rows of a recording, for `PUSHES` pushes."""
+    with np.load(path) as columns:
+        arrays = {name: columns[name] for name in columns.files}
+    return [{name: array[index] for name, array in arrays.items()} for index in range(PUSHES * STEPS)]

@@ -1,0 +1,97 @@
+"""The servers that are measured, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from innet_drl.bench.roles import BenchError
+from innet_drl.bench.settings import Stack
+
+MAX_BYTES = "10GiB"
+MAX_FRAME_BYTES = "1GiB"
+"""A batch of 512 in the paper's format has 116 MB, four messages have 181."""
+START_SECONDS = 60.0
+
+
+def why_not_redis(named: str | None) -> str | None:
+    """Why there is no Redis to measure; `None` where there is one."""
+    try:
+        import lz4.block  # noqa: F401
+        import redis  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed: pip install 'innet-drl[redis]'"
+    if named is None and shutil.which("redis-server") is None:
+        return "redis-server is not installed (Debian: apt install redis-server), and --redis names none"
+    return None
+
+
+@contextlib.contextmanager
+def redis(named: str | None) -> Iterator[str]:
+    """A Redis without anything on the disk, or the one that was named; the keys of the benchmark are removed."""
+    from innet_drl.redis_memory import RedisMemory
+
+    with contextlib.ExitStack() as running:
+        address = named or running.enter_context(_redis_server())
+        keys = running.enter_context(contextlib.closing(RedisMemory(address, "bench", "", {})))
+        keys.clear()
+        try:
+            yield address
+        finally:
+            keys.clear()
+
+
+@contextlib.contextmanager
+def _redis_server() -> Iterator[str]:
+    port = _free_port()
+    flags = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning"]
+    with _process(["redis-server", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        give_up = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < give_up:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            time.sleep(0.01)
+        yield f"redis://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def ours(stack: Stack) -> Iterator[str]:
+    """`innet-replay serve` on a stack.
+
+    Raises:
+        BenchError: It did not start; the message is what it said.
+    """
+    command = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve", "--listen", stack.listen]
+    command += ["--max-bytes", MAX_BYTES, "--max-frame-bytes", MAX_FRAME_BYTES, "--log-level", "error", *stack.serve]
+    with _process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        if " ready on " not in line:
+            said = process.stderr.read().strip().splitlines()
+            raise BenchError(said[-1] if said else "innet-replay serve did not start")
+        yield line.split(" ready on ")[1].split()[0]
+
+
+@contextlib.contextmanager
+def _process(command: list[str], **pipes: int) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(START_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

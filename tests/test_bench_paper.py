@@ -1,0 +1,91 @@
+"""`innet-drl bench paper`: every system for a moment, and the rows, tables and picture that it leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from innet_drl.bench import figures
+from innet_drl.cli import main
+
+LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
+SHORT = ["bench", "paper", "--actors", "2", "--seconds", "0.3", "--actor-ms", "50", "--update-ms", "30"]
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+@pytest.mark.parametrize("format_name", ["frames", "stacks"])
+def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--systems", "shared,sampling", "--stacks", "fstack,kernel", "--formats", format_name, "--json", str(out)]
+    reason = "name its configurations with --fstack-server"
+    if format_name == "frames":
+        # A stack that is asked for and does not start keeps no other from being measured.
+        flags += ["--fstack-server", str(tmp_path / "missing.ini"), "--fstack-client", str(tmp_path / "{index}.ini")]
+        reason = ""
+    assert main([*SHORT, *flags]) == 0
+    told = capsys.readouterr().out
+    assert f"fstack is left out: {reason}" in told
+    assert "up to 2 actors, the learner and the server share" in told
+    rows = rows_of(out)
+    assert {(row["system"], row["stack"], row["link"], row["format"], row["actors"]) for row in rows} == {
+        ("shared", "kernel", "loopback", format_name, 2),
+        ("sampling", "kernel", "loopback", format_name, 2),
+    }
+    for system in ("shared", "sampling"):
+        figures_of = {str(row["what"]): row for row in rows if row["system"] == system}
+        assert LATENCIES | {"pushes", "experiences", "communication"} <= figures_of.keys()
+        for what in LATENCIES:
+            p50, p99 = figures_of[what]["p50_ms"], figures_of[what]["p99_ms"]
+            assert isinstance(p50, float)
+            assert isinstance(p99, float)
+            assert 0 < p50 <= p99
+        for role in ("actors", "learner"):
+            shares = [row["share"] for what, row in figures_of.items() if what.startswith(f"{role}: ")]
+            assert len(shares) == 3
+            assert sum(float(str(share)) for share in shares) == pytest.approx(1, abs=1e-3)
+        assert figures_of["pushes"]["ideal_per_s"] == pytest.approx(40)
+        assert figures_of["experiences"]["per_s"] == pytest.approx(
+            200 * float(str(figures_of["pushes"]["per_s"])), rel=1e-2
+        )
+    assert "| in-network sampling, kernel |" in told
+    if figures.can_draw():
+        assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no Redis the command says so."""
+    out = tmp_path / "out.json"
+    status = main([*SHORT, "--systems", "redis", "--formats", "frames", "--json", str(out)])
+    told = capsys.readouterr()
+    if "redis is left out" in told.out:
+        assert status == 1
+        assert "nothing is left to measure" in told.err
+        return
+    assert status == 0
+    assert {(row["system"], row["stack"]) for row in rows_of(out)} == {("redis", "kernel")}
+    assert {row["what"] for row in rows_of(out)} >= LATENCIES
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--actors", "two"], "--actors two: it must be numbers"),
+        (["--actors", "0"], "--actors 0: it must be numbers"),
+        (["--systems", "memcached"], "'memcached' is none of redis, shared, sampling"),
+        (["--formats", "frames,png"], "'png' is none of stacks, frames"),
+        (["--stacks", "rdma"], "'rdma' is none of kernel, kernel-spin, fstack"),
+    ],
+)
+def test_flags_that_cannot_be_used(capsys: pytest.CaptureFixture[str], flags: list[str], part: str) -> None:
+    assert main(["bench", "paper", *flags]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert part in line
+
+
+def test_a_bench_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "speed"]) == 1
+    assert "innet-drl bench paper --help" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+"""The messages of a run on a Redis: what comes out at the learner is what a replay memory would have made."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from innet_drl.actor import make_table, make_view
+from innet_drl.config import Config
+from innet_drl.environments import Spec
+from innet_drl.messages import Format, Frames, Layout, Stacks
+from training import small
+
+STREAMS, ACTIONS = 4, 3
+IMAGES = Spec(actions=ACTIONS, stack=3, frame_shape=(5, 6), frame_dtype="uint8", frames_per_step=1)
+VECTORS = Spec(actions=ACTIONS, stack=1, frame_shape=(4,), frame_dtype="float32", frames_per_step=1)
+
+# A serial run's tables keep no replay ratio.
+CONFIG = small(serial=True, environments=STREAMS, n_step=3, message_transitions=50)
+UNIFORM = dataclasses.replace(CONFIG, priority_exponent=0.0)
+DRAWN = 12_000
+"""So many that none of the few hundred is missed where all have the same probability."""
+
+
+def rows(spec: Spec, count: int = 200) -> list[dict[str, Any]]:
+    """Games that end, lose lives and are truncated, as NEXT_STEP environments show them."""
+    random = np.random.default_rng(0)
+    first, final = np.ones(STREAMS, np.bool_), np.zeros(STREAMS, np.bool_)
+    made = []
+    for _ in range(count):
+        fate = random.random(STREAMS)
+        over = (fate < 0.05) & ~final
+        truncated = (fate > 0.95) & ~final
+        life = (fate > 0.45) & (fate < 0.5) & ~final
+        made.append(
+            {
+                "frame": random.integers(0, 255, (STREAMS, *spec.frame_shape)).astype(spec.frame_dtype),
+                "action": random.integers(0, ACTIONS, STREAMS).astype(np.uint8),
+                "reward": random.normal(size=STREAMS).astype(np.float32),
+                "terminated": over | life,
+                "truncated": truncated,
+                "first": first,
+                "final": final,
+                "q": random.normal(size=(STREAMS, ACTIONS)).astype(np.float32),
+            }
+        )
+        first, final = final, over | truncated
+    return made
+
+
+def sent(messages: Format, played: list[dict[str, Any]], actor: int = 0) -> list[bytes]:
+    """The messages of an actor."""
+    collector, buffer = messages.collector(actor), bytearray(messages.layout.nbytes)
+    arrays, done = messages.layout.views(buffer), []
+    for row in played:
+        collector.add(row)
+        while collector.take(arrays):
+            done.append(bytes(buffer))
+    return done
+
+
+def received(messages: Format, sent: list[bytes]) -> dict[str, NDArray[Any]]:
+    """Many transitions of the learner's replay after these messages, as the learner reads them."""
+    with innet.Replay([messages.table], seed=1) as replay:
+        intake = messages.intake(replay)
+        for message in sent:
+            for writer, row in intake.appends(messages.layout.views(message)):
+                writer.append(**row)
+                writer.flush()
+        return messages.batch(dict(replay.sample(messages.table.name, DRAWN, messages.view).items()))
+
+
+def transitions(arrays: dict[str, NDArray[Any]]) -> dict[bytes, float]:
+    """Transitions as bytes, each with its probability; what a discount of 0 hides is left out."""
+    told = {}
+    for index in range(len(arrays["action"])):
+        one = {name: arrays[name][index] for name in ("observation", "action", "reward", "discount")}
+        one["reward"] = np.round(one["reward"], 4) + 0.0
+        if one["discount"] > 0:
+            one["next_observation"] = arrays["next_observation"][index]
+        key = b"".join(np.asarray(value, np.float32).tobytes() for value in one.values())
+        told[key] = float(arrays["probability"][index])
+    return told
+
+
+def straight(config: Config, spec: Spec, played: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    """The same from a replay memory that an actor writes to itself."""
+    with innet.Replay([make_table(config, spec, "own")], seed=1) as replay:
+        with replay.writer("own", STREAMS, make_view(config, spec), chunk_steps=4) as writer:
+            for row in played:
+                writer.append(**row)
+        return dict(replay.sample("own", DRAWN, make_view(config, spec)).items())
+
+
+@pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
+def test_stacks_are_the_transitions_of_the_memory(spec: Spec) -> None:
+    played, messages = rows(spec), Stacks(UNIFORM, spec, "own")
+    told = transitions(received(messages, sent(messages, played)))
+    expected = transitions(straight(UNIFORM, spec, played))
+    # What does not fill a message is not sent.
+    assert len(told) == len(expected) // 50 * 50
+    assert told.keys() <= expected.keys()
+
+
+@pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
+def test_stacks_have_the_priorities_of_the_memory(spec: Spec) -> None:
+    played, messages = rows(spec), Stacks(CONFIG, spec, "own")
+    told = transitions(received(messages, sent(messages, played)))
+    expected = transitions(straight(CONFIG, spec, played))
+    ratios = [expected[key] / told[key] for key in told.keys() & expected.keys()]
+    assert len(ratios) > 400
+    np.testing.assert_allclose(ratios, np.mean(ratios), rtol=1e-3)
+
+
+@pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
+def test_frames_are_the_rows_of_the_memory(spec: Spec) -> None:
+    played, messages = rows(spec, 13 * 15), Frames(CONFIG, spec, "own")
+    assert messages.rows == 13
+    told, expected = (
+        transitions(received(messages, sent(messages, played))),
+        transitions(straight(CONFIG, spec, played)),
+    )
+    common = told.keys() & expected.keys()
+    assert len(common) > 400
+    np.testing.assert_allclose([told[key] for key in common], [expected[key] for key in common], rtol=1e-6)
+
+
+def test_actors_keep_to_their_own_streams() -> None:
+    messages = Frames(UNIFORM, IMAGES, "own")
+    one, other = rows(IMAGES, 13 * 4), rows(IMAGES, 13 * 8)[13 * 4 :]
+    # The others begin somewhere in a game; these are theirs from the first.
+    other[0] = {**other[0], "first": np.ones(STREAMS, np.bool_), "final": np.zeros(STREAMS, np.bool_)}
+    turns = [each for pair in zip(sent(messages, one, 0), sent(messages, other, 1), strict=True) for each in pair]
+    told = transitions(received(messages, turns))
+    expected = [transitions(straight(UNIFORM, IMAGES, played)) for played in (one, other)]
+    assert told.keys() == expected[0].keys() | expected[1].keys()
+
+
+def test_the_papers_message_has_its_size() -> None:
+    breakout = Spec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
+    assert small().message_transitions == 200
+    layout = Stacks(small(environments=8), breakout, "own").layout
+    assert layout.nbytes == 200 * (2 * 4 * 84 * 84 * 4 + 1 + 3 * 4)
+
+
+def test_a_layout_places_arrays_one_after_the_other() -> None:
+    layout = Layout({"a": ("uint8", (3,)), "b": ("float32", (2, 2)), "c": ("int64", ())})
+    assert layout.nbytes == 3 + 16 + 8
+    views = layout.views(buffer := bytearray(layout.nbytes))
+    views["b"][...] = 1.0
+    views["c"][...] = -1
+    assert buffer == bytes(3) + np.ones(4, np.float32).tobytes() + b"\xff" * 8

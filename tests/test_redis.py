@@ -1,0 +1,180 @@
+"""Training over a real Redis, the baseline: the same run with the same metrics, and one clear error where it fails."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis", reason="redis-py is not installed: pip install 'innet-drl[redis]'")
+
+import redis
+
+from innet_drl import launch, redis_memory
+from innet_drl.cli import main
+from innet_drl.faults import ConfigurationError, RedisError
+from innet_drl.folder import RunFolder
+from innet_drl.metrics import Metrics
+from redis_server import free_port, running
+from training import lines, small
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    port = free_port()
+    with running(port):
+        yield f"redis://127.0.0.1:{port}"
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize("message", ["frames", "stacks"])
+def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, message: Any) -> None:
+    config = small(replay=address, message=message, actors=2, steps=3_000, message_transitions=40)
+    result = launch.train(config, tmp_path / "run")
+    assert result.learner_updates > 100
+    last = lines(tmp_path / "run")[-1]
+    assert last.keys() == Metrics.__dataclass_fields__.keys()
+    assert last["parameter_lag"] is not None
+    assert last["stale_updates"] == 0
+    drawn = last["samples_per_insert"] * last["replay_steps"]
+    wanted = config.samples_per_insert * (last["replay_steps"] - config.min_size)
+    assert abs(drawn - wanted) <= config.slack + config.samples_per_insert * config.message_transitions
+    with redis.Redis.from_url(address) as client:
+        assert client.keys("*") == [], "a run leaves nothing behind"
+
+
+def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
+    run = tmp_path / "run"
+    first = launch.train(small(replay=address, steps=800), run)
+    held = lines(run)[-1]["replay_steps"]
+    second = launch.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
+    assert second.learner_updates > first.learner_updates
+    assert lines(run)[-1]["replay_steps"] > held
+    with pytest.raises(ConfigurationError, match="another --message: leave that away"):
+        launch.train(small(replay=address, message="stacks", steps=10_000), run, resume=True)
+    with pytest.raises(ConfigurationError, match="another --replay: leave that away"):
+        launch.train(small(steps=10_000), run, resume=True)
+
+
+def test_a_redis_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run ends with one error and a checkpoint, from which it goes on when the Redis is back."""
+    run, port = tmp_path / "run", free_port()
+    flags = ["--replay", f"redis://127.0.0.1:{port}", "--report-seconds", "0.1", "--evaluation-games", "1"]
+    command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--out", str(run), *flags]
+    with running(port) as server:
+        with subprocess.Popen(
+            [*command, "--evaluation-period", "0", "--steps", "10000000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for line in process.stdout:
+                if "learning" in line:
+                    break
+            server.kill()
+            process.stdout.read()
+            (error,) = process.stderr.read().strip().splitlines()
+        assert process.returncode == 1
+    assert f"127.0.0.1:{port}" in error
+    assert "see that it runs" in error
+    steps = RunFolder(run).latest_checkpoint().state["meter"]["agent_steps"]
+    with running(port):
+        assert main(["train", "--resume", str(run), "--steps", str(steps + 500), "--target-return", "1000"]) == 0
+
+
+def test_a_redis_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    flags = ["train", "--preset", "cartpole", "--replay", f"redis://127.0.0.1:{port}", "--out", str(tmp_path / "run")]
+    assert f"the Redis at redis://127.0.0.1:{port} does not answer" in error_of(flags, capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("replay", "part"),
+    [
+        ("redis://127.0.0.1", "redis://host:port"),
+        ("redis://127.0.0.1:x", "redis://host:port"),
+        ("redis://:secret@127.0.0.1:1", "set INNET_TOKEN"),
+        ("redis://127.0.0.1:1/zero", "number of a database"),
+    ],
+)
+def test_an_address_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: str, part: str) -> None:
+    message = error_of(["train", "--preset", "cartpole", "--replay", replay, "--out", str(tmp_path / "run")], capsys)
+    assert part in message
+    assert "secret" not in message
+
+
+def test_a_serial_run_has_no_redis() -> None:
+    with pytest.raises(ConfigurationError, match="serial run"):
+        small(serial=True, replay="redis://127.0.0.1:1")
+
+
+def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    config = small(replay=f"redis://127.0.0.1:{port}", steps=400)
+    with running(port, "--requirepass", "open sesame"):
+        with pytest.raises(RedisError, match="set INNET_TOKEN"):
+            launch.train(config, tmp_path / "run")
+        monkeypatch.setenv("INNET_TOKEN", "open sesame")
+        assert launch.train(config, tmp_path / "run").learner_updates > 0
+
+
+def test_keys_of_another_run(tmp_path: Path, address: str) -> None:
+    with redis.Redis.from_url(address) as client:
+        client.rpush("innet:run:experience", b"of another run")
+    with pytest.raises(ConfigurationError, match=r"keys of another run named 'run'.*another --out"):
+        launch.train(small(replay=address), tmp_path / "run")
+
+
+@pytest.mark.parametrize("message", ["frames", "stacks"])
+def test_a_message_that_is_none(tmp_path: Path, address: str, message: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else pushes to the run's list while it runs."""
+    connect = redis_memory.connect
+
+    def and_push(*arguments: Any, **options: Any) -> redis_memory.RedisMemory:
+        memory = connect(*arguments, **options)
+        memory.push(b"hello")
+        return memory
+
+    monkeypatch.setattr(redis_memory, "connect", and_push)
+    with pytest.raises(RedisError, match=r"did not write \(a message"):
+        launch.train(small(replay=address, message=message), tmp_path / "run")
+
+
+def test_parameters_of_another_network(address: str) -> None:
+    config = small(replay=address)
+    arrays = launch_parameters(config)
+    one = redis_memory.RedisMemory(address, "run", "", arrays)
+    one.put_parameters(3, arrays)
+    got = one.get_parameters("run", newer_than=2)
+    assert got is not None
+    assert got.version == 3
+    assert all((got.tensors[name] == array).all() for name, array in arrays.items())
+    assert one.get_parameters("run", newer_than=3) is None
+    other = redis_memory.RedisMemory(address, "run", "", launch_parameters(dataclasses.replace(config, hidden=64)))
+    with pytest.raises(RedisError, match="did not write"):
+        other.get_parameters("run")
+    one.close()
+    other.close()
+
+
+def launch_parameters(config: Any) -> Any:
+    """The parameters of a fresh network."""
+    from innet_drl import environments
+    from innet_drl.learner import published
+    from innet_drl.networks import make_network
+
+    arena = environments.make(config, 1)
+    arrays = published(make_network(config, arena.spec), 7)
+    arena.close()
+    return arrays
