@@ -15,6 +15,7 @@ TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--torch-backend cpu)
 $(if $(filter auto cpu,$(TORCH)),,$(error TORCH=$(TORCH): it is auto, which comes with CUDA, or cpu))
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo test --workspace --no-fail-fast --lib --bins --tests)
+DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
@@ -56,6 +57,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- --deny warnings
 	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
+	cargo clippy --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -64,6 +66,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
 	cargo test --package replay_core --doc
+	$(if $(DPDK),cargo test --package fstack_sys --features dpdk,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): cargo test --package fstack_sys --features dpdk')
 
 # For the whole workspace, as the Rust tests: that is one build for both.
 COUNTS := cargo test --quiet --workspace --bench counts --
