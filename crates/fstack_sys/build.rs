@@ -72,6 +72,9 @@ fn fstack() {
     // A build script cannot pass these to what is linked above it; each package there asks for them.
     if found.library.join("libfstack.so").exists() {
         println!("cargo::rustc-link-lib=dylib=fstack");
+        for library in ["rte_ethdev", "rte_eal"] {
+            println!("cargo::rustc-link-lib=dylib={library}");
+        }
         println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
         println!("cargo::metadata=link_args=-Wl,-rpath,{folder}");
     } else {

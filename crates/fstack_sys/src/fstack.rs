@@ -44,6 +44,14 @@ pub struct kevent {
     pub ext: [u64; 4],
 }
 
+/// The state of a port's link, in bits that differ between releases.
+#[repr(C, align(8))]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct rte_eth_link {
+    /// Speed, duplex, negotiation, status.
+    pub bits: [u32; 2],
+}
+
 /// Data to read, or connections to accept.
 pub const EVFILT_READ: c_short = -1;
 /// Room to write.
@@ -83,6 +91,16 @@ unsafe extern "C" {
     pub fn ff_run(loop_: loop_func_t, arg: *mut c_void);
     /// Ends [`ff_run`]. From any thread.
     pub fn ff_stop_run();
+
+    /// Replaces DPDK's way to wait; F-Stack waits by it for the links of its ports.
+    pub fn rte_delay_us_callback_register(wait: unsafe extern "C" fn(microseconds: c_uint));
+    /// DPDK's own way to wait: it polls the clock.
+    pub fn rte_delay_us_block(microseconds: c_uint);
+
+    /// Ports there are.
+    pub fn rte_eth_dev_count_avail() -> u16;
+    /// Looks at a port's link without waiting; a memif without a peer looks for one.
+    pub fn rte_eth_link_get_nowait(port: u16, link: *mut rte_eth_link) -> c_int;
 
     /// `socket(2)`.
     pub fn ff_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;

@@ -47,6 +47,8 @@ pub struct ConnectOptions {
     pub token: Option<String>,
     /// For `innets://`: a PEM file with the server's certificate, or with that of the authority which signed it.
     pub tls_ca: Option<PathBuf>,
+    /// For `innet+fstack://`: F-Stack's configuration file, see [`ServerConfig::stack_config`](crate::config::ServerConfig).
+    pub stack_config: Option<PathBuf>,
     /// How long connecting and shaking hands may take.
     pub connect_timeout: Duration,
     /// How long after a call's deadline its answer is still waited for. The server keeps the deadline and says who
@@ -67,6 +69,7 @@ impl Default for ConnectOptions {
         ConnectOptions {
             token: None,
             tls_ca: None,
+            stack_config: None,
             connect_timeout: Duration::from_secs(10),
             grace: Duration::from_secs(5),
             reconnect_for: Duration::from_secs(60),
@@ -82,6 +85,7 @@ impl std::fmt::Debug for ConnectOptions {
         f.debug_struct("ConnectOptions")
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("tls_ca", &self.tls_ca)
+            .field("stack_config", &self.stack_config)
             .field("connect_timeout", &self.connect_timeout)
             .field("grace", &self.grace)
             .field("reconnect_for", &self.reconnect_for)
