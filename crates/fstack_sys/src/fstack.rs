@@ -44,12 +44,21 @@ pub struct kevent {
     pub ext: [u64; 4],
 }
 
-/// The state of a port's link, in bits that differ between releases.
+/// The state of a port's link.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct rte_eth_link {
-    /// Speed, duplex, negotiation, status.
-    pub bits: [u32; 2],
+    /// In megabits a second.
+    pub link_speed: u32,
+    /// A bit each for duplex, negotiation and status, in this order; see [`rte_eth_link::is_up`].
+    pub bits: u16,
+}
+
+impl rte_eth_link {
+    /// Whether there is a peer.
+    pub fn is_up(&self) -> bool {
+        self.bits & 0b100 != 0
+    }
 }
 
 /// Data to read, or connections to accept.
@@ -97,10 +106,14 @@ unsafe extern "C" {
     /// DPDK's own way to wait: it polls the clock.
     pub fn rte_delay_us_block(microseconds: c_uint);
 
-    /// Ports there are.
-    pub fn rte_eth_dev_count_avail() -> u16;
-    /// Looks at a port's link without waiting; a memif without a peer looks for one.
+    /// The number of the port with this name; 0, or a negative error.
+    pub fn rte_eth_dev_get_port_by_name(name: *const c_char, port: *mut u16) -> c_int;
+    /// Looks at a port's link without waiting; 0, or a negative error.
     pub fn rte_eth_link_get_nowait(port: u16, link: *mut rte_eth_link) -> c_int;
+    /// Starts a stopped port.
+    pub fn rte_eth_dev_start(port: u16) -> c_int;
+    /// Stops a port.
+    pub fn rte_eth_dev_stop(port: u16) -> c_int;
 
     /// `socket(2)`.
     pub fn ff_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;

@@ -132,8 +132,8 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Connects to a server.
 #[pyfunction]
 #[pyo3(
-    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None),
-    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None)"
+    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, config = None),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, config=None)"
 )]
 pub fn connect(
     py: Python<'_>,
@@ -142,6 +142,7 @@ pub fn connect(
     tables: Vec<PyRef<'_, PyTable>>,
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
+    config: Option<PathBuf>,
 ) -> PyResult<PyReplay> {
     log::start(py)?;
     let address = parse(py, url)?;
@@ -154,6 +155,7 @@ pub fn connect(
     let options = ConnectOptions {
         token,
         tls_ca,
+        stack_config: config,
         connect_timeout: timeout
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(LONGEST_CONNECT),

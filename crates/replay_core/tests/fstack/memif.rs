@@ -30,12 +30,17 @@ fn ends() -> &'static Ends {
     ENDS.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap().keep();
         let socket = folder.join("memif.sock");
-        let configure = |role: &str, core, address| {
+        // Fixed Ethernet addresses: a server that was started again is known by that of the one before.
+        let configure = |role: &str, core, address: &str| {
+            let mac = format!("02:00:00:00:00:0{}", address.rsplit('.').next().unwrap());
             Port {
                 name: &format!("innet-{}-{role}", std::process::id()),
                 core,
                 address,
-                device: &format!("net_memif0,role={role},id=0,socket={}", socket.display()),
+                device: &format!(
+                    "net_memif0,role={role},id=0,mac={mac},socket={}",
+                    socket.display()
+                ),
             }
             .configure(&folder)
         };
@@ -49,7 +54,9 @@ fn ends() -> &'static Ends {
 
 fn serve(more: &[&str]) -> Serving {
     let serving = Serving::on_fstack(&ends().server, SERVER, more);
-    assert!(serving.ready.contains(SERVER), "{}", serving.ready);
+    if !serving.ready.contains(SERVER) {
+        panic!("{:?}", serving.end());
+    }
     serving
 }
 

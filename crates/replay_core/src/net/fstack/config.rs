@@ -23,6 +23,8 @@ pub struct Config {
     pub eal: Vec<String>,
     /// Whether it names virtual devices alone.
     pub virtual_only: bool,
+    /// The devices that connect to a memif socket; the other role listens there.
+    pub memif_clients: Vec<String>,
     /// Microseconds that the loop sleeps when there is nothing to do; with 0 it takes its whole core.
     pub idle_sleep: u32,
     /// The core of the loop, as the file has it.
@@ -49,11 +51,20 @@ impl Config {
             path: full,
             eal: Vec::new(),
             virtual_only: false,
+            memif_clients: Vec::new(),
             idle_sleep: 0,
             lcore_mask: String::new(),
         };
         config.parse(&text).map_err(refuse)?;
         config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
+        let memif = |argument: &String| {
+            let (name, parameters) = argument.strip_prefix("--vdev=")?.split_once(',')?;
+            let listens = parameters
+                .split(',')
+                .any(|p| ["role=server", "role=master"].contains(&p));
+            (name.starts_with("net_memif") && !listens).then(|| name.to_owned())
+        };
+        config.memif_clients = config.eal.iter().filter_map(memif).collect();
         Ok(config)
     }
 
@@ -133,7 +144,15 @@ mod tests {
             config.eal,
             ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]
         );
-        assert!(config.path.is_absolute());
+        assert!(
+            config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty()
+        );
+        let config = read(
+            "[dpdk]\nlcore_mask=1\n[port0]\n[innet]\neal=--vdev=net_memif0,role=server,socket=a\n\
+             eal=--vdev=net_memif1,socket=b,role=client\n",
+        )
+        .unwrap();
+        assert_eq!(config.memif_clients, ["net_memif1"]);
     }
 
     #[test]

@@ -133,8 +133,8 @@ pub fn start(config: &Config) -> Result<Handle> {
     // SAFETY: a function without arguments, for the end of the process.
     unsafe { libc::atexit(stop_at_exit) };
     announce(config);
-    if config.virtual_only {
-        handle.spawn(|stack| look_for_peers(stack))?;
+    for name in config.memif_clients.clone() {
+        handle.spawn(|stack| find_peer_again(stack, name))?;
     }
     *state = State::Running(Running {
         config: config.path.clone(),
@@ -162,19 +162,24 @@ fn announce(config: &Config) {
     }
 }
 
-/// A memif finds its peer, or the one that took its place, when somebody looks at its link, and F-Stack does so at its
-/// start alone.
-async fn look_for_peers(stack: Fstack) {
-    const EVERY: Duration = Duration::from_millis(200);
+/// A memif of the role client connects when its port starts, and never again: here it starts again for as long as it
+/// has no peer, so that it finds one that was started anew.
+async fn find_peer_again(stack: Fstack, name: String) {
+    const EVERY: Duration = Duration::from_millis(500);
+    let Ok(name) = CString::new(name) else { return };
     loop {
-        let mut link = ff::rte_eth_link::default();
-        // SAFETY: on the reactor thread, between bursts; there is room for the answer.
+        stack.sleep_until(Instant::now() + EVERY).await;
+        let (mut port, mut link) = (0, ff::rte_eth_link::default());
+        // SAFETY: on the reactor thread, between bursts; a string with its end, and room for each answer.
         unsafe {
-            for port in 0..ff::rte_eth_dev_count_avail() {
-                ff::rte_eth_link_get_nowait(port, &raw mut link);
+            if ff::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut port) == 0
+                && ff::rte_eth_link_get_nowait(port, &raw mut link) == 0
+                && !link.is_up()
+            {
+                ff::rte_eth_dev_stop(port);
+                ff::rte_eth_dev_start(port);
             }
         }
-        stack.sleep_until(Instant::now() + EVERY).await;
     }
 }
 
