@@ -61,6 +61,8 @@ impl rte_eth_link {
     }
 }
 
+/// The release of the library that was linked, where it was found by pkg-config.
+pub const RELEASE: Option<&str> = option_env!("FSTACK_VERSION");
 /// Data to read, or connections to accept.
 pub const EVFILT_READ: c_short = -1;
 /// Room to write.
@@ -69,6 +71,8 @@ pub const EVFILT_WRITE: c_short = -2;
 pub const EV_ADD: c_ushort = 0x0001;
 /// Deletes an event from the queue.
 pub const EV_DELETE: c_ushort = 0x0002;
+/// Reports once, and is then gone from the queue.
+pub const EV_ONESHOT: c_ushort = 0x0010;
 /// Reports a state when it is entered, not for as long as it lasts.
 pub const EV_CLEAR: c_ushort = 0x0020;
 /// The other end has closed; nothing more will come.

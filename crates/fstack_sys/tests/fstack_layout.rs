@@ -8,7 +8,7 @@ use fstack_sys::fstack::*;
 unsafe extern "C" {
     static innet_kevent_layout: [usize; 9];
     static innet_sockaddr_layout: [usize; 4];
-    static innet_fstack_constants: [i32; 9];
+    static innet_fstack_constants: [i32; 10];
 }
 
 #[test]
@@ -45,6 +45,7 @@ fn constants_are_those_of_the_headers() {
         EVFILT_WRITE.into(),
         EV_ADD.into(),
         EV_DELETE.into(),
+        EV_ONESHOT.into(),
         EV_CLEAR.into(),
         EV_EOF.into(),
         EV_ERROR.into(),
@@ -57,7 +58,7 @@ fn constants_are_those_of_the_headers() {
 #[test]
 fn the_library_is_of_a_release_that_is_known_to_work() {
     // Upstream's own installation has no pkg-config file, and nothing in its headers tells the release.
-    let Some(version) = option_env!("FSTACK_VERSION") else {
+    let Some(version) = RELEASE else {
         println!("the release is unknown: found by FF_PATH");
         return;
     };

@@ -1,15 +1,16 @@
 //! The only tests of this folder that run by themselves: each starts the others in a child process, on one link.
 //!
-//! With `INNET_FSTACK_RECORD=FOLDER` each leaves a record of what passed in that folder, as JSON.
+//! With `INNET_FSTACK_RECORD=FILE` each adds what passed to that file, beside those of the same commit.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::setup::{Port, veth_is_missing, with_veth};
 use crate::support::{FSTACK_CONFIG, FSTACK_END, FSTACK_HOST};
@@ -38,15 +39,37 @@ fn run(link: &str, mut command: Command, filters: &[&str]) {
         "{link}\n{text}\n{errors}"
     );
     println!("{link}: {} tests in {:.1?}", results.len(), begun.elapsed());
-    if let Some(folder) = env::var_os("INNET_FSTACK_RECORD") {
-        let record = json!({
-            "link": link,
-            "seconds": begun.elapsed().as_secs_f64(),
-            "tests": results.iter().map(|(name, result)| json!({"name": name, "result": result})).collect::<Vec<_>>(),
-        });
-        let name = format!("{}.json", link.replace([' ', ','], "-"));
-        fs::write(PathBuf::from(folder).join(name), record.to_string()).unwrap();
-    }
+    let seconds = begun.elapsed().as_secs_f64();
+    record(
+        link,
+        json!({"seconds": seconds, "tests": results.into_iter().collect::<BTreeMap<_, _>>()}),
+    );
+}
+
+fn record(link: &str, result: Value) {
+    let Some(path) = env::var_os("INNET_FSTACK_RECORD").filter(|path| !path.is_empty()) else {
+        return;
+    };
+    let said = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let of = json!({
+        "commit": said("git", &["describe", "--always", "--dirty", "--exclude=*"]),
+        "fstack": fstack_sys::fstack::RELEASE,
+        "dpdk": said("pkg-config", &["--modversion", "libdpdk"]),
+        "kernel": said("uname", &["-sr"]),
+        "cores": std::thread::available_parallelism().unwrap(),
+    });
+    let old = fs::read(&path)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let mut record = match old {
+        Some(old @ Value::Object(_)) if old["of"] == of => old,
+        _ => json!({"of": of, "links": {}}),
+    };
+    record["links"][link] = result;
+    fs::write(&path, serde_json::to_string_pretty(&record).unwrap() + "\n").unwrap();
 }
 
 fn skipped(link: &str, reason: &str) {

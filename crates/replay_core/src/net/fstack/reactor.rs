@@ -26,6 +26,20 @@ use futures_util::stream::FuturesUnordered;
 /// Events taken from the queue at a time; more wait for the next turn.
 const EVENTS: usize = 64;
 
+const NO_EVENT: ff::kevent = ff::kevent {
+    ident: 0,
+    filter: 0,
+    flags: 0,
+    fflags: 0,
+    data: 0,
+    udata: ptr::null_mut(),
+    ext: [0; 4],
+};
+
+/// Turns between two looks at the clock, which take longer than the rest of an idle turn. A timer is late by so many
+/// turns: microseconds when polling, a millisecond when the loop sleeps.
+const CLOCK_EVERY: u32 = 16;
+
 /// Times that woken tasks are polled in one turn: a task that always wakes itself must not keep packets waiting.
 const ROUNDS: usize = 16;
 
@@ -63,17 +77,21 @@ pub enum Direction {
     Write,
 }
 
-/// One direction of a socket. With EV_CLEAR an event comes when a state is entered, so readiness is kept until a call
-/// says that it would block.
+/// One direction of a socket. An event comes when a state is entered, so readiness is kept until a call says that it
+/// would block.
 #[derive(Default)]
 struct Readiness {
     ready: bool,
+    /// Whether F-Stack will tell. It always does for reading; for writing it would do so with every acknowledgement, so
+    /// it is asked each time.
+    watched: bool,
     waker: Option<Waker>,
 }
 
 #[derive(Default)]
 struct Socket {
     generation: u32,
+    fd: c_int,
     read: Readiness,
     write: Readiness,
 }
@@ -99,6 +117,7 @@ thread_local! {
 /// The state of the reactor thread. Holding one by reference proves that the thread is the right one for F-Stack's calls.
 pub struct Reactor {
     queue: c_int,
+    events: RefCell<[ff::kevent; EVENTS]>,
     sockets: RefCell<Vec<Socket>>,
     free: RefCell<Vec<usize>>,
     tasks: RefCell<FuturesUnordered<Task>>,
@@ -107,6 +126,7 @@ pub struct Reactor {
     waker: Waker,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next_timer: Cell<u64>,
+    turns: Cell<u32>,
     jobs: mpsc::Receiver<Job>,
     stop: Arc<AtomicBool>,
     /// When the loop ends, once it has been asked to.
@@ -128,6 +148,7 @@ impl Reactor {
         let woken = Arc::new(Woken(AtomicBool::new(false)));
         let reactor = Rc::new(Reactor {
             queue,
+            events: RefCell::new([NO_EVENT; EVENTS]),
             sockets: RefCell::default(),
             free: RefCell::default(),
             tasks: RefCell::default(),
@@ -136,6 +157,7 @@ impl Reactor {
             woken,
             timers: RefCell::default(),
             next_timer: Cell::new(0),
+            turns: Cell::new(0),
             jobs,
             stop,
             end: Cell::new(None),
@@ -187,36 +209,53 @@ impl Reactor {
         };
         let token = {
             let socket = &mut self.sockets.borrow_mut()[index];
-            socket.read = Readiness { ready, waker: None };
-            socket.write = Readiness { ready, waker: None };
+            socket.fd = fd;
+            socket.read.ready = ready;
+            socket.write.ready = ready;
             Token::new(index, socket.generation)
         };
-        let change = |filter| ff::kevent {
+        match self.watch(token, Direction::Read) {
+            Ok(()) => Ok(token),
+            Err(error) => {
+                self.forget(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks F-Stack to tell when the socket is ready.
+    fn watch(&self, token: Token, direction: Direction) -> io::Result<()> {
+        let lost = io::ErrorKind::NotConnected;
+        let fd = self.socket(token, |socket| socket.fd).ok_or(lost)?;
+        if self.side(token, direction, |side| {
+            std::mem::replace(&mut side.watched, true)
+        }) == Some(true)
+        {
+            return Ok(());
+        }
+        let (filter, flags) = match direction {
+            Direction::Read => (ff::EVFILT_READ, ff::EV_CLEAR),
+            Direction::Write => (ff::EVFILT_WRITE, ff::EV_ONESHOT),
+        };
+        let change = ff::kevent {
             ident: fd as usize,
             filter,
-            flags: ff::EV_ADD | ff::EV_CLEAR,
-            fflags: 0,
-            data: 0,
+            flags: ff::EV_ADD | flags,
             udata: ptr::without_provenance_mut(token.0),
-            ext: [0; 4],
+            ..NO_EVENT
         };
-        let changes = [change(ff::EVFILT_READ), change(ff::EVFILT_WRITE)];
-        // SAFETY: on the reactor thread; the changes are two, and there is no room for events, which 0 says.
+        // SAFETY: on the reactor thread; one change, and no room for events, which 0 says.
         let changed = unsafe {
             ff::ff_kevent(
                 self.queue,
-                changes.as_ptr(),
-                2,
+                &raw const change,
+                1,
                 ptr::null_mut(),
                 0,
                 ptr::null(),
             )
         };
-        if let Err(error) = check(changed) {
-            self.forget(token);
-            return Err(error);
-        }
-        Ok(token)
+        check(changed).map(drop)
     }
 
     /// Stops watching; to be called when the descriptor is closed, which takes it out of the queue.
@@ -266,9 +305,10 @@ impl Reactor {
             Some(waker) => waker.clone_from(context.waker()),
             none => *none = Some(context.waker().clone()),
         });
-        match known {
-            Some(()) => Poll::Pending,
-            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        match (known, self.watch(token, direction)) {
+            (Some(()), Ok(())) => Poll::Pending,
+            (_, Err(error)) => Poll::Ready(Err(error)),
+            (None, Ok(())) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
     }
 
@@ -278,9 +318,7 @@ impl Reactor {
         direction: Direction,
         work: impl FnOnce(&mut Readiness) -> T,
     ) -> Option<T> {
-        let mut sockets = self.sockets.borrow_mut();
-        let socket = sockets.get_mut(token.index()?)?;
-        (socket.generation == token.generation()).then(|| {
+        self.socket(token, |socket| {
             work(match direction {
                 Direction::Read => &mut socket.read,
                 Direction::Write => &mut socket.write,
@@ -288,17 +326,15 @@ impl Reactor {
         })
     }
 
+    fn socket<T>(&self, token: Token, work: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+        let mut sockets = self.sockets.borrow_mut();
+        let socket = sockets.get_mut(token.index()?)?;
+        (socket.generation == token.generation()).then(|| work(socket))
+    }
+
     fn look_at_sockets(&self) -> io::Result<()> {
-        const NONE: ff::kevent = ff::kevent {
-            ident: 0,
-            filter: 0,
-            flags: 0,
-            fflags: 0,
-            data: 0,
-            udata: ptr::null_mut(),
-            ext: [0; 4],
-        };
-        let mut events = [NONE; EVENTS];
+        let mut events = self.events.borrow_mut();
+        let room = events.len() as c_int;
         // SAFETY: on the reactor thread; there is room for as many events as it is told.
         let count = check(unsafe {
             ff::ff_kevent(
@@ -306,7 +342,7 @@ impl Reactor {
                 ptr::null(),
                 0,
                 events.as_mut_ptr(),
-                EVENTS as c_int,
+                room,
                 ptr::null(),
             )
         })?;
@@ -317,6 +353,7 @@ impl Reactor {
             };
             let waker = self.side(Token(event.udata.addr()), direction, |side| {
                 side.ready = true;
+                side.watched = matches!(direction, Direction::Read);
                 side.waker.take()
             });
             if let Some(Some(waker)) = waker {
@@ -363,7 +400,10 @@ impl Reactor {
         while let Ok(job) = self.jobs.try_recv() {
             job(self);
         }
-        self.fire_timers();
+        self.turns.set(self.turns.get().wrapping_add(1));
+        if self.turns.get().is_multiple_of(CLOCK_EVERY) {
+            self.fire_timers();
+        }
         self.run_tasks();
         // Acquire: synchronizes with the release store in `Handle::stop`.
         if self.stop.load(Ordering::Acquire) {
