@@ -15,10 +15,13 @@ TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--torch-backend cpu)
 $(if $(filter auto cpu,$(TORCH)),,$(error TORCH=$(TORCH): it is auto, which comes with CUDA, or cpu))
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo test --workspace --no-fail-fast --lib --bins --tests)
+# Where F-Stack is installed: FF_PATH, or its pkg-config file.
+FSTACK := $(if $(FF_PATH),yes,$(shell pkg-config --exists libfstack 2>/dev/null && echo yes))
+DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint rust-test loom bench-check bench-record python-test bench bench-peers wire clean
+.PHONY: help setup build demo test format lint rust-test fstack-test loom bench-check bench-record python-test bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +59,9 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- --deny warnings
 	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
+	cargo clippy --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
+	cargo clippy --package replay_core --all-targets --features fstack --quiet -- --deny warnings
+	cargo clippy --package replay_py --features fstack --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -64,6 +70,13 @@ lint: setup ## formatting, clippy, ruff, mypy
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
 	cargo test --package replay_core --doc
+	$(if $(DPDK),cargo test --package fstack_sys --features dpdk,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): cargo test --package fstack_sys --features dpdk')
+	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/fstack.md): make fstack-test')
+
+# Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
+fstack-test: ## client and server through F-Stack, over veth pairs and memif
+	cargo test --package fstack_sys --features fstack
+	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --package replay_core --features fstack --test fstack -- --show-output links::
 
 # For the whole workspace, as the Rust tests: that is one build for both.
 COUNTS := cargo test --quiet --workspace --bench counts --

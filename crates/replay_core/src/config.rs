@@ -1,7 +1,7 @@
 //! The server's configuration: one struct, read from TOML, with a flag of the same name for each field.
 
 use std::fmt;
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
 use crate::memory::MemoryLimits;
-use crate::net::Address;
+use crate::net::{Address, StackName};
 use crate::schema::TableConfig;
 
 /// Frames of `max_frame_bytes` that `max_bytes` has room for, at least: two being received, and one that is kept.
@@ -23,6 +23,12 @@ pub struct ServerConfig {
     /// `unix:///path`; port 0 lets the system choose. An address that other machines reach needs a token and
     /// TLS, or `trusted_network`. Default: `innet://127.0.0.1:7710`.
     pub listen: Vec<Address>,
+    /// Whose TCP the server uses: `kernel`, or `fstack` (F-Stack over DPDK; a program built with that feature, TCP at
+    /// the IP addresses of its ports alone, one thread). Default: `kernel`.
+    pub stack: StackName,
+    /// F-Stack's configuration file: its own format, and a section `[innet]` with arguments for DPDK, one to an `eal`
+    /// line. Default: none.
+    pub stack_config: Option<PathBuf>,
     /// Threads that serve connections. Default: 0, one for every two cores: a thread moves gigabytes a
     /// second, and the other cores belong to the actors and the learner that often share the machine.
     pub io_threads: usize,
@@ -71,7 +77,10 @@ impl Default for ServerConfig {
                 host: "127.0.0.1".to_owned(),
                 port: Address::DEFAULT_PORT,
                 tls: false,
+                stack: StackName::Kernel,
             }],
+            stack: StackName::Kernel,
+            stack_config: None,
             io_threads: 0,
             spin: false,
             max_bytes: 0,
@@ -176,13 +185,79 @@ impl ServerConfig {
         for address in &self.listen {
             self.validate_address(address)?;
         }
+        self.validate_stack()?;
         self.tables.iter().try_for_each(TableConfig::validate)
     }
 
+    fn validate_stack(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        match (self.stack, &self.stack_config) {
+            (StackName::Kernel, None) => return Ok(()),
+            (StackName::Kernel, Some(_)) => {
+                return refuse(
+                    "stack_config is set, and stack is kernel: set stack to fstack, or take it out"
+                        .to_owned(),
+                );
+            }
+            (StackName::Fstack, None) => {
+                return refuse(
+                    "stack is fstack: name F-Stack's configuration file in stack_config".to_owned(),
+                );
+            }
+            (StackName::Fstack, Some(_)) => {}
+        }
+        if self.spin {
+            return refuse(
+                "spin is for the kernel's sockets; F-Stack polls unless idle_sleep is set in its file: leave spin out"
+                    .to_owned(),
+            );
+        }
+        if self.io_threads > 1 {
+            return refuse(format!(
+                "F-Stack has one thread in a process, and io_threads is {}: leave it out",
+                self.io_threads
+            ));
+        }
+        for address in &self.listen {
+            let Address::Tcp { host, .. } = address else {
+                return refuse(format!(
+                    "{address} is a socket file, which F-Stack cannot serve"
+                ));
+            };
+            match host.parse::<IpAddr>() {
+                Ok(ip) if ip.is_loopback() => {
+                    return refuse(format!(
+                        "{address} is this machine alone, where F-Stack is not: listen on the address of one of its ports \
+                         (addr in stack_config)"
+                    ));
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    return refuse(format!(
+                        "{address} names a host; with F-Stack write its IP address"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn validate_address(&self, address: &Address) -> Result<()> {
-        let Address::Tcp { host, port, tls } = address else {
+        let Address::Tcp {
+            host,
+            port,
+            tls,
+            stack,
+        } = address
+        else {
             return Ok(());
         };
+        if *stack != StackName::Kernel {
+            return Err(Error::Config(format!(
+                "{address} is an address for clients: a server listens on innet:// or innets://, and takes its stack from \
+                 --stack"
+            )));
+        }
         if *tls && self.tls_cert.is_none() {
             return Err(Error::Config(format!(
                 "{address} asks for TLS: set tls_cert and tls_key"

@@ -27,7 +27,7 @@
 //! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
 //! | [`wire`] | frames and Cap'n Proto messages |
 //! | [`client`] | the `Replay` of a server |
-//! | [`net`] | the `Stack` trait: `kernel`, `sim` |
+//! | [`net`] | the `Stack` trait: `kernel`, `sim`, and `fstack` with that feature |
 //! | [`service`] | a request in, a reply out, no socket in sight |
 //! | [`handshake`] | versions and tokens, without I/O |
 //! | [`connection`] | one coroutine per connection |

@@ -1,10 +1,12 @@
 //! Listeners, I/O threads and shutdown around the connections.
 //!
 //! [`Server`] is everything but sockets, and runs on any [`Stack`]; [`Server::start`] runs it on kernel sockets
-//! with threads of its own. The first I/O thread accepts, and every I/O thread serves what it is handed until
+//! with threads of its own, or on F-Stack's one. The first I/O thread accepts, and every I/O thread serves what it is handed until
 //! the end: a connection never moves.
 
 use std::future::Future;
+#[cfg(feature = "fstack")]
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -23,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::handshake::Handshake;
 use crate::memory::Memory;
 use crate::net::kernel::{self, Kernel};
-use crate::net::{Address, Stack, until};
+use crate::net::{Address, Stack, StackName, until};
 use crate::service::Service;
 use crate::tls;
 
@@ -114,52 +116,35 @@ impl Server {
         })
     }
 
-    /// Serves a memory on kernel sockets, from threads of its own, until the answer is shut down or dropped.
+    /// Serves a memory on the stack that the configuration names, until the answer is shut down or dropped: on kernel
+    /// sockets from threads of its own, on F-Stack's from its one thread, which is started if it does not run yet.
     ///
     /// # Errors
-    /// Those of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound.
+    /// Those of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
+    /// stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
+        config.stack.check_built_in()?;
         let server = Arc::new(Server::new(config, memory)?);
-        make_room_for(config.max_connections);
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),
-            threads: Vec::new(),
+            parts: Vec::new(),
         };
-        let mut others = Vec::new();
-        for number in 1..config.effective_io_threads() {
-            let (hand_over, accepted) = mpsc::unbounded_channel();
-            others.push(hand_over);
-            let server = server.clone();
-            running
-                .threads
-                .push(io_thread(number, config.spin, move || async move {
-                    server.serve_handed_over(Kernel, accepted).await;
-                })?);
-        }
         let (bound, addresses) = std::sync::mpsc::channel();
-        let listen: Vec<Address> = config.listen.iter().map(|a| server.with_tls(a)).collect();
-        running
-            .threads
-            .push(io_thread(0, config.spin, move || async move {
-                let listeners: Result<Vec<_>> = listen.iter().map(|a| Kernel.listen(a)).collect();
-                match listeners {
-                    Ok(listeners) => {
-                        let addresses = listeners.iter().map(|l| Kernel.address(l)).collect();
-                        // Whoever started the server waits for this.
-                        let _ = bound.send(Ok(addresses));
-                        server.run(Kernel, listeners, others).await;
-                    }
-                    Err(error) => drop(bound.send(Err(error))),
-                }
-            })?);
+        match config.stack {
+            StackName::Kernel => server.start_on_kernel(config, bound, &mut running.parts)?,
+            #[cfg(feature = "fstack")]
+            StackName::Fstack => running.parts.push(server.start_on_fstack(config, bound)?),
+            #[cfg(not(feature = "fstack"))]
+            StackName::Fstack => {}
+        }
         running.addresses = addresses
             .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
         let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
         tracing::info!(
             addresses = addresses.join(" "),
-            io_threads = running.threads.len(),
+            io_threads = running.parts.len(),
             tables = config.tables.len(),
             "listening"
         );
@@ -172,6 +157,62 @@ impl Server {
         Ok(running)
     }
 
+    fn start_on_kernel(
+        self: Arc<Self>,
+        config: &ServerConfig,
+        bound: Bound,
+        threads: &mut Vec<Part>,
+    ) -> Result<()> {
+        make_room_for(config.max_connections);
+        let mut others = Vec::new();
+        for number in 1..config.effective_io_threads() {
+            let (hand_over, accepted) = mpsc::unbounded_channel();
+            others.push(hand_over);
+            let server = self.clone();
+            threads.push(io_thread(number, config.spin, move || async move {
+                server.serve_handed_over(Kernel, accepted).await;
+            })?);
+        }
+        let listen = config.listen.clone();
+        threads.push(io_thread(0, config.spin, move || {
+            self.listen_and_run(Kernel, listen, others, bound)
+        })?);
+        Ok(())
+    }
+
+    #[cfg(feature = "fstack")]
+    fn start_on_fstack(self: Arc<Self>, config: &ServerConfig, bound: Bound) -> Result<Part> {
+        use crate::net::fstack;
+        let path = config.stack_config.as_deref().unwrap_or(Path::new(""));
+        let reactor = fstack::start(&fstack::config::Config::read(path)?)?;
+        let listen = config.listen.clone();
+        let (end, ended) = std::sync::mpsc::channel();
+        reactor.spawn(move |stack| async move {
+            self.listen_and_run(stack, listen, vec![], bound).await;
+            let _ = end.send(());
+        })?;
+        Ok(Part::Task(ended))
+    }
+
+    /// Binds the addresses, tells whoever started the server, and serves.
+    async fn listen_and_run<S: Stack>(
+        self: Arc<Self>,
+        stack: S,
+        listen: Vec<Address>,
+        others: Vec<mpsc::UnboundedSender<Accepted<S::Incoming>>>,
+        bound: Bound,
+    ) {
+        let listeners = listen.iter().map(|a| stack.listen(&self.with_tls(a)));
+        match listeners.collect::<Result<Vec<_>>>() {
+            Ok(listeners) => {
+                let addresses = listeners.iter().map(|l| stack.address(l)).collect();
+                let _ = bound.send(Ok(addresses));
+                self.run(stack, listeners, others).await;
+            }
+            Err(error) => drop(bound.send(Err(error))),
+        }
+    }
+
     /// The address to listen on: with a certificate, every TCP address speaks TLS.
     fn with_tls(&self, address: &Address) -> Address {
         match address {
@@ -179,6 +220,7 @@ impl Server {
                 host: host.clone(),
                 port: *port,
                 tls: self.tls.is_some(),
+                stack: StackName::Kernel,
             },
             Address::Unix { .. } => address.clone(),
         }
@@ -372,11 +414,23 @@ impl Server {
     }
 }
 
-/// A server on kernel sockets. Dropped, it shuts down and waits for its end.
+/// Where the addresses that were bound are told.
+type Bound = std::sync::mpsc::Sender<Result<Vec<Address>>>;
+
+/// A server on sockets. Dropped, it shuts down and waits for its end.
 pub struct RunningServer {
     server: Arc<Server>,
     addresses: Vec<Address>,
-    threads: Vec<JoinHandle<()>>,
+    parts: Vec<Part>,
+}
+
+/// Something that has to end before the server has.
+enum Part {
+    /// An I/O thread.
+    Thread(JoinHandle<()>),
+    /// A task on a thread that is not the server's; it tells its end.
+    #[cfg(feature = "fstack")]
+    Task(std::sync::mpsc::Receiver<()>),
 }
 
 impl RunningServer {
@@ -404,10 +458,17 @@ impl RunningServer {
     }
 
     fn join(&mut self) -> Result<()> {
-        for thread in self.threads.drain(..) {
-            thread
-                .join()
-                .map_err(|_| Error::Internal("an I/O thread of the server panicked".into()))?;
+        for part in self.parts.drain(..) {
+            let ended = match part {
+                Part::Thread(thread) => thread.join().is_ok(),
+                #[cfg(feature = "fstack")]
+                Part::Task(ended) => ended.recv().is_ok(),
+            };
+            if !ended {
+                return Err(Error::Internal(
+                    "an I/O thread of the server panicked".into(),
+                ));
+            }
         }
         Ok(())
     }
@@ -431,7 +492,7 @@ fn io_thread<F: Future<Output = ()>>(
     number: usize,
     spin: bool,
     start: impl FnOnce() -> F + Send + 'static,
-) -> Result<JoinHandle<()>> {
+) -> Result<Part> {
     let failed = |what: &str| {
         let what = what.to_owned();
         move |source| Error::Io { what, source }
@@ -447,5 +508,6 @@ fn io_thread<F: Future<Output = ()>>(
     thread::Builder::new()
         .name(format!("innet-io-{number}"))
         .spawn(move || LocalSet::new().block_on(&runtime, start()))
+        .map(Part::Thread)
         .map_err(failed("cannot start an I/O thread"))
 }

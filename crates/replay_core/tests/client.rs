@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use replay_core::client::{Address, Client, ConnectOptions, connect};
+use replay_core::client::{Address, Client, ConnectOptions};
 use replay_core::config::Secret;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Replay, UpdateReceipt, Wait};
@@ -14,7 +14,7 @@ use replay_core::schema::{Sampler, TableConfig};
 use support::*;
 
 /// Every call of the trait, once.
-fn exercise(replay: &Client) {
+pub fn exercise(replay: &Client) {
     let wait = &soon();
     let config = TableConfig {
         sampler: Sampler::Prioritized,
@@ -110,7 +110,7 @@ fn exercise(replay: &Client) {
 
 #[test]
 fn every_call_works_over_tcp() {
-    let server = serve(&["innet://127.0.0.1:0"], |_| {});
+    let server = serve(&[&any_port("innet")], |_| {});
     exercise(&connect(&server.addresses()[0], ConnectOptions::default()).unwrap());
 }
 
@@ -149,7 +149,7 @@ impl Certificate {
     }
 
     fn serve(&self) -> replay_core::server::RunningServer {
-        serve(&["innets://127.0.0.1:0"], |config| {
+        serve(&[&any_port("innets")], |config| {
             config.tls_cert = Some(self.folder.path().join("cert.pem"));
             config.tls_key = Some(self.folder.path().join("key.pem"));
         })
@@ -165,7 +165,7 @@ impl Certificate {
 
 #[test]
 fn every_call_works_over_tls() {
-    let certificate = Certificate::new("127.0.0.1", false);
+    let certificate = Certificate::new(host(), false);
     let server = certificate.serve();
     exercise(&connect(&server.addresses()[0], certificate.trusted()).unwrap());
 }
@@ -180,9 +180,9 @@ fn a_certificate_of_openssl_is_trusted_as_it_is() {
 
 #[test]
 fn a_certificate_that_nobody_trusts_is_refused() {
-    let certificate = Certificate::new("127.0.0.1", false);
+    let certificate = Certificate::new(host(), false);
     let server = certificate.serve();
-    let other = Certificate::new("127.0.0.1", false);
+    let other = Certificate::new(host(), false);
     let refused = connect(&server.addresses()[0], other.trusted());
     let error = refused.err().unwrap();
     assert_eq!(error.code(), ErrorCode::Authentication, "{error}");
@@ -190,7 +190,7 @@ fn a_certificate_that_nobody_trusts_is_refused() {
 
 #[test]
 fn tls_without_certificates_and_certificates_without_tls_are_refused() {
-    let certificate = Certificate::new("127.0.0.1", false);
+    let certificate = Certificate::new(host(), false);
     let plain: Address = "innet://127.0.0.1:1".parse().unwrap();
     let tls: Address = "innets://127.0.0.1:1".parse().unwrap();
     let missing = ConnectOptions {
@@ -210,21 +210,20 @@ fn tls_without_certificates_and_certificates_without_tls_are_refused() {
 
 #[test]
 fn a_client_without_tls_is_told_of_a_server_with_it() {
-    let certificate = Certificate::new("127.0.0.1", false);
+    let certificate = Certificate::new(host(), false);
     let server = certificate.serve();
-    let plain = format!("innet://127.0.0.1:{}", port(&server))
-        .parse()
-        .unwrap();
+    let plain = format!("innet://{}:{}", host(), port(&server));
+    let plain = plain.parse().unwrap();
     let error = connect(&plain, ConnectOptions::default()).err().unwrap();
     assert!(error.to_string().contains("innets://"), "{error}");
 }
 
 #[test]
 fn tokens_are_checked_at_both_ends() {
-    let with = serve(&["innet://127.0.0.1:0"], |config| {
+    let with = serve(&[&any_port("innet")], |config| {
         config.token = Some(Secret("secret".into()));
     });
-    let without = serve(&["innet://127.0.0.1:0"], |_| {});
+    let without = serve(&[&any_port("innet")], |_| {});
     let attempt = |server: &replay_core::server::RunningServer, token: Option<&str>| {
         let options = ConnectOptions {
             token: token.map(Into::into),
@@ -246,22 +245,22 @@ fn tokens_are_checked_at_both_ends() {
 
 #[test]
 fn nobody_at_the_address_is_an_error_at_once() {
-    let free = TcpListener::bind("127.0.0.1:0")
+    let free = TcpListener::bind((kernel_host(), 0))
         .unwrap()
         .local_addr()
         .unwrap();
     for address in [format!("innet://{free}"), "unix:///no/such/socket".into()] {
-        let error = connect(&address.parse().unwrap(), ConnectOptions::default())
-            .err()
-            .unwrap();
+        let address = address.parse().unwrap();
+        let error = connect(&address, ConnectOptions::default()).err().unwrap();
         assert_eq!(error.code(), ErrorCode::Connect);
-        assert!(error.to_string().contains(&address), "{error}");
+        let named = dialed(&address).to_string();
+        assert!(error.to_string().contains(&named), "{error}");
     }
 }
 
 #[test]
 fn a_peer_that_says_nothing_is_given_up() {
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = TcpListener::bind((kernel_host(), 0)).unwrap();
     let address = format!("innet://{}", silent.local_addr().unwrap())
         .parse()
         .unwrap();
@@ -274,7 +273,7 @@ fn a_peer_that_says_nothing_is_given_up() {
 }
 
 fn connected() -> (replay_core::server::RunningServer, Client) {
-    let server = serve(&["innet://127.0.0.1:0"], |_| {});
+    let server = serve(&[&any_port("innet")], |_| {});
     let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
     (server, client)
@@ -319,7 +318,9 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
         // The client's own error: the server's would be `Remote`.
         assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
         assert!(
-            error.to_string().contains(&proxy.address.to_string()),
+            error
+                .to_string()
+                .contains(&dialed(&proxy.address).to_string()),
             "{error}"
         );
     }

@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use replay_core::client::{Client, ConnectOptions, connect};
+use replay_core::client::{Client, ConnectOptions};
 use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
 use replay_core::schema::{Sampler, TableConfig};
@@ -17,7 +17,7 @@ fn client(server: &RunningServer) -> Client {
 }
 
 fn server_with_a_queue() -> (RunningServer, Client) {
-    let server = serve(&["innet://127.0.0.1:0"], |_| {});
+    let server = serve(&[&any_port("innet")], |_| {});
     let client = client(&server);
     client.create_table(&queue("steps"), &soon()).unwrap();
     (server, client)
@@ -153,7 +153,7 @@ fn a_push_that_the_table_refuses_ends_the_writer() {
 
 #[test]
 fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
-    let server = serve(&["innet://127.0.0.1:0"], |config| {
+    let server = serve(&[&any_port("innet")], |config| {
         config.max_frame_bytes = 1 << 16
     });
     let client = client(&server);
@@ -221,26 +221,28 @@ fn keys(sampled: &Sampled) -> Vec<u64> {
     sampled.items.iter().map(|item| item.key).collect()
 }
 
-/// A Unix socket at which one server after the other is started.
+/// A place at which one server after the other is started.
 struct Place {
-    folder: tempfile::TempDir,
+    address: String,
+    _folder: tempfile::TempDir,
 }
 
 impl Place {
     fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
         Place {
-            folder: tempfile::tempdir().unwrap(),
+            address: fixed_place(&folder),
+            _folder: folder,
         }
     }
 
     fn serve(&self) -> RunningServer {
-        let address = format!("unix://{}/replay.sock", self.folder.path().display());
         let replay = TableConfig {
             sampler: Sampler::Prioritized,
             max_times_sampled: 0,
             ..queue("replay")
         };
-        serve(&[&address], |config| {
+        serve(&[&self.address], |config| {
             config.tables = vec![queue("steps"), replay]
         })
     }

@@ -134,8 +134,12 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Connects to a server.
 #[pyfunction]
 #[pyo3(
-    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false),
-    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False)"
+    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None)"
+)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the arguments of the Python function"
 )]
 pub fn connect(
     py: Python<'_>,
@@ -145,6 +149,7 @@ pub fn connect(
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
     spin: bool,
+    config: Option<PathBuf>,
 ) -> PyResult<PyReplay> {
     log::start(py)?;
     let address = parse(py, url)?;
@@ -158,6 +163,7 @@ pub fn connect(
         token,
         tls_ca,
         spin,
+        stack_config: config,
         connect_timeout: timeout
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(LONGEST_CONNECT),

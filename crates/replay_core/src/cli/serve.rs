@@ -13,7 +13,7 @@ use super::log;
 use crate::config::{LogLevel, Secret, ServerConfig};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
-use crate::net::Address;
+use crate::net::{Address, StackName};
 use crate::server::Server;
 use crate::wire::RELEASE;
 
@@ -31,6 +31,12 @@ pub struct Flags {
     #[arg(long, value_name = "ADDRESS")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     listen: Vec<Address>,
+    /// Whose TCP to use: fstack is F-Stack over DPDK, where this program was built with it [default: kernel]
+    #[arg(long, value_name = "STACK")]
+    stack: Option<StackName>,
+    /// F-Stack's configuration file, for --stack fstack
+    #[arg(long, value_name = "FILE")]
+    stack_config: Option<PathBuf>,
     /// Threads that serve connections [default: one for every two cores]
     #[arg(long, value_name = "N")]
     io_threads: Option<u32>,
@@ -178,6 +184,7 @@ mod tests {
     #[test]
     fn every_field_of_the_configuration_has_a_flag_of_its_name() {
         let filled = ServerConfig {
+            stack_config: Some("a".into()),
             token: Some(Secret("a".into())),
             token_file: Some("a".into()),
             tls_cert: Some("a".into()),

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Show the counters and gauges of a server.
 #[derive(Args)]
 pub struct Flags {
-    /// The server: innet://host:port, innets://host:port or unix:///path
+    /// The server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port by way of F-Stack
     #[arg(default_value = "innet://127.0.0.1:7710")]
     address: Address,
     /// One JSON object in place of the tables
@@ -35,6 +35,9 @@ pub struct Flags {
     /// The certificate that signs the server's, a PEM file
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
+    /// F-Stack's configuration file, for innet+fstack://
+    #[arg(long, value_name = "FILE")]
+    stack_config: Option<PathBuf>,
 }
 
 /// Asks the server once.
@@ -43,6 +46,7 @@ pub fn run(flags: &Flags) -> Result<()> {
     let options = ConnectOptions {
         token: token(flags, auth::environment_token())?,
         tls_ca: flags.tls_ca.clone(),
+        stack_config: flags.stack_config.clone(),
         connect_timeout: PATIENCE,
         ..ConnectOptions::default()
     };

@@ -1,5 +1,5 @@
-//! A connection and the small runtime that drives it, inside blocking calls alone: no thread of its own, so
-//! nothing happens on it between two calls.
+//! A connection and what drives it: inside blocking calls alone a small runtime, with no thread of its own, so that
+//! nothing happens on it between two calls; or F-Stack's reactor, which carries each call out while its caller waits.
 
 use std::io;
 use std::pin::pin;
@@ -17,7 +17,9 @@ use super::keys::{Incarnations, Stamp};
 use super::link::{self, Link};
 use super::{ConnectOptions, tls};
 use crate::error::{Error, Result};
-use crate::net::{Address, kernel};
+#[cfg(feature = "fstack")]
+use crate::net::fstack;
+use crate::net::{Address, StackName, kernel};
 use crate::replay::Wait;
 use crate::wire::{Limits, ReplyBody, RequestBody};
 
@@ -40,16 +42,18 @@ pub struct Dialer {
     tls: Option<TlsConnector>,
     /// In place of the kernel's sockets.
     open: Option<Box<OpenStream>>,
+    #[cfg(feature = "fstack")]
+    reactor: Option<fstack::Handle>,
     incarnations: Incarnations,
     /// The process that connected; a forked child must not touch what it inherited.
     process: u32,
 }
 
 impl Dialer {
-    /// Reads the certificates that the options name.
+    /// Reads the certificates that the options name, and starts F-Stack for an address that goes by it.
     ///
     /// # Errors
-    /// [`Error::Config`] when address and options do not fit.
+    /// [`Error::Config`] when address and options do not fit, or F-Stack cannot start.
     pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
         let refuse = |reason: String| Err(Error::Config(reason));
         let tls = match (&address, &options.tls_ca) {
@@ -69,11 +73,44 @@ impl Dialer {
             }
             (_, None) => None,
         };
+        let over_fstack = match (address.stack(), &options.stack_config) {
+            (StackName::Kernel, Some(_)) => {
+                return refuse(format!(
+                    "{address} goes by the kernel's TCP, which has no configuration file: write innet+fstack://address:port, \
+                     or leave the file out"
+                ));
+            }
+            (StackName::Kernel, None) => None,
+            (_, _) if options.spin => {
+                return refuse(format!("{address} polls by itself: leave spin out"));
+            }
+            (stack, file) => {
+                stack.check_built_in()?;
+                let Some(file) = file else {
+                    return refuse(format!(
+                        "{address} needs F-Stack's configuration file (config)"
+                    ));
+                };
+                Some(file)
+            }
+        };
+        #[cfg(feature = "fstack")]
+        let reactor = match over_fstack {
+            Some(file) => {
+                fstack::socket_address(&address)?;
+                Some(fstack::start(&fstack::config::Config::read(file)?)?)
+            }
+            None => None,
+        };
+        #[cfg(not(feature = "fstack"))]
+        let _ = over_fstack;
         Ok(Dialer {
             address,
             options,
             tls,
             open: None,
+            #[cfg(feature = "fstack")]
+            reactor,
             incarnations: Incarnations::default(),
             process: std::process::id(),
         })
@@ -108,16 +145,7 @@ impl Dialer {
     /// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`].
     pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
         self.check_process()?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|source| Error::Io {
-                what: "starting a connection's runtime".into(),
-                source,
-            })?;
-        if self.options.spin {
-            runtime.spawn(kernel::spin());
-        }
+        let driver = self.driver()?;
         let begun = Instant::now();
         let until = begun + self.options.connect_timeout;
         let until = match wait.deadline {
@@ -129,7 +157,7 @@ impl Dialer {
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = Limits::new(self.options.max_frame_bytes);
-        let (link, greeting) = drive(&runtime, wait, Some(until), late, async {
+        let (link, greeting) = driver.drive(wait, Some(until), late, async {
             let stream = self.stream().await?;
             let mut link = Link::new(stream, limits, self.address.to_string());
             let greeting = link
@@ -141,8 +169,26 @@ impl Dialer {
         Ok(Connection {
             stamp: self.incarnations.stamp(greeting.incarnation)?,
             process: self.process,
-            open: Some((link, runtime)),
+            open: Some((link, driver)),
         })
+    }
+
+    fn driver(&self) -> Result<Driver> {
+        #[cfg(feature = "fstack")]
+        if let Some(reactor) = &self.reactor {
+            return Ok(Driver::Reactor(reactor.clone()));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| Error::Io {
+                what: "starting a connection's runtime".into(),
+                source,
+            })?;
+        if self.options.spin {
+            runtime.spawn(kernel::spin());
+        }
+        Ok(Driver::Runtime(runtime))
     }
 
     async fn stream(&self) -> Result<Box<dyn Transport>> {
@@ -156,17 +202,12 @@ impl Dialer {
             }
             Address::Tcp { host, port, .. } => (host.as_str(), *port),
         };
-        let tcp = async {
-            let stream = TcpStream::connect((host, port)).await?;
-            // A request is one vectored write: nothing is gained by waiting for more.
-            stream.set_nodelay(true)?;
-            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
-            SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-            io::Result::Ok(stream)
-        };
-        let stream = tcp.await.map_err(|e| self.unreachable(e))?;
+        let stream = self
+            .tcp(host, port)
+            .await
+            .map_err(|e| self.unreachable(e))?;
         let Some(tls) = &self.tls else {
-            return Ok(Box::new(stream));
+            return Ok(stream);
         };
         let name = ServerName::try_from(host.to_owned())
             .map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
@@ -176,6 +217,20 @@ impl Dialer {
                 self.address
             ))
         })?;
+        Ok(Box::new(stream))
+    }
+
+    async fn tcp(&self, host: &str, port: u16) -> io::Result<Box<dyn Transport>> {
+        #[cfg(feature = "fstack")]
+        if self.reactor.is_some() {
+            let peer = fstack::socket_address(&self.address).map_err(io::Error::other)?;
+            return Ok(Box::new(fstack::socket::Stream::connect(peer).await?));
+        }
+        let stream = TcpStream::connect((host, port)).await?;
+        // A request is one vectored write: nothing is gained by waiting for more.
+        stream.set_nodelay(true)?;
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         Ok(Box::new(stream))
     }
 
@@ -221,7 +276,7 @@ pub struct Connection {
     pub stamp: Stamp,
     process: u32,
     /// Always there; a forked child takes it out to leak it.
-    open: Option<(Link<Box<dyn Transport>>, Runtime)>,
+    open: Option<(Link<Box<dyn Transport>>, Driver)>,
 }
 
 impl Connection {
@@ -238,10 +293,11 @@ impl Connection {
         work: impl FnOnce(&'a mut Link<Box<dyn Transport>>) -> F,
     ) -> Result<T>
     where
-        F: Future<Output = Result<T>> + 'a,
+        F: Future<Output = Result<T>> + Send + 'a,
+        T: Send,
     {
         match &mut self.open {
-            Some((link, runtime)) => drive(runtime, wait, until, late, work(link)),
+            Some((link, driver)) => driver.drive(wait, until, late, work(link)),
             None => Err(Error::Closed("the connection")),
         }
     }
@@ -326,6 +382,33 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
         .div_ceil(1_000_000)
         .try_into()
         .unwrap_or(u32::MAX)
+}
+
+/// Where a connection's work is done.
+enum Driver {
+    /// On the thread that calls.
+    Runtime(Runtime),
+    /// On F-Stack's thread, while the one that calls waits.
+    #[cfg(feature = "fstack")]
+    Reactor(fstack::Handle),
+}
+
+impl Driver {
+    /// Drives `work` until it is done, `until` passes (then the error is `late`), or the call is interrupted. It is
+    /// polled at least once.
+    fn drive<T: Send>(
+        &self,
+        wait: &Wait<'_>,
+        until: Option<Instant>,
+        late: impl FnOnce() -> Error,
+        work: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        match self {
+            Driver::Runtime(runtime) => drive(runtime, wait, until, late, work),
+            #[cfg(feature = "fstack")]
+            Driver::Reactor(reactor) => reactor.carry_out(wait, until, late, work),
+        }
+    }
 }
 
 fn drive<T>(

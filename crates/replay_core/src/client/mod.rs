@@ -49,6 +49,8 @@ pub struct ConnectOptions {
     pub tls_ca: Option<PathBuf>,
     /// Look for answers without sleeping while a call waits: lower latency, and the calling thread takes a core whole.
     pub spin: bool,
+    /// For `innet+fstack://`: F-Stack's configuration file, see [`ServerConfig::stack_config`](crate::config::ServerConfig).
+    pub stack_config: Option<PathBuf>,
     /// How long connecting and shaking hands may take.
     pub connect_timeout: Duration,
     /// How long after a call's deadline its answer is still waited for. The server keeps the deadline and says who
@@ -70,6 +72,7 @@ impl Default for ConnectOptions {
             token: None,
             tls_ca: None,
             spin: false,
+            stack_config: None,
             connect_timeout: Duration::from_secs(10),
             grace: Duration::from_secs(5),
             reconnect_for: Duration::from_secs(60),
@@ -86,6 +89,7 @@ impl std::fmt::Debug for ConnectOptions {
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("tls_ca", &self.tls_ca)
             .field("spin", &self.spin)
+            .field("stack_config", &self.stack_config)
             .field("connect_timeout", &self.connect_timeout)
             .field("grace", &self.grace)
             .field("reconnect_for", &self.reconnect_for)

@@ -1,4 +1,5 @@
-//! Where a server is: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`.
+//! Where a server is: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+fstack` behind the
+//! scheme a client goes there by F-Stack's TCP in place of the kernel's.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,6 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::StackName;
 use crate::error::{Error, Result};
 
 /// The address of a server.
@@ -20,6 +22,8 @@ pub enum Address {
         port: u16,
         /// Whether TLS runs over it.
         tls: bool,
+        /// Whose TCP a client uses to get there.
+        stack: StackName,
     },
     /// `unix:///path`.
     Unix {
@@ -31,6 +35,14 @@ pub enum Address {
 impl Address {
     /// The port of an address that names none.
     pub const DEFAULT_PORT: u16 = 7710;
+
+    /// Whose sockets a client uses to get there.
+    pub fn stack(&self) -> StackName {
+        match self {
+            Address::Tcp { stack, .. } => *stack,
+            Address::Unix { .. } => StackName::Kernel,
+        }
+    }
 }
 
 impl FromStr for Address {
@@ -41,10 +53,16 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |reason: &str| {
             Err(Error::Config(format!(
-                "address {text:?} {reason}; an address is innet://host:port, innets://host:port (TLS) or unix:///path"
+                "address {text:?} {reason}; an address is innet://host:port, innets://host:port (TLS), unix:///path, or \
+                 innet+fstack://address:port for a client over F-Stack"
             )))
         };
         let (scheme, rest) = text.split_once("://").unwrap_or(("innet", text));
+        let (scheme, stack) = match scheme.split_once('+') {
+            None => (scheme, StackName::Kernel),
+            Some((scheme, "fstack")) if scheme.starts_with("innet") => (scheme, StackName::Fstack),
+            Some(_) => return refuse("has an unknown scheme"),
+        };
         let tls = match scheme {
             "unix" if rest.starts_with('/') => return Ok(Address::Unix { path: rest.into() }),
             "unix" => return refuse("has no absolute path"),
@@ -79,6 +97,7 @@ impl FromStr for Address {
             host: host.to_owned(),
             port,
             tls,
+            stack,
         })
     }
 }
@@ -100,8 +119,18 @@ impl From<Address> for String {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp { host, port, tls } => {
-                let scheme = if *tls { "innets" } else { "innet" };
+            Address::Tcp {
+                host,
+                port,
+                tls,
+                stack,
+            } => {
+                let scheme = match (tls, stack) {
+                    (false, StackName::Kernel) => "innet",
+                    (true, StackName::Kernel) => "innets",
+                    (false, StackName::Fstack) => "innet+fstack",
+                    (true, StackName::Fstack) => "innets+fstack",
+                };
                 if host.contains(':') {
                     write!(f, "{scheme}://[{host}]:{port}")
                 } else {
@@ -123,6 +152,8 @@ mod tests {
             "innet://127.0.0.1:7710",
             "innets://replay.example:1",
             "innet://[::1]:0",
+            "innet+fstack://10.0.0.2:7710",
+            "innets+fstack://10.0.0.2:1",
             "unix:///tmp/a.sock",
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
@@ -139,6 +170,8 @@ mod tests {
             "",
             ":1",
             "http://a:1",
+            "innet+dpdk://a:1",
+            "unix+fstack:///a",
             "a:b",
             "a:70000",
             "::1:5",

@@ -16,7 +16,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::{Address, Stack};
+use super::{Address, Stack, StackName};
 use crate::error::{Error, Result};
 
 /// Connections the kernel holds ready before `accept`.
@@ -64,7 +64,9 @@ impl Stack for Kernel {
             source,
         };
         match address {
-            Address::Tcp { host, port, tls } => {
+            Address::Tcp {
+                host, port, tls, ..
+            } => {
                 let bind = || -> io::Result<_> {
                     let listener = TcpListener::from_std(bind_tcp(host, *port)?)?;
                     let bound = listener.local_addr()?;
@@ -75,6 +77,7 @@ impl Stack for Kernel {
                     host: bound.ip().to_string(),
                     port: bound.port(),
                     tls: *tls,
+                    stack: StackName::Kernel,
                 };
                 Ok(Listener::Tcp(listener, address))
             }

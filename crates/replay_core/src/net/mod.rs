@@ -3,6 +3,8 @@
 //! unchanged on kernel sockets, in a simulation, or on a user-space TCP stack with one reactor thread.
 
 pub mod address;
+#[cfg(feature = "fstack")]
+pub mod fstack;
 pub mod kernel;
 pub mod sim;
 
@@ -10,11 +12,40 @@ use std::future::Future;
 use std::io;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use address::Address;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// Whose sockets are used.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum StackName {
+    /// The kernel's: TCP and Unix sockets.
+    #[default]
+    Kernel,
+    /// F-Stack's TCP over DPDK.
+    Fstack,
+}
+
+impl StackName {
+    /// # Errors
+    /// [`Error::Config`] that says what is missing where this program was built without the stack.
+    pub fn check_built_in(self) -> Result<()> {
+        match self {
+            StackName::Fstack if cfg!(not(feature = "fstack")) => Err(Error::Config(
+                "this program was built without F-Stack: install F-Stack (https://github.com/F-Stack/f-stack) and build \
+                 again with the cargo feature `fstack`"
+                    .to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
 
 /// Streams, time and tasks of one I/O thread. A value belongs to the thread that drives it: no method may
 /// be called from elsewhere, and nothing it returns has to be `Send`. A stack with several I/O threads has a

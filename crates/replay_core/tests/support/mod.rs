@@ -1,19 +1,22 @@
-//! What tests of client and server share: servers, a table, pushes for it, and a proxy that cuts connections.
+//! What tests of client and server share: servers, a table, pushes for it, and a proxy that cuts connections; and
+//! whose TCP is between them, so that the same tests go through F-Stack (`tests/fstack`).
 #![allow(dead_code)]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use replay_core::client::Address;
+use replay_core::client::{self, Address, Client, ConnectOptions};
 use replay_core::config::ServerConfig;
-use replay_core::error::ErrorCode;
+use replay_core::error::{ErrorCode, Result};
 use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::net::StackName;
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 use replay_core::server::{RunningServer, Server};
@@ -28,6 +31,82 @@ pub fn one_try() -> Wait<'static> {
     Wait::until(Some(Instant::now()))
 }
 
+/// Which end of a veth pair F-Stack has: `server` or `client`. Neither where the tests are run by themselves.
+pub const FSTACK_END: &str = "INNET_TEST_FSTACK";
+/// F-Stack's configuration file for that.
+pub const FSTACK_CONFIG: &str = "INNET_TEST_FSTACK_CONFIG";
+/// The kernel's end of the veth pair.
+pub const KERNEL_HOST: &str = "10.9.0.1";
+/// F-Stack's end of the veth pair.
+pub const FSTACK_HOST: &str = "10.9.0.2";
+
+fn fstack_has(end: &str) -> bool {
+    std::env::var(FSTACK_END).is_ok_and(|has| has == end)
+}
+
+fn fstack_config() -> Option<PathBuf> {
+    std::env::var_os(FSTACK_CONFIG).map(PathBuf::from)
+}
+
+/// The address at which servers listen.
+pub fn host() -> &'static str {
+    match (fstack_has("server"), fstack_has("client")) {
+        (true, _) => FSTACK_HOST,
+        (_, true) => KERNEL_HOST,
+        _ => "127.0.0.1",
+    }
+}
+
+/// The address at which clients reach the kernel's sockets of this process.
+pub fn kernel_host() -> &'static str {
+    match fstack_has("client") {
+        true => KERNEL_HOST,
+        false => "127.0.0.1",
+    }
+}
+
+/// Where a server listens that is reached by `scheme`, at any port.
+pub fn any_port(scheme: &str) -> String {
+    format!("{scheme}://{}:0", host())
+}
+
+/// Where one server after the other listens: a socket file, or over F-Stack a port that nobody else uses.
+pub fn fixed_place(folder: &tempfile::TempDir) -> String {
+    static PORT: AtomicU16 = AtomicU16::new(20_000);
+    if fstack_config().is_none() {
+        return format!("unix://{}/replay.sock", folder.path().display());
+    }
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    format!("innet://{}:{port}", host())
+}
+
+/// The address as a client of this test goes there.
+pub fn dialed(address: &Address) -> Address {
+    let mut address = address.clone();
+    if let Address::Tcp { stack, .. } = &mut address
+        && fstack_has("client")
+    {
+        *stack = StackName::Fstack;
+    }
+    address
+}
+
+/// A client, by the kernel's TCP or by F-Stack's.
+pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
+    let address = dialed(address);
+    let stack_config = match address.stack() {
+        StackName::Fstack => fstack_config(),
+        StackName::Kernel => None,
+    };
+    client::connect(
+        &address,
+        ConnectOptions {
+            stack_config,
+            ..options
+        },
+    )
+}
+
 /// A server on these addresses, with a new memory.
 pub fn serve(listen: &[&str], change: impl FnOnce(&mut ServerConfig)) -> RunningServer {
     let mut config = ServerConfig {
@@ -38,6 +117,11 @@ pub fn serve(listen: &[&str], change: impl FnOnce(&mut ServerConfig)) -> Running
         io_threads: 1,
         ..ServerConfig::default()
     };
+    if fstack_has("server") {
+        config.stack = StackName::Fstack;
+        config.stack_config = fstack_config();
+    }
+    config.trusted_network = fstack_config().is_some();
     change(&mut config);
     Server::start(&config, Memory::new(MemoryLimits::default())).unwrap()
 }
@@ -196,7 +280,7 @@ pub struct Proxy {
 impl Proxy {
     /// Starts forwarding to `port`.
     pub fn start(port: u16, cuts: Vec<usize>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind((kernel_host(), 0)).unwrap();
         let address = format!("innet://{}", listener.local_addr().unwrap());
         let connections = Arc::new(AtomicUsize::new(0));
         let hangs = Arc::new(AtomicBool::new(false));
@@ -205,7 +289,7 @@ impl Proxy {
             for client in listener.incoming() {
                 let n = count.fetch_add(1, Ordering::Relaxed);
                 let left = Arc::new(Mutex::new(cuts.get(n).copied().unwrap_or(usize::MAX)));
-                let (client, server) = (client.unwrap(), TcpStream::connect(("127.0.0.1", port)));
+                let (client, server) = (client.unwrap(), TcpStream::connect((host(), port)));
                 let Ok(server) = server else { continue };
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
                 let (both, up, down) = (left.clone(), hung.clone(), hung.clone());

@@ -42,10 +42,6 @@ pub struct Machine {
 
 impl Machine {
     /// The one that this runs on.
-    #[allow(
-        unexpected_cfgs,
-        reason = "the feature comes with the stack: a build without it has none of that name"
-    )]
     pub fn this() -> Self {
         Machine {
             root: PathBuf::from("/"),
@@ -411,7 +407,8 @@ mod tests {
             ("sys/kernel/iommu_groups/1/", "gone"),
         ];
         let user = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000002000\n";
-        let cases: [(&[(&str, &'static str)], &str, &str, &str); 9] = [
+        type Changes<'a> = &'a [(&'a str, &'static str)];
+        let cases: [(Changes<'_>, &str, &str, &str); 9] = [
             (
                 &[("usr/lib/x86_64-linux-gnu/librte_eal.so.23", "gone")],
                 "DPDK",

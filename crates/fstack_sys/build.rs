@@ -1,0 +1,171 @@
+//! Finds F-Stack and DPDK, each only for its feature.
+//!
+//! A library that is missing is a warning here and an error of the linker: `cargo check`, clippy and rustdoc need no
+//! library, and whatever is linked fails right below the text that says what was looked for.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// F-Stack's own name for its folder: `FF_PATH/lib/libfstack.so` or `.a`, headers in `FF_PATH/include` or, as in a
+/// source tree, beside the library.
+const FF_PATH: &str = "FF_PATH";
+
+/// What `libfstack.a` leaves to others; a shared libfstack brings it along. Drivers are loaded by EAL.
+const UNDER_FSTACK: [&str; 9] = [
+    "rte_timer",
+    "rte_ethdev",
+    "rte_mbuf",
+    "rte_mempool",
+    "rte_ring",
+    "rte_kvargs",
+    "rte_net_bond",
+    "rte_eal",
+    "crypto",
+];
+
+/// The interface that the bindings were checked against; `rte_eth_bond_members_get` is newer.
+const DPDK_VERSION: &str = "22.11";
+
+fn main() {
+    println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found)");
+    println!("cargo::rerun-if-env-changed={FF_PATH}");
+    for source in ["build.rs", "c/dpdk.c", "c/fstack_layout.c"] {
+        println!("cargo::rerun-if-changed={source}");
+    }
+    if env::var_os("CARGO_FEATURE_FSTACK").is_some() {
+        fstack();
+    }
+    if env::var_os("CARGO_FEATURE_DPDK").is_some() {
+        dpdk();
+    }
+}
+
+struct Found {
+    library: PathBuf,
+    include: PathBuf,
+    version: Option<String>,
+}
+
+fn fstack() {
+    let found = match env::var_os(FF_PATH) {
+        Some(path) => in_folder(Path::new(&path)),
+        None => by_pkg_config(),
+    };
+    let found = match found {
+        Ok(found) => found,
+        Err(looked_for) => {
+            println!(
+                "cargo::warning=F-Stack was not found: {looked_for}. Checks need none, but nothing can be linked with the \
+                 feature `fstack`: install it by the instructions at https://github.com/F-Stack/f-stack, then set \
+                 {FF_PATH} to its folder, or PKG_CONFIG_PATH to that of its libfstack.pc"
+            );
+            println!("cargo::rustc-link-lib=fstack");
+            return;
+        }
+    };
+    println!("cargo::rustc-cfg=fstack_found");
+    if let Some(version) = found.version {
+        println!("cargo::rustc-env=FSTACK_VERSION={version}");
+    }
+    let folder = found.library.display();
+    println!("cargo::rustc-link-search=native={folder}");
+    // A build script cannot pass these to what is linked above it; each package there asks for them.
+    if found.library.join("libfstack.so").exists() {
+        println!("cargo::rustc-link-lib=dylib=fstack");
+        for library in ["rte_ethdev", "rte_eal"] {
+            println!("cargo::rustc-link-lib=dylib={library}");
+        }
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
+        println!("cargo::metadata=link_args=-Wl,-rpath,{folder}");
+    } else {
+        // FreeBSD's linker sets are found by their sections' names alone, which lld takes for garbage.
+        println!("cargo::rustc-link-lib=static:+whole-archive,-bundle=fstack");
+        println!("cargo::rustc-link-arg=-Wl,-z,nostart-stop-gc");
+        println!("cargo::metadata=link_args=-Wl,-z,nostart-stop-gc");
+        for library in UNDER_FSTACK {
+            println!("cargo::rustc-link-lib=dylib={library}");
+        }
+    }
+    cc::Build::new()
+        .file("c/fstack_layout.c")
+        .include(found.include)
+        .compile("innet_fstack_layout");
+}
+
+fn in_folder(path: &Path) -> Result<Found, String> {
+    let library = path.join("lib");
+    if !["libfstack.so", "libfstack.a"]
+        .iter()
+        .any(|name| library.join(name).exists())
+    {
+        return Err(format!(
+            "{FF_PATH} is {}, and neither libfstack.so nor libfstack.a is in its lib folder",
+            path.display()
+        ));
+    }
+    let headers = [path.join("include"), library.clone()];
+    let include = headers
+        .into_iter()
+        .find(|folder| folder.join("ff_api.h").exists());
+    match include {
+        Some(include) => Ok(Found {
+            library,
+            include,
+            version: None,
+        }),
+        None => Err(format!(
+            "{FF_PATH} is {}, and ff_api.h is neither in its include nor in its lib folder",
+            path.display()
+        )),
+    }
+}
+
+fn by_pkg_config() -> Result<Found, String> {
+    let found = pkg_config::Config::new()
+        .cargo_metadata(false)
+        .probe("libfstack")
+        .map_err(|_| format!("{FF_PATH} is not set, and pkg-config knows no libfstack"))?;
+    let first = |paths: &[PathBuf], what| {
+        let missing = || format!("pkg-config knows libfstack, but names no folder of its {what}");
+        paths.first().cloned().ok_or_else(missing)
+    };
+    Ok(Found {
+        library: first(&found.link_paths, "library")?,
+        include: first(&found.include_paths, "headers")?,
+        version: Some(found.version),
+    })
+}
+
+fn dpdk() {
+    let found = pkg_config::Config::new()
+        .cargo_metadata(false)
+        .atleast_version(DPDK_VERSION)
+        .probe("libdpdk");
+    let Ok(found) = found else {
+        println!(
+            "cargo::warning=DPDK was not found: pkg-config knows no libdpdk of version {DPDK_VERSION} or newer. Checks need \
+             none, but nothing can be linked with the feature `dpdk`: install it (Debian: apt install libdpdk-dev), or \
+             set PKG_CONFIG_PATH to the folder of its libdpdk.pc"
+        );
+        println!("cargo::rustc-link-lib=rte_ethdev");
+        return;
+    };
+    println!("cargo::rustc-cfg=dpdk_found");
+    println!("cargo::rustc-env=DPDK_VERSION={}", found.version);
+    let mut shim = cc::Build::new();
+    shim.file("c/dpdk.c").includes(&found.include_paths);
+    // The headers' inline functions use instructions up to SSE4.2, which every machine that runs DPDK has.
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        shim.flag("-march=corei7");
+    }
+    // The shim first: linkers resolve it from what follows.
+    shim.flag("-include")
+        .flag("rte_config.h")
+        .compile("innet_dpdk");
+    for path in &found.link_paths {
+        println!("cargo::rustc-link-search=native={}", path.display());
+    }
+    for library in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
+        println!("cargo::rustc-link-lib=dylib={library}");
+    }
+}

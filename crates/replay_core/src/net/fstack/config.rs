@@ -1,0 +1,171 @@
+//! The configuration file: F-Stack's own, with one more section that F-Stack does not look at.
+//!
+//! ```ini
+//! [innet]
+//! eal = --no-pci
+//! eal = --vdev=net_memif0,role=client,socket=/run/innet/memif.sock
+//! ```
+//!
+//! Each `eal` line is one argument for DPDK's environment: F-Stack's own `[vdevN]` sections know virtio_user alone,
+//! this way any device can be named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// What this program has to know of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The file, by its full name.
+    pub path: PathBuf,
+    /// Arguments for EAL, after those that F-Stack makes from its own sections.
+    pub eal: Vec<String>,
+    /// Whether it names virtual devices alone.
+    pub virtual_only: bool,
+    /// The devices that connect to a memif socket; the other role listens there.
+    pub memif_clients: Vec<String>,
+    /// Microseconds that the loop sleeps when there is nothing to do; with 0 it takes its whole core.
+    pub idle_sleep: u32,
+    /// The core of the loop, as the file has it.
+    pub lcore_mask: String,
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the file, the line and what would be right.
+    pub fn read(path: &Path) -> Result<Self> {
+        let refuse = |reason: String| {
+            Error::Config(format!(
+                "F-Stack's configuration {}: {reason}",
+                path.display()
+            ))
+        };
+        let full = path
+            .canonicalize()
+            .map_err(|error| refuse(error.to_string()))?;
+        let text = fs::read_to_string(&full).map_err(|error| refuse(error.to_string()))?;
+        let mut config = Config {
+            path: full,
+            eal: Vec::new(),
+            virtual_only: false,
+            memif_clients: Vec::new(),
+            idle_sleep: 0,
+            lcore_mask: String::new(),
+        };
+        config.parse(&text).map_err(refuse)?;
+        config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
+        let memif = |argument: &String| {
+            let (name, parameters) = argument.strip_prefix("--vdev=")?.split_once(',')?;
+            let listens = parameters
+                .split(',')
+                .any(|p| ["role=server", "role=master"].contains(&p));
+            (name.starts_with("net_memif") && !listens).then(|| name.to_owned())
+        };
+        config.memif_clients = config.eal.iter().filter_map(memif).collect();
+        Ok(config)
+    }
+
+    fn parse(&mut self, text: &str) -> std::result::Result<(), String> {
+        let mut section = "";
+        let mut ports = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = match line.split_once(" ;") {
+                Some((line, _)) => line.trim(),
+                None => line.trim(),
+            };
+            if line.is_empty() || line.starts_with(['#', ';']) {
+                continue;
+            }
+            if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+                section = name;
+                ports |= section.starts_with("port");
+                continue;
+            }
+            let Some((key, value)) = line.split_once(['=', ':']) else {
+                return Err(format!(
+                    "line {number} is neither [section] nor key = value"
+                ));
+            };
+            let (key, value) = (key.trim(), value.trim());
+            match (section, key) {
+                ("innet", "eal") => self.eal.push(value.to_owned()),
+                ("innet", _) => {
+                    return Err(format!(
+                        "line {number}: [innet] has no key {key:?}, only eal"
+                    ));
+                }
+                ("dpdk", "idle_sleep") => {
+                    self.idle_sleep = value.parse().map_err(|_| {
+                        format!(
+                            "line {number}: idle_sleep is a number of microseconds, got {value:?}"
+                        )
+                    })?;
+                }
+                ("dpdk", "lcore_mask") => value.clone_into(&mut self.lcore_mask),
+                _ => {}
+            }
+        }
+        if self.lcore_mask.is_empty() {
+            return Err(
+                "[dpdk] needs lcore_mask: the core of the loop, 1 for the first".to_owned(),
+            );
+        }
+        if !ports {
+            return Err("there is no [port0] with addr, netmask, broadcast and gateway".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fstack.ini");
+        fs::write(&path, text).unwrap();
+        Config::read(&path)
+    }
+
+    #[test]
+    fn the_section_that_is_ours_is_taken_from_the_file() {
+        let config = read(
+            "# a comment\n[dpdk]\nlcore_mask=2\nidle_sleep = 20 ; microseconds\n[port0]\naddr=10.0.0.2\n[innet]\n\
+             eal = --no-pci\neal = --vdev=net_af_packet0,iface=veth1\n",
+        )
+        .unwrap();
+        assert_eq!(config.idle_sleep, 20);
+        assert_eq!(config.lcore_mask, "2");
+        assert_eq!(
+            config.eal,
+            ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]
+        );
+        assert!(
+            config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty()
+        );
+        let config = read(
+            "[dpdk]\nlcore_mask=1\n[port0]\n[innet]\neal=--vdev=net_memif0,role=server,socket=a\n\
+             eal=--vdev=net_memif1,socket=b,role=client\n",
+        )
+        .unwrap();
+        assert_eq!(config.memif_clients, ["net_memif1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let refusal = |text: &str| read(text).unwrap_err().to_string();
+        let good = "[dpdk]\nlcore_mask=1\n[port0]\n";
+        assert!(read(good).is_ok());
+        assert!(refusal("[dpdk]\nlcore_mask=1\n").contains("[port0]"));
+        assert!(refusal("[port0]\naddr=10.0.0.2\n").contains("lcore_mask"));
+        assert!(refusal(&format!("{good}[innet]\nvdev=a\n")).contains("line 5"));
+        assert!(refusal("[dpdk]\nidle_sleep=soon\n").contains("soon"));
+        assert!(refusal("lcore_mask\n").contains("line 1"));
+        let missing = Config::read(Path::new("/nowhere/fstack.ini")).unwrap_err();
+        assert!(missing.to_string().contains("/nowhere/fstack.ini"));
+    }
+}

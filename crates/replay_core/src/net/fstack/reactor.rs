@@ -1,0 +1,527 @@
+//! The reactor: a run queue, timers and readiness, turned by F-Stack's loop on its own thread.
+//!
+//! A turn looks at what became ready (`ff_kevent`, which never waits), takes work that other threads handed in, fires
+//! timers, and polls the tasks that were woken. F-Stack turns it after packets have come, and every `pkt_tx_delay`
+//! microseconds when none have.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::future::Future;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use fstack_sys::fstack as ff;
+use futures_util::Stream as _;
+use futures_util::stream::FuturesUnordered;
+
+/// Events taken from the queue at a time; more wait for the next turn.
+const EVENTS: usize = 64;
+
+const NO_EVENT: ff::kevent = ff::kevent {
+    ident: 0,
+    filter: 0,
+    flags: 0,
+    fflags: 0,
+    data: 0,
+    udata: ptr::null_mut(),
+    ext: [0; 4],
+};
+
+/// Turns between two looks at the clock, which take longer than the rest of an idle turn. A timer is late by so many
+/// turns: microseconds when polling, a millisecond when the loop sleeps.
+const CLOCK_EVERY: u32 = 16;
+
+/// Times that woken tasks are polled in one turn: a task that always wakes itself must not keep packets waiting.
+const ROUNDS: usize = 16;
+
+/// After the last task is gone the loop goes on for so long, so that what the sockets still hold is sent.
+const LAST_SENDS: Duration = Duration::from_millis(20);
+
+/// Something to do on the reactor.
+pub type Job = Box<dyn FnOnce(&Rc<Reactor>) + Send>;
+
+/// A socket's place in the reactor: its index, and its generation in the upper half, so that a late event of an
+/// earlier socket finds nobody. Never 0, which F-Stack would take for no token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token(usize);
+
+impl Token {
+    fn new(index: usize, generation: u32) -> Self {
+        Token((generation as usize) << 32 | (index + 1))
+    }
+
+    fn index(self) -> Option<usize> {
+        (self.0 & u32::MAX as usize).checked_sub(1)
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Reading or writing.
+#[derive(Debug, Clone, Copy)]
+pub enum Direction {
+    /// Data, connections or the end have arrived.
+    Read,
+    /// There is room to write, or a connection has been made or refused.
+    Write,
+}
+
+/// One direction of a socket. An event comes when a state is entered, so readiness is kept until a call says that it
+/// would block.
+#[derive(Default)]
+struct Readiness {
+    ready: bool,
+    /// Whether F-Stack will tell. It always does for reading; for writing it would do so with every acknowledgement, so
+    /// it is asked each time.
+    watched: bool,
+    waker: Option<Waker>,
+}
+
+#[derive(Default)]
+struct Socket {
+    generation: u32,
+    fd: c_int,
+    read: Readiness,
+    write: Readiness,
+}
+
+/// Set when any task was woken.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Release: synchronizes with the acquire swap in `run_tasks`, so that the queue the task was put into is seen.
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Rc<Reactor>>> = const { RefCell::new(None) };
+}
+
+/// The state of the reactor thread. Holding one by reference proves that the thread is the right one for F-Stack's calls.
+pub struct Reactor {
+    queue: c_int,
+    events: RefCell<[ff::kevent; EVENTS]>,
+    sockets: RefCell<Vec<Socket>>,
+    free: RefCell<Vec<usize>>,
+    tasks: RefCell<FuturesUnordered<Task>>,
+    spawned: RefCell<Vec<Task>>,
+    woken: Arc<Woken>,
+    waker: Waker,
+    timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
+    next_timer: Cell<u64>,
+    turns: Cell<u32>,
+    jobs: mpsc::Receiver<Job>,
+    stop: Arc<AtomicBool>,
+    /// When the loop ends, once it has been asked to.
+    end: Cell<Option<Instant>>,
+    panicked: Cell<bool>,
+}
+
+impl Reactor {
+    /// Makes the reactor of this thread.
+    ///
+    /// # Safety
+    /// F-Stack was initialised on this thread, and its loop has not run yet.
+    pub(super) unsafe fn enter(
+        jobs: mpsc::Receiver<Job>,
+        stop: Arc<AtomicBool>,
+    ) -> io::Result<Rc<Self>> {
+        // SAFETY: the thread is the right one, by the contract of this function.
+        let queue = check(unsafe { ff::ff_kqueue() })?;
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        let reactor = Rc::new(Reactor {
+            queue,
+            events: RefCell::new([NO_EVENT; EVENTS]),
+            sockets: RefCell::default(),
+            free: RefCell::default(),
+            tasks: RefCell::default(),
+            spawned: RefCell::default(),
+            waker: woken.clone().into(),
+            woken,
+            timers: RefCell::default(),
+            next_timer: Cell::new(0),
+            turns: Cell::new(0),
+            jobs,
+            stop,
+            end: Cell::new(None),
+            panicked: Cell::new(false),
+        });
+        HERE.with(|here| *here.borrow_mut() = Some(reactor.clone()));
+        Ok(reactor)
+    }
+
+    /// Calls `work` with the reactor of this thread; `None` on any other thread, and after the loop has ended.
+    pub fn with<T>(work: impl FnOnce(&Rc<Reactor>) -> T) -> Option<T> {
+        let here = HERE.try_with(|here| here.borrow().clone()).ok().flatten();
+        here.map(|reactor| work(&reactor))
+    }
+
+    /// [`Reactor::with`] for an operation on a socket.
+    pub(super) fn for_socket<T>(work: impl FnOnce(&Rc<Reactor>) -> io::Result<T>) -> io::Result<T> {
+        Self::with(work).unwrap_or_else(|| {
+            Err(io::Error::other(
+                "an F-Stack socket works on its reactor thread alone",
+            ))
+        })
+    }
+
+    /// Runs F-Stack's loop until it is asked to stop; whether a panic of the reactor itself ended it.
+    pub(super) fn run(self: Rc<Self>) -> bool {
+        let state: *const Reactor = Rc::as_ptr(&self);
+        // SAFETY: a reactor exists on this thread, so the thread is the right one; `self` outlives the loop.
+        unsafe { ff::ff_run(turn, state.cast_mut().cast()) };
+        // No socket is left that could be used, and what is handed in from now on is refused.
+        HERE.with(|here| here.borrow_mut().take());
+        self.panicked.get()
+    }
+
+    /// Runs `task` on this thread until it completes or the reactor ends. A panic in it ends it alone.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.spawned.borrow_mut().push(Task(Box::pin(task)));
+    }
+
+    /// Watches a socket. F-Stack reports what has come before, too.
+    pub(super) fn register(&self, fd: c_int, ready: bool) -> io::Result<Token> {
+        let index = match self.free.borrow_mut().pop() {
+            Some(index) => index,
+            None => {
+                let mut sockets = self.sockets.borrow_mut();
+                sockets.push(Socket::default());
+                sockets.len() - 1
+            }
+        };
+        let token = {
+            let socket = &mut self.sockets.borrow_mut()[index];
+            socket.fd = fd;
+            socket.read.ready = ready;
+            socket.write.ready = ready;
+            Token::new(index, socket.generation)
+        };
+        match self.watch(token, Direction::Read) {
+            Ok(()) => Ok(token),
+            Err(error) => {
+                self.forget(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks F-Stack to tell when the socket is ready.
+    fn watch(&self, token: Token, direction: Direction) -> io::Result<()> {
+        let lost = io::ErrorKind::NotConnected;
+        let fd = self.socket(token, |socket| socket.fd).ok_or(lost)?;
+        if self.side(token, direction, |side| {
+            std::mem::replace(&mut side.watched, true)
+        }) == Some(true)
+        {
+            return Ok(());
+        }
+        let (filter, flags) = match direction {
+            Direction::Read => (ff::EVFILT_READ, ff::EV_CLEAR),
+            Direction::Write => (ff::EVFILT_WRITE, ff::EV_ONESHOT),
+        };
+        let change = ff::kevent {
+            ident: fd as usize,
+            filter,
+            flags: ff::EV_ADD | flags,
+            udata: ptr::without_provenance_mut(token.0),
+            ..NO_EVENT
+        };
+        // SAFETY: on the reactor thread; one change, and no room for events, which 0 says.
+        let changed = unsafe {
+            ff::ff_kevent(
+                self.queue,
+                &raw const change,
+                1,
+                ptr::null_mut(),
+                0,
+                ptr::null(),
+            )
+        };
+        check(changed).map(drop)
+    }
+
+    /// Stops watching; to be called when the descriptor is closed, which takes it out of the queue.
+    pub(super) fn forget(&self, token: Token) {
+        let Some(index) = token.index() else { return };
+        if let Some(socket) = self.sockets.borrow_mut().get_mut(index)
+            && socket.generation == token.generation()
+        {
+            *socket = Socket {
+                generation: socket.generation.wrapping_add(1),
+                ..Socket::default()
+            };
+            self.free.borrow_mut().push(index);
+        }
+    }
+
+    /// Calls `operation` when the socket is ready for it, and lets the task wait where it would block.
+    pub(super) fn poll_socket<T>(
+        &self,
+        token: Token,
+        direction: Direction,
+        context: &mut Context<'_>,
+        mut operation: impl FnMut() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        if self.side(token, direction, |side| side.ready) != Some(true) {
+            return self.wait_for(token, direction, context);
+        }
+        loop {
+            match operation() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.side(token, direction, |side| side.ready = false);
+                    return self.wait_for(token, direction, context);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    fn wait_for<T>(
+        &self,
+        token: Token,
+        direction: Direction,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        let known = self.side(token, direction, |side| match &mut side.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        });
+        match (known, self.watch(token, direction)) {
+            (Some(()), Ok(())) => Poll::Pending,
+            (_, Err(error)) => Poll::Ready(Err(error)),
+            (None, Ok(())) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+
+    fn side<T>(
+        &self,
+        token: Token,
+        direction: Direction,
+        work: impl FnOnce(&mut Readiness) -> T,
+    ) -> Option<T> {
+        self.socket(token, |socket| {
+            work(match direction {
+                Direction::Read => &mut socket.read,
+                Direction::Write => &mut socket.write,
+            })
+        })
+    }
+
+    fn socket<T>(&self, token: Token, work: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+        let mut sockets = self.sockets.borrow_mut();
+        let socket = sockets.get_mut(token.index()?)?;
+        (socket.generation == token.generation()).then(|| work(socket))
+    }
+
+    fn look_at_sockets(&self) -> io::Result<()> {
+        let mut events = self.events.borrow_mut();
+        let room = events.len() as c_int;
+        // SAFETY: on the reactor thread; there is room for as many events as it is told.
+        let count = check(unsafe {
+            ff::ff_kevent(
+                self.queue,
+                ptr::null(),
+                0,
+                events.as_mut_ptr(),
+                room,
+                ptr::null(),
+            )
+        })?;
+        for event in events.iter().take(count as usize) {
+            let direction = match event.filter {
+                ff::EVFILT_READ => Direction::Read,
+                _ => Direction::Write,
+            };
+            let waker = self.side(Token(event.udata.addr()), direction, |side| {
+                side.ready = true;
+                side.watched = matches!(direction, Direction::Read);
+                side.waker.take()
+            });
+            if let Some(Some(waker)) = waker {
+                waker.wake();
+            }
+        }
+        Ok(())
+    }
+
+    fn fire_timers(&self) {
+        let mut timers = self.timers.borrow_mut();
+        if timers.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(entry) = timers.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            entry.remove().wake();
+        }
+    }
+
+    fn run_tasks(&self) {
+        let mut context = Context::from_waker(&self.waker);
+        for _ in 0..ROUNDS {
+            let spawned = self.spawned.take();
+            // Acquire: synchronizes with the release store in `Woken::wake_by_ref`.
+            if spawned.is_empty() && !self.woken.0.swap(false, Ordering::Acquire) {
+                return;
+            }
+            let mut tasks = self.tasks.borrow_mut();
+            tasks.extend(spawned);
+            while let Poll::Ready(Some(())) = Pin::new(&mut *tasks).poll_next(&mut context) {}
+        }
+    }
+
+    /// One turn; whether the loop should end.
+    fn turn(self: &Rc<Self>) -> io::Result<bool> {
+        if let Some(end) = self.end.get() {
+            return Ok(Instant::now() >= end);
+        }
+        self.look_at_sockets()?;
+        while let Ok(job) = self.jobs.try_recv() {
+            job(self);
+        }
+        self.turns.set(self.turns.get().wrapping_add(1));
+        if self.turns.get().is_multiple_of(CLOCK_EVERY) {
+            self.fire_timers();
+        }
+        self.run_tasks();
+        // Acquire: synchronizes with the release store in `Handle::stop`.
+        if self.stop.load(Ordering::Acquire) {
+            self.close();
+        }
+        Ok(false)
+    }
+
+    /// Drops every task, and with them their sockets.
+    fn close(&self) {
+        self.spawned.take();
+        self.tasks.borrow_mut().clear();
+        self.timers.take();
+        self.end.set(Some(Instant::now() + LAST_SENDS));
+    }
+}
+
+/// F-Stack's loop calls this.
+unsafe extern "C" fn turn(reactor: *mut std::ffi::c_void) -> c_int {
+    // SAFETY: `Reactor::run` passes its own reactor, which is held by an `Rc` until the loop has ended; the count is
+    // raised for the one that this function drops.
+    let reactor = unsafe {
+        Rc::increment_strong_count(reactor.cast::<Reactor>());
+        Rc::from_raw(reactor.cast::<Reactor>())
+    };
+    // A panic must not unwind into C.
+    let ended = match catch_unwind(AssertUnwindSafe(|| reactor.turn())) {
+        Ok(Ok(ended)) => ended,
+        Ok(Err(error)) => {
+            tracing::error!(%error, "F-Stack's event queue failed: the reactor ends");
+            reactor.panicked.set(true);
+            true
+        }
+        Err(_) => {
+            reactor.panicked.set(true);
+            true
+        }
+    };
+    if ended {
+        // SAFETY: may be called from anywhere while the loop runs.
+        unsafe { ff::ff_stop_run() };
+    }
+    0
+}
+
+/// A task whose panic ends it alone: a connection's fault is not the others'.
+struct Task(Pin<Box<dyn Future<Output = ()>>>);
+
+impl Future for Task {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        // The panic's message was printed by the hook.
+        catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
+    }
+}
+
+/// Completes at an instant by the machine's clock.
+pub struct Sleep {
+    deadline: Instant,
+    timer: Option<u64>,
+}
+
+impl Sleep {
+    pub(super) fn until(deadline: Instant) -> Self {
+        Sleep {
+            deadline,
+            timer: None,
+        }
+    }
+
+    fn cancel(&mut self) {
+        if let Some(number) = self.timer.take() {
+            Reactor::with(|reactor| {
+                reactor.timers.borrow_mut().remove(&(self.deadline, number));
+            });
+        }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if Instant::now() >= self.deadline {
+            self.cancel();
+            return Poll::Ready(());
+        }
+        let deadline = self.deadline;
+        let known = self.timer;
+        // Elsewhere there are no timers: the future then stays as it is, like every other use of a stack off its thread.
+        self.timer = Reactor::with(|reactor| {
+            let number = known.unwrap_or_else(|| {
+                let number = reactor.next_timer.get();
+                reactor.next_timer.set(number + 1);
+                number
+            });
+            let waker = context.waker().clone();
+            reactor
+                .timers
+                .borrow_mut()
+                .insert((deadline, number), waker);
+            number
+        });
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// The result of a call of F-Stack's: -1 is the error in `errno`.
+pub(super) fn check(result: c_int) -> io::Result<c_int> {
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        result => Ok(result),
+    }
+}
