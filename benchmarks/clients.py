@@ -42,16 +42,16 @@ class Clients:
         return int(sum(each["count"] for each in self._all("push", count)))
 
     def saturate(self, seconds: float) -> dict[str, Any]:
-        """Every writer pushes as fast as it can; the transitions count that the server had at the end."""
+        """Every writer pushes as fast as it can; the transitions count that the server had at the end.
+
+        A time is that of a push of 50, until the writer takes the next one.
+        """
         results = self._all("saturate", seconds)
-        elapsed = max(each["elapsed"] for each in results)
-        return self._sum(results) | {"elapsed": elapsed}
+        return self._sum(results) | {"elapsed": max(each["elapsed"] for each in results)}
 
     def offer(self, seconds: float, pushes_per_s: float, transitions: int) -> dict[str, Any]:
         """Together the writers push `pushes_per_s` times a second, spread evenly over them and over time."""
-        results = self._all("offer", seconds, pushes_per_s, transitions)
-        times = [time_ms for each in results for time_ms in each["times_ms"]]
-        return self._sum(results) | {"elapsed": seconds, "times_ms": times}
+        return self._sum(self._all("offer", seconds, pushes_per_s, transitions)) | {"elapsed": seconds}
 
     def close(self) -> None:
         """Ends the processes."""
@@ -69,7 +69,8 @@ class Clients:
 
     @staticmethod
     def _sum(results: list[dict[str, Any]]) -> dict[str, Any]:
-        return {name: sum(each[name] for each in results) for name in ("count", "client_cpu_s")}
+        times = [time_ms for each in results for time_ms in each["times_ms"]]
+        return {name: sum(each[name] for each in results) for name in ("count", "client_cpu_s")} | {"times_ms": times}
 
 
 def _serve(
@@ -113,20 +114,20 @@ def _push(writers: list[Any], count: int) -> dict[str, Any]:
 
 
 def _saturate(writers: list[Any], seconds: float) -> dict[str, Any]:
-    counts: list[int] = []
+    times: list[float] = []
 
     def push(writer: Any) -> None:
-        count = 0
-        while time.perf_counter() < end:
+        now = begin
+        while now < end:
             writer.push(PUSH)
-            count += PUSH
+            before, now = now, time.perf_counter()
+            times.append(1e3 * (now - before))
         writer.flush()
-        counts.append(count)
 
     begin = time.perf_counter()
     end = begin + seconds
     _together(push, writers)
-    return {"count": sum(counts), "elapsed": time.perf_counter() - begin}
+    return {"count": PUSH * len(times), "elapsed": time.perf_counter() - begin, "times_ms": times}
 
 
 def _offer(

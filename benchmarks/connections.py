@@ -7,12 +7,11 @@ import sys
 import numpy as np
 
 from benchmarks import report, sweep
+from benchmarks.clients import PUSH
 from benchmarks.contest import Entry, measure, missing
 
 SYSTEMS = ("innet", "reverb", "redis")
 COUNTS = (8, 64, 256)
-PUSH = 50
-"""Transitions of one push."""
 
 
 def connections(rounds: int = 3, seconds: float = 4.0) -> None:
@@ -31,9 +30,10 @@ def connections(rounds: int = 3, seconds: float = 4.0) -> None:
             continue
         settings = sweep.best(system, "Writer")
         unlimited = Entry(system, system, "Connections", {**settings, "connections": COUNTS[0], "pushes_per_s": 0.0})
-        most = [each["count"] / each["elapsed"] for each in measure([unlimited], rounds, seconds)[system].rounds]
-        capacity = float(np.median(most)) / PUSH
-        report.line("connections_capacity", system, capacity, "pushes/s", connections=COUNTS[0], settings=settings)
+        (most,) = measure([unlimited], rounds, seconds).values()
+        capacity = float(np.median([each["count"] / each["elapsed"] for each in most.rounds])) / PUSH
+        told = report.times(most.rounds) | {"settings": settings, "version": most.version}
+        report.line("connections_capacity", system, capacity, "pushes/s", connections=COUNTS[0], **told)
         entries = [
             Entry(str(count), system, "Connections", {**settings, "connections": count, "pushes_per_s": capacity / 2})
             for count in COUNTS

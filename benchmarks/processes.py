@@ -9,7 +9,16 @@ from pathlib import Path
 
 def own_cpu_seconds() -> float:
     """CPU time of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return _seconds(resource.RUSAGE_SELF)
+
+
+def children_cpu_seconds() -> float:
+    """CPU time of the processes that this one started and that ended, and of theirs."""
+    return _seconds(resource.RUSAGE_CHILDREN)
+
+
+def _seconds(whose: int) -> float:
+    usage = resource.getrusage(whose)
     return usage.ru_utime + usage.ru_stime
 
 

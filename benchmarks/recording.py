@@ -73,19 +73,22 @@ def record() -> None:
 @functools.cache
 def load() -> Recording:
     """The recording that `record` made."""
-    return Recording()
+    return Recording({column: np.load(FOLDER / f"{column}.npy") for column in COLUMNS})
 
 
 class Recording:
-    """Rows of `STREAMS` streams, and the transitions that lie in them."""
+    """Rows of streams, and the transitions that lie in them.
 
-    def __init__(self) -> None:
-        columns = {column: np.load(FOLDER / f"{column}.npy") for column in COLUMNS}
-        self.columns: dict[str, NDArray[Any]] = columns
-        rows = len(columns["frame"])
+    Args:
+        columns: Arrays [rows, streams, ...] by the names of `COLUMNS`.
+    """
+
+    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
+        self.columns = columns
+        rows, streams = columns["first"].shape
         self.rows: list[Row] = [{name: column[row] for name, column in columns.items()} for row in range(rows)]
 
-        begin = np.zeros((rows, STREAMS), np.int64)
+        begin = np.zeros((rows, streams), np.int64)
         for row in range(rows):
             begin[row] = np.where(columns["first"][row], row, begin[row - 1] if row else 0)
         behind = np.arange(rows)[:, None, None] - np.arange(STACK - 1, -1, -1)
@@ -93,7 +96,7 @@ class Recording:
         self._stacked = np.where(behind >= begin[:, :, None], behind, -1)
 
         ends = columns["terminated"] | columns["truncated"] | columns["final"]
-        whole = np.ones((rows - N, STREAMS), bool)
+        whole = np.ones((rows - N, streams), bool)
         for ahead in range(N):
             whole &= ~ends[ahead : rows - N + ahead]
         self.transitions: NDArray[np.int64] = np.argwhere(whole.T)[:, ::-1]
@@ -126,35 +129,59 @@ class Recording:
         return {name: np.stack([each[name] for each in transitions]) for name in transitions[0]}
 
     @functools.cached_property
-    def _pairs(self) -> dict[int, set[tuple[int, int]]]:
-        """Checksum of an observation -> checksums of next observations, with actions."""
-        pairs = defaultdict(set)
-        for row, stream in self.transitions:
-            now, later = self.observation(row, stream), self.observation(row + N, stream)
-            pairs[_checksum(now)].add((_checksum(later), int(self.columns["action"][row, stream])))
-        return pairs
+    def _known(self) -> dict[int, set[tuple[int, float, float, int | None]]]:
+        """Checksum of an observation -> the action, return, discount and checksum of the next observation after it.
 
-    def check(self, batch: dict[str, NDArray[Any]], count: int) -> None:
+        A transition that an end cuts short has the return up to there. What follows a terminal step is not looked at.
+        """
+        columns = self.columns
+        rows, streams = columns["first"].shape
+        sums = [[checksum(self.observation(row, stream)) for stream in range(streams)] for row in range(rows)]
+        known = defaultdict(set)
+        for row, stream in np.argwhere(~columns["final"]):
+            reward, discount = 0.0, 1.0
+            for at in range(row, row + N):
+                reward += discount * float(columns["reward"][at, stream])
+                discount *= GAMMA
+                ended = columns["terminated"][at, stream]
+                if ended or columns["truncated"][at, stream] or at + 1 == rows:
+                    break
+            if at + 1 < rows:
+                after = (0.0, None) if ended else (_rounded(discount), sums[at + 1][stream])
+                known[sums[row][stream]].add((int(columns["action"][row, stream]), _rounded(reward), *after))
+        return known
+
+    def check(self, batch: dict[str, NDArray[Any]], count: int, distinct: float = 0.5) -> None:
         """Fails unless a batch has `count` transitions of the recording, and more than a few different ones.
 
         Args:
-            batch: `observation` and `next_observation` uint8 [count, 4, 84, 84], `action` [count], `discount` [count].
+            batch: `observation` and `next_observation` uint8 [count, 4, 84, 84], `action`, `reward` and `discount`
+                [count].
             count: Transitions that were asked for.
+            distinct: Part of the observations that must be different ones.
 
         Raises:
             AssertionError: What was drawn is not what was pushed.
         """
         shapes = batch["observation"].shape, batch["next_observation"].shape
         assert shapes == ((count, STACK, 84, 84),) * 2, f"a batch of {count} has observations of shape {shapes}"
-        whole = np.flatnonzero(np.isclose(batch["discount"], GAMMA**N, atol=1e-4))
-        assert len(whole) > 0.8 * count, f"of {count} transitions {len(whole)} span {N} steps"
-        for index in whole:
-            now, later = (_checksum(batch[name][index]) for name in ("observation", "next_observation"))
-            found = (later, int(batch["action"][index])) in self._pairs.get(now, ())
-            assert found, f"transition {index} of a batch is none of the recording"
-        distinct = len({_checksum(each) for each in batch["observation"]})
-        assert distinct > 0.5 * count, f"a batch of {count} has {distinct} different observations"
+        whole = np.count_nonzero(np.isclose(batch["discount"], GAMMA**N, atol=1e-4))
+        assert whole > 0.8 * count, f"of {count} transitions {whole} span {N} steps"
+        seen = [checksum(each) for each in batch["observation"]]
+        for index, observation in enumerate(seen):
+            reward, discount = (_rounded(batch[name][index]) for name in ("reward", "discount"))
+            after = checksum(batch["next_observation"][index]) if discount else None
+            transition = (int(batch["action"][index]), reward, discount, after)
+            assert transition in self._known.get(observation, ()), f"transition {index} of a batch was never pushed"
+        different = len(set(seen))
+        assert different > distinct * count, f"a batch of {count} has {different} different observations"
 
 
-def _checksum(array: NDArray[Any]) -> int:
+def checksum(array: NDArray[Any]) -> int:
+    """Of an array's bytes."""
     return zlib.crc32(np.ascontiguousarray(array).data)
+
+
+def _rounded(value: float) -> float:
+    """Returns of rewards -1, 0 and 1 differ in the fourth decimal or before."""
+    return round(float(value), 4)

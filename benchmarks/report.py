@@ -18,6 +18,9 @@ from benchmarks.catalogue import Benchmark, Goal
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
 
+RESULTS = ("results.jsonl", "README.md", "growth.svg", "sweep.json")
+"""What the benchmarks write beside themselves."""
+
 
 def results(benchmark: Benchmark, measured: dict[str, Measured]) -> None:
     """Prints a line for each system, by its label, then one for each goal."""
@@ -27,7 +30,7 @@ def results(benchmark: Benchmark, measured: dict[str, Measured]) -> None:
         median = statistics.median(values[label])
         more = times(one.rounds) | {"settings": settings[label], "version": one.version}
         line(benchmark.name, label, median, benchmark.unit.name, **more)
-    for goal in benchmark.goals or [Goal("innet")]:
+    for goal in benchmark.goals:
         if goal.ours in values and (goal.other is None or goal.other in values):
             _closing(benchmark, goal, values)
 
@@ -44,13 +47,21 @@ def closing(benchmark: str, system: str, **more: Any) -> None:
     print(json.dumps({"benchmark": benchmark, "system": system, **told}), flush=True)
 
 
+def commit(root: Path) -> str:
+    """The commit that is checked out, with `-dirty` where files differ from it that are no results themselves."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    others = [f":!benchmarks/{name}" for name in RESULTS]
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
+    return git("describe", "--always") + ("-dirty" if changed else "")
+
+
 @functools.cache
 def machine() -> dict[str, Any]:
     """Commit, processor and versions."""
-    root = Path(__file__).parent.parent
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
-    ).stdout.strip()
     processor = next(
         (
             line.partition(":")[2].strip()
@@ -60,7 +71,7 @@ def machine() -> dict[str, Any]:
         platform.processor(),
     )
     return {
-        "commit": commit,
+        "commit": commit(Path(__file__).parent.parent),
         "processor": processor,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -70,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def times(turns: list[Round]) -> dict[str, Any]:
-    """What else the rounds say: single calls over all of them, and CPU seconds for what was counted."""
+    """What else the rounds say: single calls over all of them, and CPU time for one of what was counted."""
     count = sum(each["count"] for each in turns)
     told: dict[str, Any] = {"rounds": len(turns)}
     if all("elapsed" in each for each in turns):

@@ -22,6 +22,8 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "Tree": ("Tree", {}),
     "Wire": ("Wire", {}),
     "Resident": ("Memory", {}),
+    "get": ("Parameters", {"what": "get"}),
+    "put": ("Parameters", {"what": "put"}),
 }
 """The task that shows which settings of a part are best; a part that is not here is a reader."""
 

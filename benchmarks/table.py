@@ -20,7 +20,8 @@ PICTURE = HERE / "growth.svg"
 LIMITS = {
     "memory copy": (1, "copies 13.17 MB"),
     "frame copy": (50, "copies 50 frames of 84x84 bytes that lie side by side in main memory"),
-    "window copy": (1, "copies the frames of 512 windows, 7 each"),
+    "frame copy, two threads": (50, "the same while two threads do it"),
+    "window write": (1, "writes the array of 512 windows, 7 frames each, from one frame in the cache, by two threads"),
     "random access": (1, "reads and rewrites 512 words of 8 bytes among 2^20, with NumPy"),
     "lz4 compress": (50, "packs 50 frames of 84x84 bytes, one by one, from Python"),
     "lz4 decompress": (1, "unpacks the 7 frames of 512 windows, one by one, from Python"),
@@ -34,11 +35,17 @@ Line = dict[str, Any]
 
 def table() -> None:
     """Writes the tables of the recorded results into the README, and draws the growth."""
-    lines = [json.loads(line) for line in RESULTS.read_text().splitlines() if line.startswith("{")]
     of: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        of[line["benchmark"]].append(line)
-    text = README.read_text()
+    for text in RESULTS.read_text().splitlines():
+        if text.startswith("{"):
+            line = json.loads(text)
+            of[line["benchmark"]].append(line)
+    README.write_text(filled(README.read_text(), of))
+    _draw(of)
+
+
+def filled(text: str, of: dict[str, list[Line]]) -> str:
+    """A page with new tables between its marks, of the lines of each benchmark."""
     parts = {
         "figures": _figures(of),
         "limits": _limits(of),
@@ -50,9 +57,9 @@ def table() -> None:
     for name, rows in parts.items():
         before, begin, after = text.partition(f"<!-- {name} -->")
         _, end, after = after.partition(f"<!-- end of {name} -->")
+        assert end, f"the page lacks the marks of {name}"
         text = "\n".join([before + begin, "", *rows, "", end + after])
-    README.write_text(text)
-    _draw(of)
+    return text
 
 
 def _figures(of: dict[str, list[Line]]) -> Iterable[str]:

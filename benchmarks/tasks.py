@@ -7,6 +7,7 @@ the tasks of several systems take turns.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -16,13 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import recording
-from benchmarks.clients import Clients
+from benchmarks.clients import PUSH, Clients
 from benchmarks.processes import cpu_seconds, own_cpu_seconds, resident_bytes
 from benchmarks.proxy import CountingProxy
 from benchmarks.systems import Service
 
 PARAMETERS = 3_292_837
 """Float32 parameters of the paper's network for four actions: 13.17 MB."""
+
+CHECKED = 64
+"""Transitions of a batch that is drawn to look at it."""
+LARGEST_BATCH = 512
+"""Transitions that wait together, in echo."""
+PATIENCE_S = 5.0
+"""For what is under way when a server is asked what it took in."""
+LEAST = 1_600
+"""Transitions that are on a server before anything is drawn."""
 
 Round = dict[str, Any]
 """What a round gives: `count` of what, in `elapsed` seconds, with `times_ms` of single calls where there are such."""
@@ -44,39 +54,99 @@ class Task(Protocol):
 class _OnServer:
     """A task on a server of the system; CPU seconds of client and server are counted."""
 
-    def __init__(self, system: ModuleType, capacity: int) -> None:
-        self.service: Service = system.serve(capacity)
+    def __init__(self, system: ModuleType, capacity: int, server: dict[str, Any] | None = None) -> None:
+        self.system = system
+        self.service: Service = system.serve(capacity, **(server or {}))
 
-    def timed(self, call: Callable[[], Any], seconds: float, warm_up: int = 2) -> Round:
-        return timed(call, seconds, warm_up, self.service.process.pid)
+    def timed(self, call: Callable[[], Any], seconds: float = math.inf, **more: Any) -> Round:
+        return timed(call, seconds, server=self.service.process.pid, **more)
 
     def close(self) -> None:
         self.service.close()
 
 
-class Push:
-    """Transitions a second of actors, each in a process of its own, until the server has them all."""
+class _Fed(_OnServer):
+    """A task whose transitions a server takes in: it has to say that all arrived, and to give back what they were."""
 
-    def __init__(self, system: ModuleType, processes: int = 1, capacity: int = 100_000, **settings: Any) -> None:
-        self.service: Service = system.serve(capacity)
-        self.capacity = capacity
-        self.clients = Clients(system.__name__, self.service.address, processes, 1, settings)
+    streams = recording.STREAMS
+    """Of all writers together, at most."""
+    distinct = 0.5
+    """Part of a batch's observations that differ."""
+    sent = 0
 
     def check(self) -> None:
-        pushed = self.clients.push(5_000)
-        held = self.service.held() if self.service.held else pushed
-        # An item needs the steps after it, so the last few of each stream are none yet.
-        least = min(pushed, self.capacity) - 2 * recording.STREAMS * (recording.STACK + recording.N) - 250
-        assert held >= least, f"{pushed} transitions were pushed, the server has {held}"
+        self.check_count()
+        # A system without a reader checks contents where it takes them.
+        for reader in list(getattr(self.system, "READERS", {}).values())[:1]:
+            with contextlib.closing(reader(self.service.address, CHECKED)) as opened:
+                recording.load().check(opened.draw(), CHECKED, self.distinct)
+
+    def check_count(self) -> None:
+        """What the server says that it took in is what was sent."""
+        # The last steps of a stream are no transitions yet, and a batch may wait until it is full. The row after a
+        # game's end, one of hundreds, never is one; and a writer of many streams may be some rows ahead.
+        least = 0.99 * self.sent - recording.N * self.streams - LARGEST_BATCH
+        give_up = time.monotonic() + PATIENCE_S
+        while (inserted := self.service.inserted()) < least and time.monotonic() < give_up:
+            time.sleep(0.01)
+        told = f"{self.sent} transitions were pushed, the server took in {inserted}"
+        assert least <= inserted <= self.sent + self.streams, told
+
+
+class _FedHere(_Fed):
+    """One writer, in this process."""
+
+    def __init__(
+        self, system: ModuleType, capacity: int, through: bool, server: dict[str, Any] | None, **settings: Any
+    ) -> None:
+        super().__init__(system, capacity, server)
+        self.proxy = CountingProxy(self.service.address) if through else None
+        self.writer = system.Writer(self.proxy.address if self.proxy else self.service.address, **settings)
+        # Connecting and opening are not a transition's.
+        self.push(LEAST)
+
+    def push(self, transitions: int) -> Round:
+        """Pushes of 50, timed."""
+        calls = transitions // PUSH
+        result = self.timed(lambda: self.writer.push(PUSH), calls=calls, warm_up=0, finish=self.writer.flush)
+        self.sent += calls * PUSH
+        return result | {"count": calls * PUSH}
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.writer.close()
+        if self.proxy:
+            self.proxy.close()
+        super().close()
+
+
+class Push(_Fed):
+    """Transitions a second of actors, each in a process of its own, until the server has them all."""
+
+    def __init__(
+        self,
+        system: ModuleType,
+        processes: int = 1,
+        capacity: int = 100_000,
+        server: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(system, capacity, server)
+        self.streams *= processes
+        self.clients = Clients(system.__name__, self.service.address, processes, 1, settings)
+        self.sent += self.clients.push(5_000)
 
     def measure(self, seconds: float) -> Round:
         server = cpu_seconds(self.service.process.pid)
         result = self.clients.saturate(seconds)
-        return {**result, "server_cpu_s": cpu_seconds(self.service.process.pid) - server}
+        result["server_cpu_s"] = cpu_seconds(self.service.process.pid) - server
+        self.sent += result["count"]
+        self.check_count()
+        return result
 
     def close(self) -> None:
         self.clients.close()
-        self.service.close()
+        super().close()
 
 
 class Sample(_OnServer):
@@ -173,10 +243,10 @@ class Tree:
 class Parameters(_OnServer):
     """Putting or getting the paper's network."""
 
-    def __init__(self, system: ModuleType, what: str = "get") -> None:
+    def __init__(self, system: ModuleType, what: str = "get", **settings: Any) -> None:
         super().__init__(system, 1_000)
         self.weights = np.random.default_rng(0).random(PARAMETERS, np.float32)
-        self.store = system.Store(self.service.address)
+        self.store = system.Store(self.service.address, **settings)
         self.what = what
         self.store.put(self.weights)
 
@@ -191,59 +261,46 @@ class Parameters(_OnServer):
         super().close()
 
 
-class Wire(_OnServer):
+class Wire(_FedHere):
     """Payload bytes of TCP for one transition, both directions, counted on the way."""
 
-    def __init__(self, system: ModuleType, transitions: int = 8_000, **settings: Any) -> None:
-        super().__init__(system, 20_000)
+    def __init__(
+        self,
+        system: ModuleType,
+        transitions: int = 8_000,
+        server: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(system, 20_000, True, server, **settings)
         self.transitions = transitions
-        self.proxy = CountingProxy(self.service.address)
-        self.writer = system.Writer(self.proxy.address, **settings)
-        # Connecting and opening are not a transition's.
-        self.writer.push(1_600)
-        self.writer.flush()
-
-    def check(self) -> None:
-        pass
 
     def measure(self, seconds: float) -> Round:
+        assert self.proxy is not None
         before = self.proxy.bytes
-        self.writer.push(self.transitions)
-        self.writer.flush()
-        return {"count": self.transitions, "bytes": self.proxy.bytes - before}
-
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self.writer.close()
-        self.proxy.close()
-        super().close()
+        result = self.push(self.transitions)
+        return result | {"bytes": self.proxy.bytes - before}
 
 
-class Memory(_OnServer):
+class Memory(_FedHere):
     """Resident memory of a server that holds transitions, less that of the same server empty."""
 
-    def __init__(self, system: ModuleType, transitions: int = 50_000, **settings: Any) -> None:
-        super().__init__(system, transitions + 20_000)
+    def __init__(
+        self,
+        system: ModuleType,
+        transitions: int = 50_000,
+        server: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(system, transitions + 20_000, False, server, **settings)
         self.transitions = transitions
-        self.writer = system.Writer(self.service.address, **settings)
-        self.writer.push(1_600)
-        self.writer.flush()
-
-    def check(self) -> None:
-        pass
 
     def measure(self, seconds: float) -> Round:
         before = resident_bytes(self.service.process.pid)
-        self.writer.push(self.transitions)
-        self.writer.flush()
-        return {"count": self.transitions, "bytes": resident_bytes(self.service.process.pid) - before}
-
-    def close(self) -> None:
-        self.writer.close()
-        super().close()
+        result = self.push(self.transitions)
+        return result | {"bytes": resident_bytes(self.service.process.pid) - before}
 
 
-class Connections:
+class Connections(_Fed):
     """Time of a push of 50 transitions when many connections offer the same load together, in open loop.
 
     Each connection pushes at fixed times whether or not the last push has ended, and a push counts from the time that
@@ -251,35 +308,41 @@ class Connections:
     they can.
     """
 
+    # All connections push the same stream from its beginning.
+    distinct = 0.1
+
     def __init__(
         self,
         system: ModuleType,
         connections: int = 8,
         pushes_per_s: float = 100.0,
-        transitions: int = 50,
+        server: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self.service: Service = system.serve(100_000)
-        self.pushes_per_s, self.transitions = pushes_per_s, transitions
-        processes = 2
+        super().__init__(system, 100_000, server)
+        self.streams = connections
+        self.pushes_per_s = pushes_per_s
+        processes = min(2, connections)
+        assert connections % processes == 0, f"{connections} connections cannot be shared by {processes} processes"
         self.clients = Clients(
             system.__name__, self.service.address, processes, connections // processes, {**settings, "streams": 1}
         )
-
-    def check(self) -> None:
-        self.clients.push(self.transitions)
+        self.sent += self.clients.push(max(PUSH, LEAST // connections))
 
     def measure(self, seconds: float) -> Round:
         server = cpu_seconds(self.service.process.pid)
         if self.pushes_per_s:
-            result = self.clients.offer(seconds, self.pushes_per_s, self.transitions)
+            result = self.clients.offer(seconds, self.pushes_per_s, PUSH)
         else:
             result = self.clients.saturate(seconds)
-        return {**result, "server_cpu_s": cpu_seconds(self.service.process.pid) - server}
+        result["server_cpu_s"] = cpu_seconds(self.service.process.pid) - server
+        self.sent += result["count"] * (PUSH if self.pushes_per_s else 1)
+        self.check_count()
+        return result
 
     def close(self) -> None:
         self.clients.close()
-        self.service.close()
+        super().close()
 
 
 class Windows:
@@ -293,6 +356,8 @@ class Windows:
         drawn = self.windows.draw()
         assert drawn.shape == self.shape, f"drew {drawn.shape}, not {self.shape}"
         assert drawn.any(axis=(1, 2, 3)).all(), "drew empty windows"
+        frames = {recording.checksum(frame) for window in drawn for frame in window}
+        assert frames <= self.windows.frames, "drew frames that were never pushed"
 
     def measure(self, seconds: float) -> Round:
         return timed(self.windows.draw, seconds)
@@ -305,14 +370,14 @@ class Limit:
     """What the machine can do at best."""
 
     def __init__(self, system: ModuleType, what: str) -> None:
-        self.call, self.count = system.LIMITS[what]()
+        self.limit = system.LIMITS[what]()
 
     def check(self) -> None:
-        pass
+        self.limit.check()
 
     def measure(self, seconds: float) -> Round:
-        result = timed(self.call, seconds)
-        return result | {"count": self.count * result["count"]}
+        result = timed(self.limit.call, seconds)
+        return result | {"count": self.limit.count * result["count"]}
 
     def close(self) -> None:
         pass
@@ -322,22 +387,31 @@ _ALL = (Push, Sample, SampleInProcess, Tree, Parameters, Wire, Memory, Connectio
 TASKS: dict[str, Callable[..., Task]] = {each.__name__: each for each in _ALL}
 
 
-def timed(call: Callable[[], Any], seconds: float, warm_up: int = 2, server: int | None = None) -> Round:
-    """Calls again and again."""
+def timed(
+    call: Callable[[], Any],
+    seconds: float = math.inf,
+    warm_up: int = 2,
+    server: int | None = None,
+    calls: float = math.inf,
+    finish: Callable[[], Any] = lambda: None,
+) -> Round:
+    """Calls again and again, for some time or so many times, and finishes what that left to do."""
     for _ in range(warm_up):
         call()
     spent: list[float] = []
     served = cpu_seconds(server) if server else 0.0
     cpu = own_cpu_seconds()
     start = time.perf_counter()
-    while (begin := time.perf_counter()) < start + seconds or not spent:
+    while ((begin := time.perf_counter()) < start + seconds and len(spent) < calls) or not spent:
         call()
         spent.append(time.perf_counter() - begin)
+    finish()
     elapsed = time.perf_counter() - start
-    result = {
+    return {
         "count": len(spent),
         "elapsed": elapsed,
         "times_ms": [1e3 * each for each in spent],
         "client_cpu_s": own_cpu_seconds() - cpu,
+        # A memory in this process has no server.
+        "server_cpu_s": cpu_seconds(server) - served if server else 0.0,
     }
-    return result | ({"server_cpu_s": cpu_seconds(server) - served} if server else {})

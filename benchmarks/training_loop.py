@@ -1,13 +1,14 @@
 """Training rate of actors and learner apart, against a plain loop in one process.
 
-    python benchmarks/training_loop.py --rounds 3 --seconds 60
+    python -m benchmarks.training_loop --rounds 3 --seconds 60
 
 Both sides have the same network, optimizer, batch, replay ratio and number of environments. The plain loop
 steps the environments, stores the steps in NumPy arrays, draws uniformly from them and updates, one after
 the other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process.
 
-The sides take turns, each in a process of its own. One JSON line for each turn says how many updates a
-second were made once learning ran, and where the time went; the last line has the medians and their ratio.
+The sides take turns, each in processes of its own. One JSON line for each turn says how many updates a
+second were made once learning ran, how long one took in the seconds of the turn, and where the time went; the last
+line has the medians and their ratio. Processor time is that of all the processes of a turn, from start to end.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+from benchmarks import report
+from benchmarks.processes import children_cpu_seconds
 from innet_drl.config import PRESETS, Config
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
@@ -54,6 +57,10 @@ class Flags:
     """More flags for our side, as for `innet-drl train`."""
     side: Literal["both", "plain"] = "both"
     """`plain` is one turn of the plain loop: how this program calls itself."""
+
+
+Mark = tuple[float, int, int]
+"""Time in seconds, agent steps, updates."""
 
 
 class PlainReplay:
@@ -134,7 +141,7 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
     observation = arena.reset(config.seed)
     first, final = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     stopwatch, started = Stopwatch(), time.perf_counter()
-    marks: list[tuple[float, int, int]] = []
+    marks: list[Mark] = []
     while time.perf_counter() - started < seconds:
         with torch.inference_mode():
             q = learner.network(torch.from_numpy(observation)).numpy()
@@ -187,23 +194,35 @@ def our_turn(config: Config, seconds: float, flags: str) -> dict[str, Any]:
     return {"side": "apart", **rates(marks, config), "time": spent}
 
 
-def rates(marks: list[tuple[float, int, int]], config: Config) -> dict[str, float]:
-    """Rates between the end of the warm-up and the end, of marks (time, agent steps, updates).
+def rates(marks: list[Mark], config: Config) -> dict[str, float]:
+    """Rates between the end of the warm-up and the end.
 
     `work` is the lesser of the updates and of the steps that the replay ratio wants for them: neither side
     gains by running ahead of the other.
     """
-    (begin, steps, updates), (end, last_steps, last_updates) = (
-        marks[int(len(marks) * WARM_UP_SHARE)],
-        marks[-1],
-    )
+    marks = marks[int(len(marks) * WARM_UP_SHARE) :]
+    (begin, steps, updates), (end, last_steps, last_updates) = marks[0], marks[-1]
     seconds = end - begin
+    times = _times_ms(marks)
     wanted = config.samples_per_insert / config.batch_size
     return {
         "updates_per_s": round((last_updates - updates) / seconds, 3),
         "agent_steps_per_s": round((last_steps - steps) / seconds, 1),
         "work": round(min(last_updates - updates, (last_steps - steps) * wanted) / seconds, 3),
+        "p50_ms": round(float(np.percentile(times, 50)), 3),
+        "p99_ms": round(float(np.percentile(times, 99)), 3),
     }
+
+
+def _times_ms(marks: list[Mark]) -> list[float]:
+    """How long an update took, in each second between marks."""
+    times = []
+    begin, _, before = marks[0]
+    for now, _, updates in marks[1:]:
+        if now - begin >= 1.0 and updates > before:
+            times.append(1e3 * (now - begin) / (updates - before))
+            begin, before = now, updates
+    return times or [1e3 * (marks[-1][0] - marks[0][0]) / max(1, marks[-1][2] - marks[0][2])]
 
 
 def _mean_shares(shares: list[dict[str, float]]) -> dict[str, float]:
@@ -220,23 +239,30 @@ def main() -> None:
         print(json.dumps(plain_turn(config, flags.seconds, flags.threads)), flush=True)
         return
     work: dict[str, list[float]] = {"plain": [], "apart": []}
-    repeat = [sys.executable, __file__, "--side", "plain", "--seconds", str(flags.seconds)]
+    repeat = [sys.executable, "-m", "benchmarks.training_loop", "--side", "plain", "--seconds", str(flags.seconds)]
     repeat += ["--min-size", str(flags.min_size), "--threads", str(flags.threads)]
     for turn in range(flags.rounds):
-        plain = subprocess.run(repeat, check=True, stdout=subprocess.PIPE, text=True).stdout
-        for result in (json.loads(plain), our_turn(config, flags.seconds, flags.flags)):
-            work[result["side"]].append(result["work"])
-            named = {
-                "benchmark": "training_loop",
-                "system": result["side"],
-                "value": result["work"],
-                "unit": "updates/s",
-            }
-            print(json.dumps({**named, "round": turn, **result}), flush=True)
+        for take in (
+            lambda: json.loads(subprocess.run(repeat, check=True, stdout=subprocess.PIPE, text=True).stdout),
+            lambda: our_turn(config, flags.seconds, flags.flags),
+        ):
+            before = children_cpu_seconds()
+            result = take()
+            told = {"round": turn, "per_s": result["updates_per_s"], "cpu_s": round(children_cpu_seconds() - before, 2)}
+            side = result.pop("side")
+            work[side].append(result["work"])
+            report.line("training_loop", side, result["work"], "updates/s", **told, **result)
     medians = {side: statistics.median(values) for side, values in work.items()}
-    ratio = round(medians["apart"] / medians["plain"], 3)
-    closing = {"goal": f"{GOAL} x plain", "ratio": ratio, "met": ratio >= GOAL, "cores": os.cpu_count()}
-    print(json.dumps({"benchmark": "training_loop", "system": "apart", **closing, "median_updates_per_s": medians}))
+    ratio = medians["apart"] / medians["plain"]
+    report.closing(
+        "training_loop",
+        "apart",
+        goal=f"{GOAL} x plain",
+        ratio=ratio,
+        met=ratio >= GOAL,
+        cores=os.cpu_count(),
+        median_updates_per_s=medians,
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 | part | what it is |
 | --- | --- |
-| `serve(capacity)` | starts the system's server in a process of its own, with room for `capacity` transitions |
+| `serve(capacity, **settings)` | starts the server in a process of its own, with room for `capacity` transitions |
 | `Writer(address, **settings)` | an actor's connection: `push(count)` hands over, `flush()` waits until all are there |
 | `READERS[name](address, batch, **settings)` | the learner's side: `draw()` gives a batch as arrays for a network |
 | `Store(address)` | parameters: `put(weights)`, `get()` |
@@ -39,8 +39,8 @@ class Service:
 
     address: Address
     process: subprocess.Popen[bytes]
-    held: Callable[[], int] | None = None
-    """Transitions in it, as it says itself."""
+    inserted: Callable[[], int]
+    """Transitions that it took in since it began, as it says itself."""
 
     def close(self) -> None:
         """Ends the process."""

@@ -7,6 +7,7 @@ transitions are pushed. Here the learner is a process that takes each batch and 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -21,11 +22,22 @@ from benchmarks.recording import STACK, STREAMS
 from benchmarks.systems import Address, Service, free_port, wait_for
 
 VERSION = f"echo {echo.__version__}"
-SWEEP = {"Writer": [{"max_inflight_msgs": 32}, {"max_inflight_msgs": 8}, {"max_inflight_msgs": 256}]}
+SWEEP: dict[str, list[dict[str, Any]]] = {
+    "Writer": [
+        {"max_inflight_msgs": 32},
+        {"max_inflight_msgs": 8},
+        {"max_inflight_msgs": 256},
+        {"server": {"num_drainers": 1}},
+        {"server": {"num_drainers": 2}},
+        {"server": {"transport_threads": 1}},
+        {"server": {"transport_threads": 2}},
+        {"server": {"num_drainers": 2, "transport_threads": 2}},
+        {"server": {"producer_queue_size": 64}},
+        {"server": {"num_buffers": 8}},
+    ]
+}
 PREPARED = 2_000
 BATCH = 512
-SERVER = {"num_buffers": 3, "num_drainers": 8, "producer_queue_size": 8}
-TRANSPORT_THREADS = 8
 EXAMPLE: dict[str, NDArray[Any]] = {
     "observation": np.zeros((STACK, 84, 84), np.uint8),
     "next_observation": np.zeros((STACK, 84, 84), np.uint8),
@@ -35,21 +47,23 @@ EXAMPLE: dict[str, NDArray[Any]] = {
 }
 
 
-def serve(capacity: int) -> Service:
+def serve(capacity: int, **settings: int) -> Service:
     """A learner's process; it keeps nothing, whatever the capacity."""
     address = ("127.0.0.1", free_port())
-    command = [sys.executable, "-m", "benchmarks.systems.echo", str(address[1])]
+    command = [sys.executable, "-m", "benchmarks.systems.echo", str(address[1]), json.dumps(settings)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     wait_for(address, process)
 
-    def held() -> int:
+    def inserted() -> int:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
-        return int(process.stdout.readline())
+        taken = process.stdout.readline()
+        assert taken, "the learner ended: see its message above"
+        return int(taken)
 
-    return Service(address, process, held)
+    return Service(address, process, inserted)
 
 
 class Writer:
@@ -67,21 +81,35 @@ class Writer:
             self._next = (self._next + 1) % PREPARED
 
 
-def learn(port: int) -> None:
-    """Takes every batch, and answers each line of standard input with how many transitions it took."""
-    server = echo.Server(EXAMPLE, BATCH, echo.TcpTransport(port, TRANSPORT_THREADS), **SERVER)
+def learn(
+    port: int, transport_threads: int = 8, num_buffers: int = 3, num_drainers: int = 8, producer_queue_size: int = 8
+) -> None:
+    """Takes every batch; for each line of standard input checks the last one and says how many transitions it took."""
+    server = echo.Server(
+        EXAMPLE,
+        BATCH,
+        echo.TcpTransport(port, transport_threads),
+        num_buffers=num_buffers,
+        num_drainers=num_drainers,
+        producer_queue_size=producer_queue_size,
+    )
     taken = 0
+    last: dict[str, NDArray[Any]] = {}
 
     def take() -> None:
-        nonlocal taken
-        for _ in server.dataset_iter():
+        nonlocal taken, last
+        for sample in server.dataset_iter():
+            last = sample.batch
             taken += BATCH
 
     server.start()
     threading.Thread(target=take, daemon=True).start()
     for _ in sys.stdin:
+        # Asked while the actors wait: of the ring of buffers, the one of the last batch is written again last.
+        if last:
+            recording.load().check({name: column.squeeze() for name, column in last.items()}, BATCH)
         print(taken, flush=True)
 
 
 if __name__ == "__main__":
-    learn(int(sys.argv[1]))
+    learn(int(sys.argv[1]), **json.loads(sys.argv[2]))

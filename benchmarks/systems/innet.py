@@ -46,7 +46,7 @@ def serve(capacity: int) -> Service:
     process = subprocess.Popen([command, "serve", "--listen", url(address), "--log-level", "warn"])
     wait_for(address, process)
     client = innet.connect(url(address), tables=[table(capacity)])
-    return Service(address, process, lambda: int(client.stats()["tables"]["breakout"]["items"]))
+    return Service(address, process, lambda: int(client.stats()["tables"]["breakout"]["inserted_items"]))
 
 
 def url(address: Address) -> str:
@@ -143,9 +143,14 @@ class Windows:
         self._view = innet.Sequence(length) if length else VIEW
         columns = {"frame": innet.Column("uint8", (side, side)), "action": innet.Column("uint8")}
         self._replay = innet.Replay([innet.Table("breakout", {**columns, "reward": innet.Column("float32")}, 50_000)])
+        # The blank ones are before a game's first.
+        self.frames = {recording.checksum(np.zeros((side, side), np.uint8))}
+        """Checksums of the frames that are there."""
         with self._replay.writer("breakout", STREAMS, self._view) as writer:
             for row in recording.load().rows:
-                writer.append(**{**row, "frame": _scaled(row["frame"], side), "q": None, "priority": None})
+                frames = _scaled(row["frame"], side)
+                self.frames.update(map(recording.checksum, frames))
+                writer.append(**{**row, "frame": frames, "q": None, "priority": None})
 
     def draw(self) -> NDArray[Any]:
         return self._replay.sample("breakout", self._batch, self._view, threads=2).observation

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import lz4.block
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import recording
+from benchmarks.clients import PUSH
 from benchmarks.tasks import PARAMETERS
 
 BATCH = 512
@@ -20,41 +24,79 @@ WINDOW = recording.STACK + recording.N
 
 VERSION = f"NumPy {np.__version__}, lz4 {lz4.__version__}"
 
-Limit = tuple[Callable[[], Any], int]
-"""A call, and how much it does."""
+SIDE = 84
+Copy = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What is timed."""
+
+    call: Copy
+    check: Callable[[], None]
+    """Fails unless a call does what it is said to do."""
+    count: int = 1
+    """How much of what is counted a call does."""
 
 
 def memory_copy() -> Limit:
     """The parameters from one buffer into another."""
     source = np.random.default_rng(0).random(PARAMETERS, np.float32)
-    target = np.empty_like(source)
-    return lambda: np.copyto(target, source), 1
-
-
-def frame_copy() -> Limit:
-    """The frame of each transition, copied once."""
-    frames = recording.load().columns["frame"].reshape(-1, 84, 84)
-    target = np.empty_like(frames[:50])
-    begins = iter(functools.partial(np.random.default_rng(0).integers, 0, len(frames) - 50), -1)
+    target = np.zeros_like(source)
 
     def copy() -> None:
-        begin = next(begins)
-        np.copyto(target, frames[begin : begin + 50])
+        np.copyto(target, source)
 
-    return copy, 50
+    def check() -> None:
+        target.fill(0)
+        copy()
+        assert np.array_equal(target, source), "the copy differs"
+
+    return Limit(copy, check)
 
 
-def window_copy() -> Limit:
-    """The frames of a batch's windows, on one core."""
-    frames = recording.load().columns["frame"].reshape(-1, 84, 84)
-    target = np.empty((BATCH, WINDOW, 84, 84), np.uint8)
+def frame_copy(threads: int = 1, times: int = 1) -> Limit:
+    """The frames of a push's transitions, copied once, so many `times` by each of `threads`."""
+    frames = recording.load().columns["frame"].reshape(-1, SIDE, SIDE)
+    targets = np.zeros((threads, PUSH, SIDE, SIDE), np.uint8)
     random = np.random.default_rng(0)
+    begins: list[list[int]] = []
+
+    def copy_to(target: NDArray[np.uint8], places: list[int]) -> None:
+        for begin in places:
+            np.copyto(target, frames[begin : begin + PUSH])
+
+    share = _together(threads, copy_to)
 
     def copy() -> None:
-        for place, begin in enumerate(random.integers(0, len(frames) - WINDOW, BATCH).tolist()):
-            target[place] = frames[begin : begin + WINDOW]
+        begins[:] = random.integers(0, len(frames) - PUSH, (threads, times)).tolist()
+        share(targets, begins)
 
-    return copy, 1
+    def check() -> None:
+        targets.fill(0)
+        copy()
+        for target, (*_, begin) in zip(targets, begins, strict=True):
+            assert np.array_equal(target, frames[begin : begin + PUSH]), "the copy differs"
+
+    return Limit(copy, check, threads * times * PUSH)
+
+
+def window_write(threads: int = 2) -> Limit:
+    """The array of a batch's windows, written once from a frame that lies in the cache."""
+    frame = recording.load().columns["frame"][-2, 0].reshape(-1)
+    target = np.zeros((BATCH * WINDOW, SIDE * SIDE), np.uint8)
+    parts = np.array_split(target, threads)
+    share = _together(threads, np.copyto)
+
+    def write() -> None:
+        share(parts, [frame] * threads)
+
+    def check() -> None:
+        target.fill(0)
+        write()
+        assert (target == frame).all(), "what was written differs"
+
+    return Limit(write, check)
 
 
 def random_access(items: int = 1 << 20) -> Limit:
@@ -67,57 +109,82 @@ def random_access(items: int = 1 << 20) -> Limit:
         place = places[next(turn)]
         words[place] = words[place] + 1.0
 
-    return access, 1
+    def check() -> None:
+        before = words.copy()
+        access()
+        changed = np.flatnonzero(words != before)
+        assert 0.99 * BATCH < len(changed) <= BATCH, f"{len(changed)} words changed"
+        assert (words[changed] == before[changed] + 1.0).all(), "a word was not rewritten"
+
+    return Limit(access, check)
 
 
-def _compressed() -> list[bytes]:
-    frames = recording.load().columns["frame"]
-    return [lz4.block.compress(frame.tobytes(), store_size=False) for frame in frames[:500].reshape(-1, 84, 84)]
+def _together(threads: int, call: Callable[[Any, Any], None]) -> Callable[[Iterable[Any], Iterable[Any]], None]:
+    """Calls on two lists of arguments, each pair in a thread: NumPy lets the interpreter go while it copies."""
+    if threads == 1:
+        return lambda *arguments: call(*(next(iter(each)) for each in arguments))
+    pool = ThreadPoolExecutor(threads)
+    return lambda *arguments: [*pool.map(call, *arguments)].clear()
+
+
+def _frames() -> list[bytes]:
+    return [frame.tobytes() for frame in recording.load().columns["frame"][:500].reshape(-1, SIDE, SIDE)]
 
 
 def lz4_compress() -> Limit:
     """One frame for each transition, on one core."""
-    frames = [frame.tobytes() for frame in recording.load().columns["frame"][:500].reshape(-1, 84, 84)]
-    chunks = iter(functools.partial(np.random.default_rng(0).integers, 0, len(frames) - 50), -1)
+    frames = _frames()
+    begins = iter(functools.partial(np.random.default_rng(0).integers, 0, len(frames) - PUSH), -1)
 
-    def compress() -> None:
-        begin = next(chunks)
-        for frame in frames[begin : begin + 50]:
-            lz4.block.compress(frame, store_size=False)
+    def compress() -> list[bytes]:
+        begin = next(begins)
+        return [lz4.block.compress(frame, store_size=False) for frame in frames[begin : begin + PUSH]]
 
-    return compress, 50
+    def check() -> None:
+        packed = compress()
+        assert len(packed) == PUSH, f"{len(packed)} frames were packed"
+        for each in packed:
+            assert lz4.block.decompress(each, uncompressed_size=SIDE * SIDE) in frames, "a frame differs"
+
+    return Limit(compress, check, PUSH)
 
 
 def lz4_decompress() -> Limit:
     """The frames of a batch's windows, on one core, into memory that is new each time."""
-    blobs = _compressed()
+    frames = _frames()
+    blobs = [lz4.block.compress(frame, store_size=False) for frame in frames]
     random = np.random.default_rng(0)
 
     def decompress() -> None:
         for begin in random.integers(0, len(blobs) - WINDOW, BATCH).tolist():
             for blob in blobs[begin : begin + WINDOW]:
-                lz4.block.decompress(blob, uncompressed_size=84 * 84)
+                lz4.block.decompress(blob, uncompressed_size=SIDE * SIDE)
 
-    return decompress, 1
+    def check() -> None:
+        for blob, frame in zip(blobs[:WINDOW], frames, strict=False):
+            assert lz4.block.decompress(blob, uncompressed_size=SIDE * SIDE) == frame, "a frame differs"
+
+    return Limit(decompress, check)
 
 
 def tcp() -> Limit:
     """The parameters over loopback TCP, as `Store.get` does."""
-    return _transfer(socket.AF_INET), 1
+    return _transfer(socket.AF_INET)
 
 
 def unix_socket() -> Limit:
     """The parameters over a pair of Unix sockets."""
-    return _transfer(socket.AF_UNIX), 1
+    return _transfer(socket.AF_UNIX)
 
 
+_ALL = (memory_copy, frame_copy, window_write, random_access, lz4_compress, lz4_decompress, tcp, unix_socket)
 LIMITS: dict[str, Callable[[], Limit]] = {
-    each.__name__.replace("_", " "): each
-    for each in (memory_copy, frame_copy, window_copy, random_access, lz4_compress, lz4_decompress, tcp, unix_socket)
+    **{each.__name__.replace("_", " "): each for each in _ALL},
+    "frame copy, two threads": lambda: frame_copy(threads=2, times=20),
 }
 
 
-def _transfer(family: socket.AddressFamily) -> Callable[[], None]:
+def _transfer(family: socket.AddressFamily) -> Limit:
     """One byte there, as many bytes as the parameters have back, into a buffer that is used again."""
     payload = np.random.default_rng(0).random(PARAMETERS, np.float32).data.cast("B")
     near, far = _pair(family)
@@ -131,10 +198,15 @@ def _transfer(family: socket.AddressFamily) -> Callable[[], None]:
         near.sendall(b"?")
         have = 0
         while have < len(payload):
-            have += near.recv_into(buffer[have:])
+            have += near.recv_into(buffer[have:], flags=socket.MSG_WAITALL)
+
+    def check() -> None:
+        buffer[:] = bytes(len(buffer))
+        transfer()
+        assert buffer == payload, "what arrived differs"
 
     threading.Thread(target=answer, daemon=True).start()
-    return transfer
+    return Limit(transfer, check)
 
 
 def _pair(family: socket.AddressFamily) -> tuple[socket.socket, socket.socket]:

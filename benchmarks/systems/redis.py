@@ -27,7 +27,6 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"transitions_a_push": 50},
         {"transitions_a_push": 50, "protocol": 2},
         {"transitions_a_push": 50, "pushes_a_pipeline": 4},
-        {"transitions_a_push": 200},
         {"transitions_a_push": 50, "hiredis_packs": True},
     ],
     "baseline": [
@@ -35,12 +34,25 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"pushes_a_range": 1, "protocol": 2},
         {"pushes_a_range": 7},
         {"pushes_a_range": 21},
-        {"pushes_a_range": 1, "read_size": 1 << 15},
+        {"pushes_a_range": 1, "read_size": 1 << 16},
+        {"pushes_a_range": 1, "read_size": 1 << 20},
+        {"pushes_a_range": 1, "read_size": 1 << 22},
         {"pushes_a_range": 1, "hiredis_parses": False},
     ],
+    "get": [
+        {},
+        {"read_size": 1 << 16},
+        {"read_size": 1 << 20},
+        {"read_size": 1 << 22},
+        {"protocol": 2},
+        {"hiredis_parses": False},
+    ],
+    "put": [{}, {"protocol": 2}, {"hiredis_packs": True}],
 }
 PREPARED = 2_000
 """Transitions that an actor repeats: 113 MB, made before anything is timed."""
+BATCHES = 100
+"""Of a learner's replay at most, which is a copy of what Redis holds."""
 LIST, PARAMETERS, CAPACITY = "experience", "parameters", "capacity"
 COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
     "reward": (np.float32, ()),
@@ -60,11 +72,11 @@ def serve(capacity: int) -> Service:
     client = connect(address)
     client.set(CAPACITY, capacity)
 
-    def held() -> int:
-        pushes = int(client.llen(LIST))
-        return pushes * len(unpack(client.lindex(LIST, 0))["action"]) if pushes else 0
+    def inserted() -> int:
+        pushes = client.info("commandstats").get("cmdstat_rpush", {}).get("calls", 0)
+        return int(pushes) * len(unpack(client.lindex(LIST, 0))["action"]) if pushes else 0
 
-    return Service(address, process, held)
+    return Service(address, process, inserted)
 
 
 def connect(
@@ -169,8 +181,8 @@ class Baseline:
         self._client = connect(address, **settings)
         self._batch, self._pull, self._a_range = batch, pull, pushes_a_range
         self._random = np.random.default_rng(0)
-        self._pushes = int(self._client.llen(LIST))
         self._a_push = len(unpack(self._client.lindex(LIST, 0))["action"])
+        self._pushes = min(int(self._client.llen(LIST)), BATCHES * batch // self._a_push)
         items = self._pushes * self._a_push
         self._replay: dict[str, NDArray[Any]] = {
             name: np.empty((items, *shape), dtype) for name, (dtype, shape) in COLUMNS.items()

@@ -83,6 +83,8 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
         {"writer_settings": {"form": "frames", "chunk_length": 7}, "workers": 4},
         {"writer_settings": {"form": "sequences", "chunk_length": 7}, "workers": 2},
     ],
+    "get": [{}, {"tensorflow": True}],
+    "put": [{}, {"tensorflow": True}],
 }
 """What pushes fastest does not store smallest, so that `Wire` and `Resident` have settings of `Writer` of their own.
 Those of readers are of the task `Sample`."""
@@ -94,7 +96,7 @@ def serve(capacity: int) -> Service:
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.systems.reverb", *arguments])
     wait_for(address, process)
     client = reverb.Client(_target(address))
-    return Service(address, process, lambda: sum(_held(client).values()))
+    return Service(address, process, lambda: _inserted(client))
 
 
 def _serve(port: int, capacity: int) -> None:
@@ -141,6 +143,12 @@ def _held(client: Any) -> dict[str, int]:
     """Items by table."""
     tables = client.server_info()
     return {name: int(tables[name].current_size) for name in FORMS}
+
+
+def _inserted(client: Any) -> int:
+    """Items that the tables took in, of which each form uses one."""
+    tables = client.server_info()
+    return sum(int(tables[name].rate_limiter_info.insert_stats.completed) for name in FORMS)
 
 
 @dataclass(frozen=True)
@@ -407,15 +415,25 @@ READERS = {"client": ClientReader, "dataset": DatasetReader}
 
 
 class Store:
-    """A table of one item, the weights, as TF-Agents' `ReverbVariableContainer` has it."""
+    """A table of one item, the weights, as TF-Agents' `ReverbVariableContainer` has it.
 
-    def __init__(self, address: Address) -> None:
+    That one uses the client of TensorFlow's operations, `tensorflow` here.
+    """
+
+    def __init__(self, address: Address, tensorflow: bool = False) -> None:
         self._client = reverb.Client(_target(address))
+        self._operations = reverb.TFClient(_target(address)) if tensorflow else None
 
     def put(self, weights: NDArray[np.float32]) -> None:
-        self._client.insert([weights], {PARAMETERS: 1.0})
+        if self._operations is None:
+            self._client.insert([weights], {PARAMETERS: 1.0})
+        else:
+            self._operations.insert([tf.constant(weights)], tf.constant([PARAMETERS]), tf.constant([1.0], tf.float64))
 
     def get(self) -> NDArray[Any]:
+        if self._operations is not None:
+            drawn: NDArray[Any] = self._operations.sample(PARAMETERS, [tf.float32]).data[0].numpy()
+            return drawn
         (sample,) = self._client.sample(PARAMETERS, emit_timesteps=False)
         weights: NDArray[Any] = sample.data[0][0]
         return weights
