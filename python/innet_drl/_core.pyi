@@ -843,16 +843,16 @@ def connect(
     """Connects to a server.
 
     Args:
-        url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"` goes
-            there by F-Stack's TCP, where the package was built with it.
+        url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"`
+            goes there by F-Stack's TCP, where the package was built with it.
         token: The server's token; it never travels. `None` takes the environment variable INNET_TOKEN, where it is
             set and not empty; `""` is none in any case.
         tables: Tables to make there.
         timeout: Seconds to wait for the server to answer.
         tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
             needs it: the authorities that the system trusts are not asked.
-        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its own:
-            every such address in the process has the same file.
+        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its
+            own: every such address in the process has the same file.
 
     Raises:
         ConfigError: No address, or one that `tls_ca` does not fit.
