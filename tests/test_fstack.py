@@ -83,7 +83,8 @@ def test_a_client_reaches_a_server_over_memif(tmp_path: Path) -> None:
             client = [sys.executable, "-c", CLIENT, config("client", 2, "10.7.0.1")]
             done = subprocess.run(client, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr
-            assert done.stdout.startswith("64 ") and "innet+fstack://" in done.stdout
+            assert done.stdout.startswith("64 ")
+            assert "innet+fstack://" in done.stdout
         finally:
             server.terminate()
         assert server.wait(timeout=60) == 0

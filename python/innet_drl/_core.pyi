@@ -846,8 +846,8 @@ def connect(
     """Connects to a server.
 
     Args:
-        url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"` goes
-            there by F-Stack's TCP, where the package was built with it.
+        url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"`
+            goes there by F-Stack's TCP, where the package was built with it.
         token: The server's token; it never travels. `None` takes the environment variable INNET_TOKEN, where it is
             set and not empty; `""` is none in any case.
         tables: Tables to make there.
@@ -856,8 +856,8 @@ def connect(
             needs it: the authorities that the system trusts are not asked.
         spin: While a call waits for its answer, look for it without sleeping: lower latency, and the calling thread
             takes a core whole meanwhile. For clients that do little else, on a machine with a core for each.
-        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its own:
-            every such address in the process has the same file.
+        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its
+            own: every such address in the process has the same file.
 
     Raises:
         ConfigError: No address, or one that `tls_ca` does not fit.

@@ -110,6 +110,8 @@ unsafe extern "C" {
     /// DPDK's own way to wait: it polls the clock.
     pub fn rte_delay_us_block(microseconds: c_uint);
 
+    /// Ports there are.
+    pub fn rte_eth_dev_count_avail() -> u16;
     /// The number of the port with this name; 0, or a negative error.
     pub fn rte_eth_dev_get_port_by_name(name: *const c_char, port: *mut u16) -> c_int;
     /// Looks at a port's link without waiting; 0, or a negative error.

@@ -1,5 +1,6 @@
 //! The bindings against the headers of the installed F-Stack. Empty where there is none.
 #![cfg(all(feature = "fstack", fstack_found))]
+#![allow(clippy::print_stdout, reason = "what could not be checked")]
 
 use std::mem::{align_of, offset_of, size_of};
 

@@ -19,7 +19,8 @@ const RELEASED_FROM: usize = 8192;
 /// Priorities under indexes, to draw indexes by: for who keeps the items.
 #[pyclass(name = "SumTree", module = "innet_drl", frozen)]
 pub struct PySumTree {
-    index: PriorityIndex,
+    /// Boxed: it lies on cache lines of its own, and the interpreter's objects do not.
+    index: Box<PriorityIndex>,
 }
 
 impl PySumTree {

@@ -8,6 +8,15 @@
 //! | veth by af_packet | dials | the kernel |
 //! | memif | dials | F-Stack, in `innet-replay serve` |
 
+#![allow(
+    clippy::print_stdout,
+    reason = "what was skipped, and what a link came to"
+)]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the suites of the client are tests by themselves, too"
+)]
+
 #[path = "../client.rs"]
 mod client;
 #[path = "../client_faults.rs"]

@@ -443,10 +443,25 @@ unsafe extern "C" fn turn(reactor: *mut std::ffi::c_void) -> c_int {
         }
     };
     if ended {
-        // SAFETY: may be called from anywhere while the loop runs.
-        unsafe { ff::ff_stop_run() };
+        // SAFETY: called by the loop.
+        unsafe { end_loop() };
     }
     0
+}
+
+/// Stops the ports and ends the loop. F-Stack closes them without stopping them, which DPDK refuses; it would then free
+/// what its other threads still use.
+///
+/// # Safety
+/// Called by F-Stack's loop, on its thread: no burst follows.
+pub(super) unsafe fn end_loop() {
+    // SAFETY: by the contract of this function.
+    unsafe {
+        for port in 0..ff::rte_eth_dev_count_avail() {
+            ff::rte_eth_dev_stop(port);
+        }
+        ff::ff_stop_run();
+    }
 }
 
 /// A task whose panic ends it alone: a connection's fault is not the others'.

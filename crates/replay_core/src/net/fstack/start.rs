@@ -2,7 +2,7 @@
 //! in a forked child first, whose last words become the error.
 
 use std::ffi::{CString, c_int, c_uint, c_void};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::ptr;
@@ -16,12 +16,15 @@ use fstack_sys::fstack as ff;
 use super::Fstack;
 use super::config::Config;
 use super::handle::Handle;
-use super::reactor::Reactor;
+use super::reactor::{Reactor, end_loop};
 use crate::error::{Error, Result};
 use crate::net::Stack;
 
 /// A trial that has not come to its end by then will not: hardware takes a few seconds.
 const TRIAL: Duration = Duration::from_secs(60);
+
+/// A trial that says this has succeeded, however it comes to its end.
+const STARTED: &str = "innet: F-Stack has started";
 
 /// Lines of a failed trial that the error quotes.
 const LAST_WORDS: usize = 6;
@@ -269,13 +272,14 @@ fn try_in_child(config: &Config) -> Result<()> {
         0 => trial(config, &child_end),
         child => {
             drop(child_end);
-            let said = last_words(words, child);
+            let said = all_words(words, child);
             let mut status = 0;
             // SAFETY: a child of this process that nobody else waits for.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
-            if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
+            if said.contains(STARTED) {
                 return Ok(());
             }
+            let said = last_words(&said);
             let how = match libc::WIFSIGNALED(status) {
                 true => format!("was ended by signal {}", libc::WTERMSIG(status)),
                 false => format!("exited with {}", libc::WEXITSTATUS(status)),
@@ -296,9 +300,11 @@ fn trial(config: &Config, words: &impl AsRawFd) -> ! {
     }
     unsafe extern "C" fn once(_: *mut c_void) -> c_int {
         // SAFETY: called by the loop.
-        unsafe { ff::ff_stop_run() };
+        unsafe { end_loop() };
         0
     }
+    // Not by `eprintln`, which a test's process may have sent elsewhere.
+    let say = |text: &str| drop(writeln!(io::stderr(), "{text}"));
     // SAFETY: open descriptors and C's own streams, in a process of one thread.
     unsafe {
         libc::dup2(words.as_raw_fd(), libc::STDOUT_FILENO);
@@ -319,12 +325,13 @@ fn trial(config: &Config, words: &impl AsRawFd) -> ! {
     }
     let status = match initialise(config) {
         Ok(()) => {
+            say(STARTED);
             // SAFETY: initialised on this thread; the loop ends after one turn, and gives its devices back.
             unsafe { ff::ff_run(once, ptr::null_mut()) };
             0
         }
         Err(error) => {
-            eprintln!("{error}");
+            say(&error.to_string());
             1
         }
     };
@@ -333,7 +340,7 @@ fn trial(config: &Config, words: &impl AsRawFd) -> ! {
 }
 
 /// What the child says until it has ended or its time is over; then it is killed.
-fn last_words(mut words: impl Read + AsRawFd, child: libc::pid_t) -> String {
+fn all_words(mut words: impl Read + AsRawFd, child: libc::pid_t) -> String {
     let until = Instant::now() + TRIAL;
     let mut said = Vec::new();
     loop {
@@ -363,8 +370,11 @@ fn last_words(mut words: impl Read + AsRawFd, child: libc::pid_t) -> String {
             },
         }
     }
-    let said = String::from_utf8_lossy(&said);
-    tracing::debug!(said = %said, "F-Stack's trial start");
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// The end of what was said, on one line.
+fn last_words(said: &str) -> String {
     // Its configuration comes first, as "[section]: key=value".
     let lines = said.lines().map(str::trim);
     let lines: Vec<&str> = lines
