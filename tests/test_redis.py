@@ -44,9 +44,12 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     assert last.keys() == Metrics.__dataclass_fields__.keys()
     assert last["parameter_lag"] is not None
     assert last["stale_updates"] == 0
-    drawn = last["samples_per_insert"] * last["replay_steps"]
-    wanted = config.samples_per_insert * (last["replay_steps"] - config.min_size)
-    assert abs(drawn - wanted) <= config.slack + config.samples_per_insert * config.message_transitions
+    # The metrics have the ratio and the updates; what was inserted follows, but for the batches drawn ahead.
+    drawn = config.batch_size * last["learner_updates"]
+    wanted = config.samples_per_insert * (drawn / last["samples_per_insert"] - config.min_size)
+    ahead = 2 * (config.prefetch + 3) * config.batch_size
+    push = config.samples_per_insert * config.message_transitions
+    assert abs(drawn - wanted) <= config.slack + push + ahead
     with redis.Redis.from_url(address) as client:
         assert client.keys("*") == [], "a run leaves nothing behind"
 
