@@ -23,6 +23,9 @@ pub struct PySumTree {
     index: Box<PriorityIndex>,
 }
 
+// The interpreter's objects are aligned to 16 bytes.
+const _: () = assert!(align_of::<PySumTree>() <= 16);
+
 impl PySumTree {
     fn run<T: Send>(
         &self,
@@ -54,7 +57,9 @@ impl PySumTree {
         seed: Option<u64>,
     ) -> PyResult<Self> {
         PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
-            .map(|index| PySumTree { index })
+            .map(|index| PySumTree {
+                index: Box::new(index),
+            })
             .map_err(|error| error::to_python(py, error))
     }
 
