@@ -1,8 +1,8 @@
 //! Sums of gradients between learners, packet by packet: iSwitch's service (Li et al., ISCA 2019) as software.
 //!
 //! Workers of a job cut a vector into segments and send each as a datagram. The aggregator adds a segment up as its contributions arrive and
-//! sends the sum to every worker when the threshold H is reached. Nothing here does I/O or looks at a clock: datagrams and the time are
-//! given in, and datagrams come out through [`Transmit`].
+//! sends the sum to every worker when the threshold H is reached. Nothing but [`datagrams`] and [`kernel`] does I/O or looks at a clock:
+//! datagrams and the time are given in, and datagrams come out through [`Transmit`].
 //!
 //! | module | subject |
 //! | --- | --- |
@@ -14,6 +14,8 @@
 //! | [`window`] | how much a worker has under way, and when it asks |
 //! | [`worker`] | a worker's session, and its controls |
 //! | [`round`] | one sum, as a worker sees it |
+//! | [`datagrams`] | the kernel's UDP, many datagrams for each system call |
+//! | [`kernel`] | an aggregator and a worker on it |
 //!
 //! # Why sums are exact
 //!
@@ -32,7 +34,9 @@
 
 pub mod aggregator;
 pub mod arithmetic;
+pub mod datagrams;
 pub mod job;
+pub mod kernel;
 pub mod packet;
 pub mod round;
 pub mod slots;
@@ -44,6 +48,7 @@ use std::time::Duration;
 
 pub use aggregator::{Aggregator, Counters, Limits, Upstream};
 pub use arithmetic::Arithmetic;
+pub use kernel::{UdpAggregator, UdpWorker};
 pub use round::{Round, Sum};
 pub use worker::{Call, Command, Exchange, Failure, Worker};
 

@@ -50,6 +50,12 @@ pub enum Failure {
     /// The aggregator refused a control.
     #[error("the aggregator refused: {0}")]
     Refused(String),
+    /// The system refused to send or to receive.
+    #[error("datagrams of gradients: {0}")]
+    Io(String),
+    /// A signal arrived while waiting.
+    #[error("interrupted")]
+    Interrupted,
     /// An earlier sum failed.
     #[error("an earlier sum of this worker failed: reset the job, or join again")]
     Broken,

@@ -5,3 +5,4 @@ mod faults;
 mod hierarchy;
 mod network;
 mod sums;
+mod udp;
