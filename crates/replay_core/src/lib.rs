@@ -1,4 +1,4 @@
-//! Prioritized replay, parameters and (later) gradients as a service, in process or in the network.
+//! Prioritized replay, parameters and gradients as a service, in process or in the network.
 //!
 //! # Layout
 //!
@@ -27,6 +27,7 @@
 //! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
 //! | [`wire`] | frames and Cap'n Proto messages |
 //! | [`client`] | the `Replay` of a server |
+//! | [`gradients`] | sums of gradients between learners, packet by packet |
 //! | [`net`] | the `Stack` trait: `kernel`, `sim`, and `fstack` with that feature |
 //! | [`service`] | a request in, a reply out, no socket in sight |
 //! | [`handshake`] | versions and tokens, without I/O |
@@ -45,6 +46,7 @@ pub mod config;
 pub mod connection;
 pub mod difference;
 pub mod error;
+pub mod gradients;
 pub mod handshake;
 pub mod huge_pages;
 pub mod limiter;

@@ -1,0 +1,174 @@
+//! The sums themselves: float32 as it arrives, or block-floating fixed point, whose sums do not depend on the order of arrival.
+//!
+//! In fixed point a block is a segment. Its exponent is that of the largest value that any worker has in it, agreed on in a round of its own
+//! (the largest of bytes is the same in every order); then each worker sends integers on that grid. They are small enough that the sum of
+//! all workers fits 32 bits, and integers add up to the same bits in every order and over every tree of aggregators.
+
+use super::packet::Kind;
+
+/// How a job adds up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arithmetic {
+    /// float32, in the order of arrival.
+    #[default]
+    Float,
+    /// Block-floating fixed point: the same bits in every order, 31 bits less those of the number of workers.
+    Fixed,
+}
+
+impl Arithmetic {
+    /// Whether contributions of `kind` belong to it.
+    pub fn has(self, kind: Kind) -> bool {
+        match self {
+            Arithmetic::Float => kind == Kind::Float,
+            Arithmetic::Fixed => matches!(kind, Kind::Fixed | Kind::Exponents),
+        }
+    }
+}
+
+/// Adds a contribution of `kind` to a sum of the same length.
+pub fn add(kind: Kind, sum: &mut [u8], contribution: &[u8]) {
+    let words = sum.as_chunks_mut::<4>().0.iter_mut();
+    let words = words.zip(contribution.as_chunks::<4>().0);
+    match kind {
+        Kind::Fixed => words.for_each(|(sum, new)| {
+            *sum = i32::from_le_bytes(*sum)
+                .wrapping_add(i32::from_le_bytes(*new))
+                .to_le_bytes();
+        }),
+        Kind::Exponents => {
+            for (sum, new) in sum.iter_mut().zip(contribution) {
+                *sum = (*sum).max(*new);
+            }
+        }
+        _ => words.for_each(|(sum, new)| {
+            *sum = (f32::from_le_bytes(*sum) + f32::from_le_bytes(*new)).to_le_bytes();
+        }),
+    }
+}
+
+/// Writes float32 values.
+pub fn write_floats(values: &[f32], body: &mut Vec<u8>) {
+    body.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+}
+
+/// Reads float32 values.
+pub fn read_floats(body: &[u8], values: &mut [f32]) {
+    for (value, bytes) in values.iter_mut().zip(body.as_chunks::<4>().0) {
+        *value = f32::from_le_bytes(*bytes);
+    }
+}
+
+/// The exponent of a block in which something is infinite or NaN; its sum is NaN throughout.
+const NOT_FINITE: u8 = 255;
+
+/// The exponent of the largest value, biased as in float32: all are below 2^(exponent - 126).
+pub fn exponent(values: &[f32]) -> u8 {
+    let largest = values.iter().fold(0, |largest, value| {
+        largest.max(value.to_bits() & 0x7FFF_FFFF)
+    });
+    (largest >> 23) as u8
+}
+
+/// The grid of a block.
+#[derive(Debug, Clone, Copy)]
+pub struct Grid {
+    /// 2^scale units are one; `None` where something is not finite.
+    scale: Option<i32>,
+}
+
+impl Grid {
+    /// The grid for values below 2^(exponent - 126), summed over `workers`.
+    pub fn new(exponent: u8, workers: u32) -> Self {
+        let sum_bits = workers.max(1).next_power_of_two().ilog2() as i32;
+        Grid {
+            scale: (exponent != NOT_FINITE).then(|| 30 - sum_bits + 126 - i32::from(exponent)),
+        }
+    }
+
+    /// Writes values as integers, rounded to the nearest, ties to even.
+    pub fn write(self, values: &[f32], body: &mut Vec<u8>) {
+        let unit = self.scale.map_or(0.0, power_of_two);
+        // A conversion saturates: a value beyond the agreed exponent cannot spoil its neighbours.
+        let words = values
+            .iter()
+            .map(|&value| (f64::from(value) * unit).round_ties_even() as i32);
+        body.extend(words.flat_map(i32::to_le_bytes));
+    }
+
+    /// Reads sums of such integers.
+    pub fn read(self, body: &[u8], values: &mut [f32]) {
+        let Some(scale) = self.scale else {
+            return values.fill(f32::NAN);
+        };
+        let unit = power_of_two(-scale);
+        for (value, bytes) in values.iter_mut().zip(body.as_chunks::<4>().0) {
+            *value = (f64::from(i32::from_le_bytes(*bytes)) * unit) as f32;
+        }
+    }
+}
+
+/// 2^power, for what float64 has as normal numbers.
+fn power_of_two(power: i32) -> f64 {
+    f64::from_bits(((1023 + power) as u64) << 52)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixed_sum(vectors: &[Vec<f32>]) -> Vec<f32> {
+        let largest = vectors.iter().map(|v| exponent(v)).max().unwrap();
+        let grid = Grid::new(largest, vectors.len() as u32);
+        let mut sum = vec![0; 4 * vectors[0].len()];
+        for vector in vectors {
+            let mut body = Vec::new();
+            grid.write(vector, &mut body);
+            add(Kind::Fixed, &mut sum, &body);
+        }
+        let mut read = vec![0.0; vectors[0].len()];
+        grid.read(&sum, &mut read);
+        read
+    }
+
+    #[test]
+    fn the_grid_keeps_the_largest_values_of_all_workers_within_range() {
+        for workers in [1, 2, 3, 64] {
+            for largest in [f32::MAX / 64.0, 1.0, 1.999_999_9, f32::MIN_POSITIVE, 1e-30] {
+                let sum = fixed_sum(&vec![vec![largest, -largest, largest / 4.0]; workers]);
+                for (sum, one) in sum.iter().zip([largest, -largest, largest / 4.0]) {
+                    let exact = one as f64 * workers as f64;
+                    let error = (f64::from(*sum) - exact).abs();
+                    // float32 has 24 bits, the grid 24 or more of the largest.
+                    assert!(
+                        error <= f64::from(largest) * workers as f64 * 2f64.powi(-23),
+                        "{workers} x {one}: {sum}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zero_and_what_is_not_finite_is_nan() {
+        assert_eq!(fixed_sum(&[vec![0.0; 3], vec![-0.0; 3]]), [0.0; 3]);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let sum = fixed_sum(&[vec![1.0, bad], vec![1.0, 2.0]]);
+            assert!(sum.iter().all(|value| value.is_nan()), "{sum:?}");
+        }
+    }
+
+    #[test]
+    fn each_kind_adds_in_its_own_way() {
+        let mut sum = 1.5f32.to_le_bytes();
+        add(Kind::Float, &mut sum, &2.25f32.to_le_bytes());
+        assert_eq!(f32::from_le_bytes(sum), 3.75);
+        let mut sum = (-7i32).to_le_bytes();
+        add(Kind::Fixed, &mut sum, &300i32.to_le_bytes());
+        assert_eq!(i32::from_le_bytes(sum), 293);
+        let mut sum = [1, 200, 3, 0];
+        add(Kind::Exponents, &mut sum, &[2, 100, 3, 255]);
+        assert_eq!(sum, [2, 200, 3, 255]);
+    }
+}

@@ -1,0 +1,399 @@
+//! One job: its workers, the threshold, and the segments under way.
+
+mod control;
+mod deadline;
+mod parent;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::aggregator::{Counters, Upstream};
+use super::arithmetic::Arithmetic;
+use super::packet::{ALL_SEGMENTS, Ack, Cookie, HEADER_BYTES, Header, Key, Kind, Status};
+use super::slots::{Place, Slots, State, Tag};
+use super::{JoinJob, Transmit};
+
+/// A worker's place in the membership table.
+pub enum Seat {
+    /// Nobody has come.
+    Empty,
+    /// A worker.
+    Joined(Member),
+    /// Its worker has gone; this was its name.
+    Left(String),
+}
+
+/// A worker that has joined.
+pub struct Member {
+    /// For people.
+    pub name: String,
+    /// In each of its datagrams.
+    pub session: u32,
+    /// In its controls.
+    pub key: Key,
+    /// Where it is, once it has shown that it receives there.
+    pub path: Option<SocketAddr>,
+    /// What was sent to an address that has not been shown to be its own.
+    pub offered: Option<(SocketAddr, Cookie)>,
+    /// When it was last heard.
+    pub heard: Instant,
+}
+
+/// A job's state. Its methods are given counters, as `counters`, and what to send through, as `out`.
+pub struct Job {
+    /// Its name.
+    pub name: String,
+    /// Of the first who joined; the others say the same.
+    pub terms: Terms,
+    /// The membership table, by the worker's number.
+    pub seats: Vec<Seat>,
+    /// When anybody was last heard.
+    pub heard: Instant,
+    /// The aggregator above this one.
+    pub upstream: Option<Upstream>,
+    threshold: u32,
+    slots: Slots,
+    /// The newest round that a contribution came for.
+    newest: u64,
+    /// No round before it is counted any more.
+    floor: u64,
+    /// The newest round each worker has contributed to, 0 for none.
+    contributed: Vec<u64>,
+    /// Why nothing is added up until a reset.
+    halted: Option<Ack>,
+}
+
+/// What the workers of a job agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Workers here.
+    pub workers: u16,
+    /// Workers in all.
+    pub world: u32,
+    /// How it adds up.
+    pub arithmetic: Arithmetic,
+    /// Values of a full segment.
+    pub segment_values: u16,
+    /// How long a segment may wait.
+    pub deadline: Duration,
+}
+
+impl Terms {
+    /// Those that a worker asks for.
+    pub fn of(request: &JoinJob) -> Self {
+        Terms {
+            workers: request.workers,
+            world: request.world,
+            arithmetic: request.arithmetic,
+            segment_values: request.segment_values,
+            deadline: request.deadline,
+        }
+    }
+}
+
+impl Job {
+    /// A job without workers, whose first round is `first`.
+    pub fn new(name: &str, terms: Terms, window: u32, first: u64, now: Instant) -> Self {
+        Job {
+            name: name.to_owned(),
+            terms,
+            seats: (0..terms.workers).map(|_| Seat::Empty).collect(),
+            heard: now,
+            upstream: None,
+            threshold: terms.workers.into(),
+            slots: Slots::new(window, 4 * usize::from(terms.segment_values), now),
+            newest: first - 1,
+            floor: first,
+            contributed: vec![0; terms.workers.into()],
+            halted: None,
+        }
+    }
+
+    /// The worker's member, if it has joined.
+    pub fn member(&mut self, worker: u16) -> Option<&mut Member> {
+        match self.seats.get_mut(usize::from(worker)) {
+            Some(Seat::Joined(member)) => Some(member),
+            _ => None,
+        }
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.seats.iter().filter_map(|seat| match seat {
+            Seat::Joined(member) => Some(member),
+            _ => None,
+        })
+    }
+
+    /// Workers that have joined and not left.
+    pub fn joined(&self) -> usize {
+        self.members().count()
+    }
+
+    /// Gives a seat to a new member, and returns the session of the one that had it and the round to begin with. What that one
+    /// contributed must not be taken for the new one's: the job is reset.
+    pub fn seat<T: Transmit>(
+        &mut self,
+        worker: u16,
+        member: Member,
+        out: &mut T,
+    ) -> (Option<u32>, u64) {
+        let seat = &mut self.seats[usize::from(worker)];
+        let name = member.name.clone();
+        let before = match std::mem::replace(seat, Seat::Joined(member)) {
+            Seat::Joined(before) => Some(before.session),
+            _ => None,
+        };
+        if self.contributed[usize::from(worker)] >= self.floor {
+            let text = format!("worker {worker} came back as another process ({name})");
+            match self.upstream {
+                None => self.reset(self.newest + 1, &text, out),
+                Some(_) => self.halt(
+                    Ack {
+                        text: format!("{text}; reset the job"),
+                        ..Ack::new(Status::Halted, Kind::Join)
+                    },
+                    out,
+                ),
+            }
+        }
+        (before, self.floor.max(self.newest))
+    }
+
+    /// Counts a contribution, or answers with the sum where it is there already.
+    pub fn contribute<T: Transmit>(
+        &mut self,
+        now: Instant,
+        worker: u16,
+        header: Header,
+        body: &[u8],
+        counters: &mut Counters,
+        out: &mut T,
+    ) {
+        let values = 4 * usize::from(self.terms.segment_values);
+        let fits = !body.is_empty() && body.len() <= values && body.len().is_multiple_of(4);
+        if !fits || !self.terms.arithmetic.has(header.kind) || header.segment >= ALL_SEGMENTS {
+            counters.malformed += 1;
+            return;
+        }
+        let Some(tag) = self.tag(worker, header, counters, out) else {
+            return;
+        };
+        let kind = header.kind;
+        let index = match self.slots.find(tag) {
+            Place::Found(index) => index,
+            Place::Free(index) => {
+                self.slots.begin(index, tag, kind, worker, body, now);
+                self.count(worker, tag, counters);
+                self.newest = self.newest.max(tag.round);
+                return self.complete(index, counters, out);
+            }
+            Place::Gone => {
+                counters.stale += 1;
+                return self.answer(worker, header, Ack::new(Status::Gone, kind), out);
+            }
+            Place::Ahead => {
+                counters.ahead += 1;
+                return;
+            }
+        };
+        let slot = self.slots.slot(index);
+        let counted = slot.counted & 1 << worker != 0;
+        match slot.state {
+            State::Done => {
+                counters.duplicates += u64::from(counted);
+                counters.late += u64::from(!counted);
+                self.send_sum(worker, index, out);
+            }
+            _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
+                let text = format!(
+                    "worker {worker} sent {} bytes ({kind:?}) for segment {} of round {}, another worker {} ({:?}): \
+                     all workers have to sum vectors of the same length",
+                    body.len(),
+                    tag.segment,
+                    tag.round,
+                    self.slots.values(index).len(),
+                    slot.kind,
+                );
+                let failed = Ack {
+                    text,
+                    ..Ack::new(Status::Halted, kind)
+                };
+                self.fail(failed, counters, out);
+            }
+            State::Open if !counted => {
+                self.slots.add(index, worker, body);
+                self.count(worker, tag, counters);
+                self.complete(index, counters, out);
+            }
+            state => {
+                counters.duplicates += 1;
+                if state == State::Raised {
+                    self.raise(index, out);
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, worker: u16, tag: Tag, counters: &mut Counters) {
+        counters.counted += 1;
+        self.contributed[usize::from(worker)] = tag.round;
+    }
+
+    /// The segment that a worker means; answered here where the job does not add it up.
+    fn tag<T: Transmit>(
+        &mut self,
+        worker: u16,
+        header: Header,
+        counters: &mut Counters,
+        out: &mut T,
+    ) -> Option<Tag> {
+        let Some(round) = header.round_near(self.newest) else {
+            counters.malformed += 1;
+            return None;
+        };
+        if round < self.floor {
+            counters.stale += 1;
+            let ack = Ack {
+                text: "the job was reset".into(),
+                ..Ack::new(Status::Reset, header.kind)
+            };
+            self.tell(worker, self.floor, 0, &ack, out);
+            return None;
+        }
+        if let Some(halted) = self.halted.clone() {
+            self.answer(worker, header, halted, out);
+            return None;
+        }
+        if round > self.newest + 1 {
+            counters.ahead += 1;
+            return None;
+        }
+        Some(Tag {
+            round,
+            segment: header.segment,
+        })
+    }
+
+    /// Sends the sum to everybody, or up, if the threshold is reached.
+    fn complete<T: Transmit>(&mut self, index: usize, counters: &mut Counters, out: &mut T) {
+        if self.slots.slot(index).counted.count_ones() < self.threshold {
+            return;
+        }
+        if self.upstream.is_some() {
+            self.slots.slot_mut(index).state = State::Raised;
+            self.raise(index, out);
+        } else {
+            self.finish(index, counters, out);
+        }
+    }
+
+    fn finish<T: Transmit>(&mut self, index: usize, counters: &mut Counters, out: &mut T) {
+        self.slots.slot_mut(index).state = State::Done;
+        counters.sums += 1;
+        for worker in 0..self.terms.workers {
+            self.send_sum(worker, index, out);
+        }
+    }
+
+    /// Sends a sum to one worker, if it has shown where it is.
+    fn send_sum<T: Transmit>(&self, worker: u16, index: usize, out: &mut T) {
+        let Seat::Joined(Member {
+            path: Some(path),
+            session,
+            ..
+        }) = &self.seats[usize::from(worker)]
+        else {
+            return;
+        };
+        let slot = self.slots.slot(index);
+        let counted = slot.counted.count_ones();
+        let Tag { round, segment } = slot.tag;
+        if counted == u32::from(self.terms.workers) {
+            let header = Header::new(slot.kind, *session, round, segment);
+            return out.send(*path, &header.encode(), self.slots.values(index));
+        }
+        let header = Header::new(Kind::Partial, *session, round, segment);
+        let mut head = [0; HEADER_BYTES + 4];
+        head[..HEADER_BYTES].copy_from_slice(&header.encode());
+        head[HEADER_BYTES..].copy_from_slice(&counted.to_le_bytes());
+        out.send(*path, &head, self.slots.values(index));
+    }
+
+    /// Says what became of a segment, or sends it.
+    pub fn help<T: Transmit>(
+        &mut self,
+        worker: u16,
+        header: Header,
+        counters: &mut Counters,
+        out: &mut T,
+    ) {
+        counters.helped += 1;
+        let Some(tag) = self.tag(worker, header, counters, out) else {
+            return;
+        };
+        let index = match self.slots.find(tag) {
+            Place::Found(index) => index,
+            Place::Gone => {
+                return self.answer(worker, header, Ack::new(Status::Gone, Kind::Help), out);
+            }
+            Place::Free(_) | Place::Ahead => return self.want(worker, tag, out),
+        };
+        let slot = self.slots.slot(index);
+        let counted = slot.counted;
+        match slot.state {
+            State::Done => self.send_sum(worker, index, out),
+            _ if counted & 1 << worker == 0 => self.want(worker, tag, out),
+            State::Raised => self.ask_parent(index, out),
+            _ => {
+                let waiting = Ack {
+                    missing: self.everybody() & !counted,
+                    ..Ack::new(Status::Waiting, Kind::Help)
+                };
+                self.answer(worker, header, waiting, out);
+            }
+        }
+    }
+
+    /// Asks a worker for a contribution that has not come.
+    fn want<T: Transmit>(&mut self, worker: u16, tag: Tag, out: &mut T) {
+        let Some(Member {
+            path: Some(path),
+            session,
+            ..
+        }) = self.member(worker)
+        else {
+            return;
+        };
+        let header = Header::new(Kind::Help, *session, tag.round, tag.segment);
+        out.send(*path, &header.encode(), &[]);
+    }
+
+    fn answer<T: Transmit>(&self, worker: u16, header: Header, ack: Ack, out: &mut T) {
+        let round = header.round_near(self.newest).unwrap_or(self.newest);
+        self.tell(worker, round, header.segment, &ack, out);
+    }
+
+    fn tell_all<T: Transmit>(&self, round: u64, segment: u32, ack: &Ack, out: &mut T) {
+        for worker in 0..self.terms.workers {
+            self.tell(worker, round, segment, ack, out);
+        }
+    }
+
+    /// Sends an answer to a worker that has shown where it is.
+    pub fn tell<T: Transmit>(&self, worker: u16, round: u64, segment: u32, ack: &Ack, out: &mut T) {
+        if let Seat::Joined(Member {
+            path: Some(path),
+            session,
+            ..
+        }) = &self.seats[usize::from(worker)]
+        {
+            let header = Header::new(Kind::Ack, *session, round, segment);
+            out.send(*path, &header.encode(), &ack.encode());
+        }
+    }
+
+    /// The round that a worker begins with.
+    pub fn next_round(&self) -> u64 {
+        self.floor.max(self.newest)
+    }
+}

@@ -1,0 +1,158 @@
+//! What workers ask of a job beside sums: threshold, forced broadcasts, resets, leaving.
+
+use super::{Job, Seat};
+use crate::gradients::Transmit;
+use crate::gradients::aggregator::Counters;
+use crate::gradients::arithmetic::Arithmetic;
+use crate::gradients::packet::{ALL_SEGMENTS, Ack, Header, Kind, Status};
+use crate::gradients::slots::State;
+
+impl Job {
+    /// Applies a control whose key was right.
+    pub fn control<T: Transmit>(
+        &mut self,
+        worker: u16,
+        header: Header,
+        argument: &[u8],
+        counters: &mut Counters,
+        out: &mut T,
+    ) {
+        let about = header.kind;
+        let refused = match about {
+            Kind::Reset => {
+                self.reset_from(worker, header, out);
+                return;
+            }
+            Kind::Halt => {
+                let text = String::from_utf8_lossy(argument);
+                let halted = Ack {
+                    text: format!("worker {worker} suspended the job: {text}"),
+                    ..Ack::new(Status::Halted, about)
+                };
+                if self.halted.is_none() {
+                    self.fail(halted, counters, out);
+                }
+                None
+            }
+            _ if self.terms.arithmetic == Arithmetic::Fixed => Some(
+                "in fixed point every worker has to be counted: the grid is made for all of them",
+            ),
+            _ if u32::from(self.terms.workers) != self.terms.world => {
+                Some("with a parent aggregator every worker has to be counted")
+            }
+            Kind::SetH => self.set_threshold(argument, counters, out),
+            _ => self.force(header, counters, out),
+        };
+        let ack = match refused {
+            None => Ack::new(Status::Done, about),
+            Some(reason) => Ack {
+                text: reason.to_owned(),
+                ..Ack::new(Status::Refused, about)
+            },
+        };
+        let next = self.floor.max(self.newest);
+        self.tell(worker, next, header.segment, &ack, out);
+    }
+
+    pub(super) fn set_threshold<T: Transmit>(
+        &mut self,
+        argument: &[u8],
+        counters: &mut Counters,
+        out: &mut T,
+    ) -> Option<&'static str> {
+        let threshold = u32::from(u16::from_le_bytes(argument.try_into().unwrap_or_default()));
+        if threshold == 0 || threshold > self.terms.workers.into() {
+            return Some("the threshold is from 1 to the number of workers");
+        }
+        self.threshold = threshold;
+        for index in self.open() {
+            self.complete(index, counters, out);
+        }
+        None
+    }
+
+    /// Sends what there is of one segment, or of all of a round.
+    pub(super) fn force<T: Transmit>(
+        &mut self,
+        header: Header,
+        counters: &mut Counters,
+        out: &mut T,
+    ) -> Option<&'static str> {
+        let round = header.round_near(self.newest);
+        for index in self.open() {
+            let tag = self.slots.slot(index).tag;
+            if Some(tag.round) == round && [tag.segment, ALL_SEGMENTS].contains(&header.segment) {
+                self.finish(index, counters, out);
+            }
+        }
+        None
+    }
+
+    /// Segments of which contributions are missing.
+    pub(super) fn open(&self) -> Vec<usize> {
+        self.slots
+            .iter()
+            .filter(|(_, slot)| slot.state == State::Open)
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// A worker gave up a round, of which nothing may be counted any more. Where there is a parent, it says what comes next.
+    pub(super) fn reset_from<T: Transmit>(&mut self, worker: u16, header: Header, out: &mut T) {
+        let Some(given_up) = header.round_near(self.newest.max(self.floor)) else {
+            return;
+        };
+        if given_up >= self.floor {
+            if let Some(upstream) = &self.upstream {
+                if !upstream.proved {
+                    return upstream.prove(out);
+                }
+                let header = Header::new(Kind::Reset, upstream.session, given_up, 0);
+                return out.send(upstream.address, &header.encode(), &upstream.key);
+            }
+            let text = format!("worker {worker} reset the job");
+            self.reset(self.newest.max(given_up) + 1, &text, out);
+        }
+        self.tell(
+            worker,
+            self.floor,
+            0,
+            &Ack::new(Status::Done, Kind::Reset),
+            out,
+        );
+    }
+
+    /// Drops what is under way; `first` is the round that comes next.
+    pub(super) fn reset<T: Transmit>(&mut self, first: u64, text: &str, out: &mut T) {
+        self.slots.clear();
+        self.halted = None;
+        self.floor = first;
+        self.newest = first - 1;
+        let ack = Ack {
+            text: text.to_owned(),
+            ..Ack::new(Status::Reset, Kind::Reset)
+        };
+        self.tell_all(first, 0, &ack, out);
+    }
+
+    /// Takes a worker out of the membership table. A segment under way would wait for it in vain.
+    pub fn leave<T: Transmit>(&mut self, worker: u16, counters: &mut Counters, out: &mut T) {
+        let seat = &mut self.seats[usize::from(worker)];
+        let Seat::Joined(member) = seat else { return };
+        let name = std::mem::take(&mut member.name);
+        let text = format!("worker {worker} ({name}) left in the middle of round");
+        *seat = Seat::Left(name);
+        let open = self.open();
+        let oldest = open.iter().map(|&index| self.slots.slot(index).tag).min();
+        if let Some(tag) = oldest
+            && (self.joined() as u32) < self.threshold
+        {
+            let failed = Ack {
+                missing: 1 << worker,
+                text: format!("{text} {}", tag.round),
+                ..Ack::new(Status::Failed, Kind::Leave)
+            };
+            self.fail(failed, counters, out);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Sums of gradients between learners, packet by packet: iSwitch's service (Li et al., ISCA 2019) as software.
+//!
+//! Workers of a job cut a vector into segments and send each as a datagram. The aggregator adds a segment up as its contributions arrive and
+//! sends the sum to every worker when the threshold H is reached. Nothing but [`datagrams`] and [`kernel`] does I/O or looks at a clock:
+//! datagrams and the time are given in, and datagrams come out through [`Transmit`].
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | [`packet`] | the datagrams |
+//! | [`arithmetic`] | float32 and block-floating fixed point |
+//! | [`slots`] | the segments under way, and the sums that are kept |
+//! | [`job`] | workers, threshold, contributions and deadlines of one job |
+//! | [`aggregator`] | sessions, jobs and controls |
+//! | [`window`] | how much a worker has under way, and when it asks |
+//! | [`worker`] | a worker's session, and its controls |
+//! | [`round`] | one sum, as a worker sees it |
+//! | [`datagrams`] | the kernel's UDP, many datagrams for each system call |
+//! | [`kernel`] | an aggregator and a worker on it |
+//!
+//! # Why sums are exact
+//!
+//! *Counted once.* A segment under way has a bitmap of the workers in it. A contribution whose bit is set is a duplicate.
+//!
+//! *Bounded memory.* Segment `s` of a round uses place `s mod window`, and each place holds two segments: the one under way and the one before it,
+//! whose sum is kept. A worker sends a segment only when it has the sum of the one before it in that place. So when a contribution arrives for
+//! a place, its sender has the sum before; that sum has everybody's contribution (H is all workers, unless it was set), so
+//! everybody has the sum before that one, and its memory is free. A job needs `2 * window` segments, whatever the vector's length.
+//!
+//! *Rounds.* Rounds are numbered; a contribution of an earlier round is answered with the sum that is kept, or counted and dropped. A
+//! reset begins at a round that no contribution was ever sent for.
+//!
+//! *Nobody hangs.* A segment that is not complete at the job's deadline fails the job: every worker is told who is missing. A
+//! worker has a deadline of its own, for when the aggregator is gone.
+
+pub mod aggregator;
+pub mod arithmetic;
+pub mod datagrams;
+pub mod job;
+pub mod kernel;
+pub mod packet;
+pub mod round;
+pub mod slots;
+pub mod window;
+pub mod worker;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+pub use aggregator::{Aggregator, Counters, Limits, Upstream};
+pub use arithmetic::Arithmetic;
+pub use kernel::{UdpAggregator, UdpWorker};
+pub use round::{Round, Sum};
+pub use worker::{Call, Command, Exchange, Failure, Worker};
+
+/// Where datagrams go.
+pub trait Transmit {
+    /// Sends `head` and `body`, one after the other, as one datagram. Both are borrowed for this call alone.
+    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]);
+}
+
+/// How a worker asks to take part in a job. All workers of a job say the same, but for their number and name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinJob {
+    /// The job's name.
+    pub job: String,
+    /// This worker's number, from 0.
+    pub worker: u16,
+    /// Workers that send to this aggregator, at most 64.
+    pub workers: u16,
+    /// Workers of the job in all: more than `workers` where aggregators have a parent.
+    pub world: u32,
+    /// For people: it stands in errors.
+    pub name: String,
+    /// How the job adds up.
+    pub arithmetic: Arithmetic,
+    /// float32 values of a full segment, at most [`packet::MAX_SEGMENT_VALUES`].
+    pub segment_values: u16,
+    /// How long a segment may wait for a worker.
+    pub deadline: Duration,
+}
+
+/// A place in a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// Stands in every datagram.
+    pub session: u32,
+    /// Stands in datagrams that could harm others.
+    pub key: packet::Key,
+    /// The first round that the worker takes part in.
+    pub round: u64,
+    /// Segments that may be under way.
+    pub window: u32,
+}

@@ -1,0 +1,8 @@
+//! Gradient sums over a network in memory, with a clock of the test's own.
+
+mod control;
+mod faults;
+mod hierarchy;
+mod network;
+mod sums;
+mod udp;
