@@ -16,7 +16,6 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import capnp  # type: ignore[import-untyped]
@@ -55,9 +54,7 @@ class WireClient:
     def __enter__(self) -> WireClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
     def _handshake(self, token: str | None) -> int:

@@ -44,8 +44,8 @@ class Column:
     Args:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
         shape: Shape of one value; `()` is a scalar.
-        codec: `"lz4"` packs a value with LZ4, or as what changed since an earlier step of its stream, whichever is
-            smaller by far; `"none"` keeps it raw; `None` is `"lz4"` for values of 64 bytes and more.
+        codec: `"lz4"` packs a value with LZ4, or as what changed since an earlier step of its stream where that takes
+            a third or less; `"none"` keeps it raw; `None` is `"lz4"` for values of 64 bytes and more.
 
     Raises:
         ConfigError: A dtype or codec that does not exist.

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver, resource_tracker
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from loguru import logger
@@ -228,12 +228,7 @@ class Actors:
             raise
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def _stop(self) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from os import PathLike
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -106,12 +106,7 @@ class Session:
             self._previous_handlers[name] = signal.signal(name, self._interrupt)
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, handler in self._previous_handlers.items():
             signal.signal(name, handler)
         if self._files is not None:

@@ -12,7 +12,6 @@ import copy
 import queue
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -57,12 +56,7 @@ class TargetsAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

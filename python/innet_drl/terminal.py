@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from loguru import logger
@@ -54,12 +53,7 @@ class Page:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
         logging.getLogger("innet_drl").removeHandler(self._core)

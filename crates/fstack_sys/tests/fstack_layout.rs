@@ -6,6 +6,7 @@ use std::mem::{align_of, offset_of, size_of};
 
 use fstack_sys::fstack::*;
 
+// SAFETY: defined with these types in c/fstack_layout.c.
 unsafe extern "C" {
     static innet_kevent_layout: [usize; 9];
     static innet_sockaddr_layout: [usize; 4];

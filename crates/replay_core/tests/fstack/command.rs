@@ -53,6 +53,7 @@ fn an_idle_server_that_may_sleep_uses_less_than_a_quarter_of_a_core() {
     let client = connect(&address(), ConnectOptions::default()).unwrap();
     client.stats(&soon()).unwrap();
     let (before, begun) = (serving.processor_time(), Instant::now());
+    // Processor time of doing nothing takes time to add up; nothing else is waited for.
     std::thread::sleep(Duration::from_secs(2));
     let share = (serving.processor_time() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
     println!("idle_sleep=20: {:.0} % of a core", 100.0 * share);

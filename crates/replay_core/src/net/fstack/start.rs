@@ -251,7 +251,7 @@ fn initialise(config: &Config) -> Result<()> {
 
 /// F-Stack waits up to 9 seconds, 100 ms at a time, for the links of all ports. That of a memif comes up with its
 /// peer, which may come later.
-unsafe extern "C" fn wait_for_no_link(microseconds: c_uint) {
+extern "C" fn wait_for_no_link(microseconds: c_uint) {
     const LINK_CHECK: c_uint = 100_000;
     if microseconds != LINK_CHECK {
         // SAFETY: DPDK's own.
@@ -294,7 +294,7 @@ fn try_in_child(config: &Config) -> Result<()> {
 
 /// The child's part: it never returns.
 fn trial(config: &Config, words: &impl AsRawFd) -> ! {
-    unsafe extern "C" fn leave(status: c_int, _: *mut c_void) {
+    extern "C" fn leave(status: c_int, _: *mut c_void) {
         // SAFETY: ends the process without the handlers of the program that it is a copy of.
         unsafe { libc::_exit(status) }
     }
@@ -383,6 +383,7 @@ fn last_words(said: &str) -> String {
     lines[lines.len().saturating_sub(LAST_WORDS)..].join("; ")
 }
 
+// SAFETY: as glibc declares them in stdio.h and stdlib.h.
 unsafe extern "C" {
     /// C's standard output; glibc lets it be assigned.
     static mut stdout: *mut libc::FILE;
