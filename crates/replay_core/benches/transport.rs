@@ -187,13 +187,14 @@ fn configure(folder: &Path, role: &str, core: usize, address: &str) -> PathBuf {
          [port0]\naddr={address}\nnetmask=255.255.255.0\nbroadcast=10.8.0.255\ngateway=10.8.0.254\n\
          [freebsd.boot]\nhz=100\nfd_reserve=1024\nkern.ipc.maxsockets=262144\n\
          [freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n{}\
-         [innet]\neal = --no-pci\neal = --no-telemetry\neal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{mac},{}socket={}\n",
+         [innet]\nmemif_offload = {}\neal = --no-pci\neal = --no-telemetry\neal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{mac},{}socket={}\n",
         1 << core,
         std::process::id(),
         env::var("TRANSPORT_SYSCTL")
             .unwrap_or_default()
             .replace(';', "\n")
             + "\n",
+        env::var("TRANSPORT_OFFLOAD").unwrap_or("1".to_owned()),
         env::var("TRANSPORT_MEMIF").unwrap_or_default(),
         folder.join("memif.sock").display(),
     );
