@@ -7,7 +7,6 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::pin::Pin;
-use std::ptr;
 use std::task::{Context, Poll, ready};
 
 use fstack_sys::fstack as ff;
