@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from benchmarks.table import RESULTS, table
 
 def main() -> None:
     """Runs one benchmark, or what else is asked for."""
+    # What was started ends with it: each part leaves its processes by its `finally`.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
     commands |= {"all": everything, "connections": connections, "growth": growth, "sweep": sweep, "table": table}
@@ -44,10 +47,14 @@ def everything(out: Path = RESULTS) -> None:
         for run in runs:
             with subprocess.Popen([sys.executable, *run], stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
-                for line in process.stdout:
-                    print(line, end="", flush=True)
-                    lines.write(line)
-                    lines.flush()
+                try:
+                    for line in process.stdout:
+                        print(line, end="", flush=True)
+                        lines.write(line)
+                        lines.flush()
+                except BaseException:
+                    process.terminate()
+                    raise
             if process.returncode:
                 failed.append(" ".join(run))
     if failed:

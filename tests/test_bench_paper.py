@@ -20,7 +20,16 @@ def rows_of(path: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("format_name", ["frames", "stacks"])
 def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str) -> None:
     out = tmp_path / "out.json"
-    flags = ["--systems", "shared,sampling", "--stacks", "fstack,kernel", "--formats", format_name, "--json", str(out)]
+    flags = [
+        "--systems",
+        "shared,sampling,ahead",
+        "--stacks",
+        "fstack,kernel",
+        "--formats",
+        format_name,
+        "--json",
+        str(out),
+    ]
     reason = "name its configurations with --fstack-server"
     if format_name == "frames":
         # A stack that is asked for and does not start keeps no other from being measured.
@@ -34,8 +43,9 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert {(row["system"], row["stack"], row["link"], row["format"], row["actors"]) for row in rows} == {
         ("shared", "kernel", "loopback", format_name, 2),
         ("sampling", "kernel", "loopback", format_name, 2),
+        ("ahead", "kernel", "loopback", format_name, 2),
     }
-    for system in ("shared", "sampling"):
+    for system in ("shared", "sampling", "ahead"):
         figures_of = {str(row["what"]): row for row in rows if row["system"] == system}
         assert LATENCIES | {"pushes", "experiences", "communication"} <= figures_of.keys()
         for what in LATENCIES:

@@ -29,7 +29,7 @@ const DPDK_VERSION: &str = "22.11";
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found)");
     println!("cargo::rerun-if-env-changed={FF_PATH}");
-    for source in ["build.rs", "c/dpdk.c", "c/fstack_layout.c"] {
+    for source in ["build.rs", "c/dpdk.c", "c/fstack.c", "c/fstack_layout.c"] {
         println!("cargo::rerun-if-changed={source}");
     }
     if env::var_os("CARGO_FEATURE_FSTACK").is_some() {
@@ -87,9 +87,9 @@ fn fstack() {
         }
     }
     cc::Build::new()
-        .file("c/fstack_layout.c")
+        .files(["c/fstack.c", "c/fstack_layout.c"])
         .include(found.include)
-        .compile("innet_fstack_layout");
+        .compile("innet_fstack");
 }
 
 fn in_folder(path: &Path) -> Result<Found, String> {

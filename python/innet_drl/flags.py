@@ -71,9 +71,9 @@ class PaperFlags:
     """File for the results, one row a figure."""
     plot: Path | None = None
     """Picture of the figures, .svg or .png; needs matplotlib. Beside the JSON file where it is not given."""
-    systems: str = "redis,shared,sampling"
+    systems: str = "redis,shared,sampling,ahead"
     """`redis` is the baseline, `shared` the in-network shared memory (optimization 1), `sampling` the in-network
-    sampling (optimization 2)."""
+    sampling (optimization 2), `ahead` the same with the next batch drawn while the learner trains."""
     stacks: str = "kernel,kernel-spin,fstack"
     """What carries the bytes to our server: the kernel, the kernel with both ends spinning, F-Stack."""
     formats: str = "stacks,frames"

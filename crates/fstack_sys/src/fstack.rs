@@ -96,6 +96,8 @@ unsafe extern "C" {
     pub fn ff_load_config(argc: c_int, argv: *const *mut c_char) -> c_int;
     /// Starts EAL and the ports.
     pub fn ff_dpdk_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
+    /// After [`ff_dpdk_init`]: leaves checksums to the first port, whatever its driver says that it can do.
+    pub fn innet_ff_no_checksums_on_first_port();
     /// Starts the FreeBSD stack.
     pub fn ff_freebsd_init() -> c_int;
     /// Gives the ports their addresses.

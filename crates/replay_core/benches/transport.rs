@@ -1,10 +1,12 @@
-//! Transport time, first byte of a request to last byte of its reply, with both ends polling: F-Stack over memif against
-//! the kernel's TCP over loopback, each a server and a client process on a core of their own. No codec, no memory.
+//! Transport time, first byte of a request to last byte of its reply, with both ends polling: F-Stack over memif, with
+//! checksums and without, against the kernel's TCP over loopback, each a server and a client process on a core of their
+//! own. No codec, no memory.
 //!
-//! Prints one JSON object with commit and versions. `--rounds N` alternates between the two so often [default: 3].
+//! Prints one JSON object with commit and versions. `--rounds N` alternates between them so often [default: 3].
 
 #![allow(clippy::print_stdout, reason = "the record is its output")]
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -32,6 +34,10 @@ const CELLS: [(usize, usize, usize); 11] = [
     (64, 13_170_000, 40),
     (13_170_000, 13_170_000, 20),
 ];
+
+const WITH_CHECKSUMS: &str = "fstack";
+const WITHOUT: &str = "fstack_no_checksums";
+const KERNEL: &str = "kernel";
 
 const HEADER: usize = 16;
 const SERVER: &str = "10.8.0.2:7711";
@@ -178,23 +184,20 @@ fn cell(request: usize, reply: usize, mut times: Vec<Duration>) -> Value {
 }
 
 /// A configuration for one end of the memif.
-fn configure(folder: &Path, role: &str, core: usize, address: &str) -> PathBuf {
-    let path = folder.join(format!("{role}.ini"));
+fn configure(folder: &Path, stack: &str, role: &str, core: usize, address: &str) -> PathBuf {
+    let path = folder.join(format!("{stack}-{role}.ini"));
+    let checksums = u8::from(stack == WITH_CHECKSUMS);
     let mac = address.rsplit('.').next().unwrap();
     let text = format!(
         "[dpdk]\nlcore_mask={:x}\nchannel=4\npromiscuous=1\nnuma_on=0\nno_huge=1\nmemory=256\nfile_prefix=transport-{}-{role}\n\
          port_list=0\nnb_vdev=0\npkt_tx_delay=0\nidle_sleep=0\n\
          [port0]\naddr={address}\nnetmask=255.255.255.0\nbroadcast=10.8.0.255\ngateway=10.8.0.254\n\
          [freebsd.boot]\nhz=100\nfd_reserve=1024\nkern.ipc.maxsockets=262144\n\
-         [freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n{}\
-         [innet]\neal = --no-pci\neal = --no-telemetry\neal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{mac},{}socket={}\n",
+         [freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n\
+         [innet]\nmemif_checksums = {checksums}\neal = --no-pci\neal = --no-telemetry\n\
+         eal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{mac},socket={}\n",
         1 << core,
         std::process::id(),
-        env::var("TRANSPORT_SYSCTL")
-            .unwrap_or_default()
-            .replace(';', "\n")
-            + "\n",
-        env::var("TRANSPORT_MEMIF").unwrap_or_default(),
         folder.join("memif.sock").display(),
     );
     fs::write(&path, text).unwrap();
@@ -215,8 +218,11 @@ fn child(role: &str, config: &Path, core: usize) -> Child {
         .unwrap()
 }
 
-fn run(stack: &str, server: &Path, client: &Path) -> Value {
-    let mut serving = child(&format!("{stack}-server"), server, 0);
+fn run(stack: &str, folder: &Path) -> Value {
+    let server = configure(folder, stack, "server", 0, "10.8.0.2");
+    let client = configure(folder, stack, "client", 1, "10.8.0.1");
+    let kind = stack.split('_').next().unwrap();
+    let mut serving = child(&format!("{kind}-server"), &server, 0);
     let mut ready = [0; 6];
     serving
         .stdout
@@ -224,7 +230,7 @@ fn run(stack: &str, server: &Path, client: &Path) -> Value {
         .unwrap()
         .read_exact(&mut ready)
         .unwrap();
-    let measured = child(&format!("{stack}-client"), client, 1)
+    let measured = child(&format!("{kind}-client"), &client, 1)
         .wait_with_output()
         .unwrap();
     // A server of F-Stack would wait for its loop.
@@ -252,28 +258,31 @@ fn main() {
     let rounds = arguments.iter().skip_while(|a| *a != "--rounds").nth(1);
     let rounds: usize = rounds.map_or(3, |n| n.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let server = configure(folder.path(), "server", 0, "10.8.0.2");
-    let client = configure(folder.path(), "client", 1, "10.8.0.1");
-    let mut results = json!({"fstack": [], "kernel": []});
+    let stacks = [WITH_CHECKSUMS, WITHOUT, KERNEL];
+    let mut results: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     for _ in 0..rounds {
-        for stack in ["fstack", "kernel"] {
-            let cells = run(stack, &server, &client);
-            results[stack].as_array_mut().unwrap().push(cells);
+        for stack in stacks {
+            results
+                .entry(stack)
+                .or_default()
+                .push(run(stack, folder.path()));
         }
     }
     // The best of the rounds: noise of a shared machine only adds.
     let best = |stack: &str, cell: usize, what: &str| {
-        let rounds = results[stack].as_array().unwrap().iter();
-        rounds
-            .map(|cells| cells[cell][what].as_f64().unwrap())
-            .fold(f64::INFINITY, f64::min)
+        let values = results[stack]
+            .iter()
+            .map(|cells| cells[cell][what].as_f64().unwrap());
+        values.fold(f64::INFINITY, f64::min)
     };
     let rows = CELLS.iter().enumerate().map(|(cell, &(request, reply, _))| {
-        let [fstack, kernel] = ["fstack", "kernel"].map(|stack| {
-            json!({"p50_us": best(stack, cell, "p50_us"), "p99_us": best(stack, cell, "p99_us")})
-        });
-        let lower = 1.0 - best("fstack", cell, "p50_us") / best("kernel", cell, "p50_us");
-        json!({"request": request, "reply": reply, "fstack": fstack, "kernel": kernel, "p50_lower_by": lower})
+        let mut row = json!({"request": request, "reply": reply});
+        for stack in stacks {
+            let p50 = best(stack, cell, "p50_us");
+            let lower = 1.0 - p50 / best(KERNEL, cell, "p50_us");
+            row[stack] = json!({"p50_us": p50, "p99_us": best(stack, cell, "p99_us"), "p50_lower_by": lower});
+        }
+        row
     });
     let record = json!({
         "what": "transport time, both ends polling",

@@ -29,8 +29,10 @@ SYSTEMS = {
     "redis": "Redis on kernel TCP",
     "shared": "in-network shared memory",
     "sampling": "in-network sampling",
+    "ahead": "in-network sampling, drawn ahead",
 }
-"""The baseline; optimization 1, where the learner pulls and draws by itself; optimization 2."""
+"""The baseline; optimization 1, where the learner pulls and draws by itself; optimization 2, and the same while the
+learner trains on the batch before."""
 FORMATS = {"stacks": "the paper's format: float32 stacks", "frames": "our format: each frame once, packed"}
 
 SPEC = Spec(actions=ACTIONS, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)

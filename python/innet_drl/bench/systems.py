@@ -1,10 +1,11 @@
-"""The three systems, as an actor and as the learner use them.
+"""The systems, as an actor and as the learner use them.
 
 | | push | what the learner's sampling is |
 | --- | --- | --- |
 | `redis` | a message to a list | pull every message, store it in the learner's replay, draw there |
 | `shared` | the same as one step of a FIFO table | the same, from the table |
 | `sampling` | rows or transitions to a prioritized table | one request: the server draws |
+| `ahead` | the same | taking a batch that was asked for while the last one was trained on, as `innet-drl train` does |
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def learner(case: Case, address: str) -> Iterator[Learner]:
             yield _PullingLearner(messages, own, pull, lambda tensors: memory.put_parameters(1, tensors))
         return
     url, options = case.stack.connection(address, 0)
-    tables = [messages.table if case.system == "sampling" else _queue(messages, case.actors)]
+    tables = [_queue(messages, case.actors) if case.system == "shared" else messages.table]
     with innet.connect(url, tables=tables, **options) as replay:
 
         def publish(tensors: dict[str, NDArray[Any]]) -> None:
@@ -108,6 +109,10 @@ def learner(case: Case, address: str) -> Iterator[Learner]:
 
         if case.system == "sampling":
             yield _DrawingLearner(messages, replay, publish)
+            return
+        if case.system == "ahead":
+            with replay.batches(messages.table.name, BATCH, messages.view, prefetch=1) as batches:
+                yield _TakingLearner(messages, replay, publish, batches)
             return
         with innet.Replay([messages.table]) as own:
             yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
@@ -279,9 +284,29 @@ class _DrawingLearner:
         """The server has it."""
 
     def sample(self, clock: Clock) -> Any:
-        batch = self._replay.sample(self._table, BATCH, self._messages.view)
+        batch = self._next()
         clock.lap("draw")
         return self._messages.batch(dict(batch.items()))
 
+    def _next(self) -> innet.Batch:
+        return self._replay.sample(self._table, BATCH, self._messages.view)
+
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
         self._replay.update_priorities(self._table, keys, priorities)
+
+
+class _TakingLearner(_DrawingLearner):
+    """The same, one batch ahead of the training: its priorities count from the batch after the next."""
+
+    def __init__(
+        self,
+        messages: Format,
+        replay: innet.Replay,
+        publish: Callable[[dict[str, NDArray[Any]]], None],
+        batches: innet.Batches,
+    ) -> None:
+        super().__init__(messages, replay, publish)
+        self._batches = batches
+
+    def _next(self) -> innet.Batch:
+        return next(self._batches)

@@ -16,6 +16,7 @@ fn port(name: &str, device: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         core: 1,
         address: FSTACK_HOST,
         device,
+        checksums: true,
     }
     .configure(folder.path());
     (folder, config)

@@ -18,6 +18,9 @@ use crate::support::{FSTACK_CONFIG, FSTACK_END, FSTACK_HOST};
 /// One at a time: F-Stack's loops and their peers share the machine's cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// Set where both ends of a memif leave out checksums.
+pub const NO_CHECKSUMS: &str = "INNET_TEST_NO_CHECKSUMS";
+
 /// Tests of this binary that need another link, or none.
 const NOT_TCP: &str = "unix_socket";
 
@@ -87,6 +90,7 @@ fn over_veth(link: &str, end: &str, filters: &[&str]) {
         core: 1,
         address: FSTACK_HOST,
         device: "net_af_packet0,iface=v1",
+        checksums: true,
     }
     .configure(folder.path());
     let mut command = with_veth(&env::current_exe().unwrap());
@@ -119,6 +123,9 @@ fn fstack_is_at_both_ends() {
         Command::new(here()),
         &["memif::"],
     );
+    let mut without = Command::new(here());
+    without.env(NO_CHECKSUMS, "1");
+    run("memif, without checksums", without, &["memif::"]);
 }
 
 fn here() -> impl AsRef<Path> + AsRef<std::ffi::OsStr> {

@@ -11,6 +11,7 @@ use replay_core::net::Address;
 use replay_core::replay::{Replay, Wait};
 
 use crate::client::exercise;
+use crate::links::NO_CHECKSUMS;
 use crate::setup::{Port, Serving};
 use crate::support::*;
 use crate::traffic::{large_frames_arrive, many_connections_are_served};
@@ -41,6 +42,7 @@ fn ends() -> &'static Ends {
                     "net_memif0,role={role},id=0,mac={mac},socket={}",
                     socket.display()
                 ),
+                checksums: std::env::var_os(NO_CHECKSUMS).is_none(),
             }
             .configure(&folder)
         };

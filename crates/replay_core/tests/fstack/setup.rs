@@ -22,6 +22,8 @@ pub struct Port<'a> {
     pub address: &'a str,
     /// The DPDK device.
     pub device: &'a str,
+    /// Whether its packets have checksums.
+    pub checksums: bool,
 }
 
 impl Port<'_> {
@@ -35,11 +37,12 @@ impl Port<'_> {
              [port0]\naddr={address}\nnetmask=255.255.255.0\nbroadcast={network}.255\ngateway={network}.254\n\
              [freebsd.boot]\nhz=100\nfd_reserve=1024\nkern.ipc.maxsockets=262144\n\
              [freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n\
-             [innet]\neal = --no-pci\neal = --no-telemetry\neal = --vdev={device}\n",
+             [innet]\neal = --no-pci\neal = --no-telemetry\neal = --vdev={device}\nmemif_checksums = {checksums}\n",
             mask = 1 << (self.core % cores),
             name = self.name,
             address = self.address,
             device = self.device,
+            checksums = u8::from(self.checksums),
         );
         let path = folder.join(format!("{}.ini", self.name));
         fs::write(&path, text).unwrap();

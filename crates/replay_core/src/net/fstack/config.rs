@@ -4,10 +4,12 @@
 //! [innet]
 //! eal = --no-pci
 //! eal = --vdev=net_memif0,role=client,socket=/run/innet/memif.sock
+//! memif_checksums = 0
 //! ```
 //!
 //! Each `eal` line is one argument for DPDK's environment: F-Stack's own `[vdevN]` sections know virtio_user alone,
-//! this way any device can be named.
+//! this way any device can be named. `memif_checksums` is for a memif between two F-Stacks: what moves through shared memory
+//! needs none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,6 +27,8 @@ pub struct Config {
     pub virtual_only: bool,
     /// The devices that connect to a memif socket; the other role listens there.
     pub memif_clients: Vec<String>,
+    /// Whether packets have checksums: both ends of a memif leave them out, or none does.
+    pub memif_checksums: bool,
     /// Microseconds that the loop sleeps when there is nothing to do; with 0 it takes its whole core.
     pub idle_sleep: u32,
     /// The core of the loop, as the file has it.
@@ -52,11 +56,13 @@ impl Config {
             eal: Vec::new(),
             virtual_only: false,
             memif_clients: Vec::new(),
+            memif_checksums: true,
             idle_sleep: 0,
             lcore_mask: String::new(),
         };
         config.parse(&text).map_err(refuse)?;
         config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
+        config.check_checksums().map_err(refuse)?;
         let memif = |argument: &String| {
             let (name, parameters) = argument.strip_prefix("--vdev=")?.split_once(',')?;
             let listens = parameters
@@ -92,9 +98,20 @@ impl Config {
             let (key, value) = (key.trim(), value.trim());
             match (section, key) {
                 ("innet", "eal") => self.eal.push(value.to_owned()),
+                ("innet", "memif_checksums") => {
+                    self.memif_checksums = match value {
+                        "0" => false,
+                        "1" => true,
+                        _ => {
+                            return Err(format!(
+                                "line {number}: memif_checksums is 0 or 1, got {value:?}"
+                            ));
+                        }
+                    };
+                }
                 ("innet", _) => {
                     return Err(format!(
-                        "line {number}: [innet] has no key {key:?}, only eal"
+                        "line {number}: [innet] has no key {key:?}, only eal and memif_checksums"
                     ));
                 }
                 ("dpdk", "idle_sleep") => {
@@ -117,6 +134,19 @@ impl Config {
             return Err("there is no [port0] with addr, netmask, broadcast and gateway".to_owned());
         }
         Ok(())
+    }
+
+    /// On a wire, packets without checksums would be dropped, or worse, taken.
+    fn check_checksums(&self) -> std::result::Result<(), String> {
+        let devices = self.eal.iter().filter_map(|a| a.strip_prefix("--vdev="));
+        let (memif, others): (Vec<_>, Vec<_>) = devices.partition(|d| d.starts_with("net_memif"));
+        match !self.memif_checksums && (memif.len() != 1 || !others.is_empty() || !self.virtual_only) {
+            true => Err(
+                "memif_checksums = 0 is for one memif between two F-Stacks: with other devices, or more of them, take it out"
+                    .to_owned(),
+            ),
+            false => Ok(()),
+        }
     }
 }
 
@@ -163,6 +193,18 @@ mod tests {
         assert!(refusal("[dpdk]\nlcore_mask=1\n").contains("[port0]"));
         assert!(refusal("[port0]\naddr=10.0.0.2\n").contains("lcore_mask"));
         assert!(refusal(&format!("{good}[innet]\nvdev=a\n")).contains("line 5"));
+        assert!(refusal(&format!("{good}[innet]\nmemif_checksums=yes\n")).contains("\"yes\""));
+        let memif = "eal=--no-pci\neal=--vdev=net_memif0,socket=a\n";
+        let without = format!("{good}[innet]\nmemif_checksums=0\n");
+        assert!(!read(&format!("{without}{memif}")).unwrap().memif_checksums);
+        for devices in [
+            "eal=--no-pci\n",
+            "eal=--vdev=net_memif0,socket=a\n",
+            &format!("{memif}eal=--vdev=net_memif1,socket=b\n"),
+            &format!("{memif}eal=--vdev=net_af_packet0,iface=a\n"),
+        ] {
+            assert!(refusal(&format!("{without}{devices}")).contains("memif_checksums"));
+        }
         assert!(refusal("[dpdk]\nidle_sleep=soon\n").contains("soon"));
         assert!(refusal("lcore_mask\n").contains("line 1"));
         let missing = Config::read(Path::new("/nowhere/fstack.ini")).unwrap_err();

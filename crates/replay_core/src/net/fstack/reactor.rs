@@ -82,6 +82,8 @@ pub enum Direction {
 #[derive(Default)]
 struct Readiness {
     ready: bool,
+    /// The other end has closed: no event will follow.
+    ended: bool,
     /// Whether F-Stack will tell. It always does for reading; for writing it would do so with every acknowledgement, so
     /// it is asked each time.
     watched: bool,
@@ -295,6 +297,11 @@ impl Reactor {
         }
     }
 
+    /// A read has taken everything there was: an event tells when there is more.
+    pub(super) fn drained(&self, token: Token) {
+        self.side(token, Direction::Read, |side| side.ready = side.ended);
+    }
+
     fn wait_for<T>(
         &self,
         token: Token,
@@ -353,6 +360,7 @@ impl Reactor {
             };
             let waker = self.side(Token(event.udata.addr()), direction, |side| {
                 side.ready = true;
+                side.ended |= event.flags & ff::EV_EOF != 0;
                 side.watched = matches!(direction, Direction::Read);
                 side.waker.take()
             });

@@ -7,7 +7,6 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::pin::Pin;
-use std::ptr;
 use std::task::{Context, Poll, ready};
 
 use fstack_sys::fstack as ff;
@@ -279,13 +278,17 @@ impl AsyncRead for Stream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let fd = self.0.fd;
+        let length = buffer.remaining().min(MAX_BYTES);
         let count = ready!(self.0.poll(Direction::Read, context, || {
             // SAFETY: nothing is read from the buffer before the call has written it.
             let room: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
-            let length = room.len().min(MAX_BYTES);
             // SAFETY: there is room for so many bytes.
             bytes(unsafe { ff::ff_read(fd, room.as_mut_ptr().cast(), length) })
         }))?;
+        if count < length {
+            // One more call would say that it would block.
+            Reactor::with(|reactor| reactor.drained(self.0.token));
+        }
         // SAFETY: the call has written so many bytes.
         unsafe { buffer.assume_init(count) };
         buffer.advance(count);
@@ -310,22 +313,22 @@ impl AsyncWrite for Stream {
         let fd = self.0.fd;
         self.0.poll(Direction::Write, context, || {
             // A copy: F-Stack advances the slices that it is given.
-            let mut copy = [libc::iovec {
-                iov_base: ptr::null_mut(),
-                iov_len: 0,
-            }; MAX_SLICES];
+            let mut copy = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SLICES];
             let (mut count, mut left) = (0, MAX_BYTES);
             for (to, slice) in copy.iter_mut().zip(slices) {
-                to.iov_base = slice.as_ptr().cast_mut().cast();
-                to.iov_len = slice.len().min(left);
-                left -= to.iov_len;
+                let length = slice.len().min(left);
+                to.write(libc::iovec {
+                    iov_base: slice.as_ptr().cast_mut().cast(),
+                    iov_len: length,
+                });
+                left -= length;
                 count += 1;
                 if left == 0 {
                     break;
                 }
             }
-            // SAFETY: so many slices are there; they are only read.
-            bytes(unsafe { ff::ff_writev(fd, copy.as_ptr(), count) })
+            // SAFETY: so many slices were written just now; what they name is only read.
+            bytes(unsafe { ff::ff_writev(fd, copy.as_ptr().cast(), count) })
         })
     }
 

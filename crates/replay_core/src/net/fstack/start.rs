@@ -238,6 +238,9 @@ fn initialise(config: &Config) -> Result<()> {
         if ff::ff_dpdk_init(count, arguments) < 0 {
             return Err(failed("starting DPDK"));
         }
+        if !config.memif_checksums {
+            ff::innet_ff_no_checksums_on_first_port();
+        }
         if ff::ff_freebsd_init() < 0 {
             return Err(failed("starting FreeBSD's stack"));
         }
@@ -387,25 +390,28 @@ fn last_words(said: &str) -> String {
 unsafe extern "C" {
     /// C's standard output; glibc lets it be assigned.
     static mut stdout: *mut libc::FILE;
+    /// C's standard error; glibc lets it be assigned.
+    static mut stderr: *mut libc::FILE;
     /// glibc's `atexit` with the exit status.
     fn on_exit(handler: unsafe extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Sends what C prints to standard output nowhere: F-Stack prints its configuration, and standard output is the
-/// program's own.
+/// Sends what C prints nowhere: F-Stack, DPDK and FreeBSD print their configuration and their progress at the start,
+/// some of it to standard output, which is the program's own. The trial has said what went wrong, if anything does.
 struct Quiet {
-    before: *mut libc::FILE,
+    before: [*mut libc::FILE; 2],
     nowhere: *mut libc::FILE,
 }
 
 impl Quiet {
     fn begin() -> Self {
-        // SAFETY: strings with their ends; the old stream stays open.
+        // SAFETY: strings with their ends; the old streams stay open.
         unsafe {
             let nowhere = libc::fopen(c"/dev/null".as_ptr(), c"w".as_ptr());
-            let before = stdout;
+            let before = [stdout, stderr];
             if !nowhere.is_null() {
                 stdout = nowhere;
+                stderr = nowhere;
             }
             Quiet { before, nowhere }
         }
@@ -414,9 +420,9 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // SAFETY: the stream there was before; the other one is closed once, after nothing refers to it.
+        // SAFETY: the streams there were before; the other one is closed once, after nothing refers to it.
         unsafe {
-            stdout = self.before;
+            [stdout, stderr] = self.before;
             if !self.nowhere.is_null() {
                 libc::fclose(self.nowhere);
             }
