@@ -80,6 +80,10 @@ fn skipped(link: &str, reason: &str) {
 }
 
 fn over_veth(link: &str, end: &str, filters: &[&str]) {
+    by_device("net_af_packet0,iface=v1", link, end, filters);
+}
+
+fn by_device(device: &str, link: &str, end: &str, filters: &[&str]) {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(reason) = veth_is_missing() {
         return skipped(link, &reason);
@@ -89,7 +93,7 @@ fn over_veth(link: &str, end: &str, filters: &[&str]) {
         name: &format!("innet-{}-{end}", std::process::id()),
         core: 1,
         address: FSTACK_HOST,
-        device: "net_af_packet0,iface=v1",
+        device,
         checksums: true,
     }
     .configure(folder.path());
@@ -108,6 +112,24 @@ fn fstack_serves_clients_of_the_kernel() {
 fn fstack_dials_a_server_of_the_kernel() {
     let suites = ["client::", "client_faults::", "traffic::"];
     over_veth("veth, F-Stack dials", "client", &suites);
+}
+
+#[test]
+fn fstack_serves_by_af_xdp() {
+    // SAFETY: plain system calls; the descriptor is closed where there is one.
+    let refused = unsafe {
+        let socket = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        (socket < 0 || libc::close(socket) < 0).then(std::io::Error::last_os_error)
+    };
+    if let Some(error) = refused {
+        return skipped("AF_XDP", &error.to_string());
+    }
+    by_device(
+        "net_af_xdp0,iface=v1",
+        "veth by AF_XDP, F-Stack serves",
+        "server",
+        &["client::", "traffic::"],
+    );
 }
 
 #[test]
