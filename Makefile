@@ -21,7 +21,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint rust-test fstack-test loom bench-check bench-record python-test bench bench-peers wire clean
+.PHONY: help setup build demo test format lint rust-test dpdk-test fstack-test loom bench-check bench-record python-test bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,7 +61,8 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
 	cargo clippy --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
 	cargo clippy --package replay_core --all-targets --features fstack --quiet -- --deny warnings
-	cargo clippy --package replay_py --features fstack --quiet -- --deny warnings
+	cargo clippy --package replay_core --all-targets --features dpdk --quiet -- --deny warnings
+	cargo clippy --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -70,8 +71,14 @@ lint: setup ## formatting, clippy, ruff, mypy
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
 	cargo test --package replay_core --doc
-	$(if $(DPDK),cargo test --package fstack_sys --features dpdk,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): cargo test --package fstack_sys --features dpdk')
+	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): make dpdk-test')
 	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/fstack.md): make fstack-test')
+
+# Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
+dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
+	cargo test --package fstack_sys --features dpdk
+	cargo test --package replay_core --features dpdk --lib gradients::
+	cargo test --package replay_core --features dpdk --test dpdk -- --show-output
 
 # Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif

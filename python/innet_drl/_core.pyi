@@ -17,7 +17,12 @@ __all__ = [
     "Batches",
     "Column",
     "Drawn",
+    "GradientUpdates",
+    "GradientWorker",
+    "LossyPath",
     "NStep",
+    "ParameterServer",
+    "ParameterWorker",
     "Parameters",
     "Replay",
     "Sequence",
@@ -387,6 +392,45 @@ class UpdateReceipt:
         """Keys that no longer name an item: counted and ignored."""
 
 @final
+class LossyPath:
+    """Carries datagrams between workers and an aggregator, and loses some: for `innet-drl bench gradients`.
+
+    Raises:
+        ConfigError: `to` is no IP address and port, or `loss` is no probability below 1.
+    """
+
+    def __init__(self, to: str, loss: float, *, seed: int = 0) -> None: ...
+    @property
+    def address(self) -> str:
+        """`host:port` on loopback: workers send there in place of `to`."""
+
+@final
+class ParameterServer:
+    """Sums vectors of `workers` over TCP on loopback: what `innet-drl bench gradients` measures against.
+
+    Raises:
+        StorageError: It cannot be started.
+    """
+
+    def __init__(self, workers: int, max_bytes: int) -> None: ...
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+
+@final
+class ParameterWorker:
+    """A worker of a `ParameterServer`; it waits at most `deadline` seconds for a byte.
+
+    Raises:
+        ConfigError: `address` is no IP address and port.
+        StorageError: The server cannot be reached, or has ended.
+    """
+
+    def __init__(self, address: str, *, deadline: float = 60.0) -> None: ...
+    def sum(self, values: NDArray[np.float32]) -> None:
+        """Replaces the values, one dimension, by their sum over all workers."""
+
+@final
 class Parameters:
     """One version of named parameters."""
 
@@ -562,6 +606,138 @@ class Drawn:
     def __len__(self) -> int: ...
 
 @final
+class GradientUpdates:
+    """A worker of an asynchronous gradient job: hands over gradients and takes the same means as every other worker.
+
+    `Replay.follow_gradients` makes it; `innet_drl.distributed.Replica` is it with a model. Update `r` is the mean of
+    the first gradients to round `r`, as many as the job's threshold; a thread sends and receives while the program
+    computes. Use it as a context manager, or call `leave`.
+
+    Once nothing goes on, `take` and `wait` raise why, after the means that had arrived: `MissingWorkerError`,
+    `SilentAggregatorError`, `HaltedError`, `ResetError`, and `BehindError`, after which `restart` goes on.
+    """
+
+    @property
+    def index(self) -> int:
+        """The update that was taken last, or restarted from."""
+    def offer(self, gradient: NDArray[np.float32], index: int) -> bool:
+        """Contributes a gradient, of which a copy is made; `False` while the one before is on its way.
+
+        Parts of it that would be older than the job's staleness bound are dropped, and counted.
+
+        Args:
+            gradient: float32, C-contiguous, as many values as the job's.
+            index: The update whose weights it is of, at most the one taken last.
+
+        Raises:
+            ConfigError: `gradient` or `index` is not such a one.
+        """
+    def take(self, mean: NDArray[np.float32]) -> int | None:
+        """Copies the mean of the next update into `mean`, and returns that update's number; `None` if it is not there.
+
+        Raises:
+            GradientError: Nothing goes on, see above.
+            ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
+        """
+    def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
+        """Waits until there is a mean to take; `False` where it did not come to that in time.
+
+        Args:
+            deadline: Seconds to wait; `None` is the job's, which is also the longest.
+            for_room: Wait for room for a gradient, too, whichever comes first.
+
+        Raises:
+            GradientError: Nothing goes on, see above.
+            DisconnectedError: The server has gone.
+        """
+    def restart(self, index: int) -> None:
+        """Goes on from the weights of update `index`, which came from elsewhere. A gradient under way is dropped."""
+    def contributions(self) -> dict[str, int]:
+        """What became of the gradients.
+
+        They are `offered`, `counted` as a whole, or `dropped` for their age, all or a part; `late_segments` missed a
+        round and went into a later one, `dropped_segments` were dropped; `restarts` is how often `restart` was called.
+        """
+    def leave(self) -> None:
+        """Leaves the job."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
+class GradientWorker:
+    """A worker of a gradient job: sums arrays over all workers, packet by packet, in the aggregator of a server.
+
+    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads take turns;
+    the interpreter is free for other threads meanwhile, and Ctrl-C ends every call. `deadline` is in seconds
+    everywhere: `None` is the job's, which is also the longest.
+
+    After an error but `ResetError` nothing more is summed until this worker has called `reset`.
+    """
+
+    def sum(self, values: NDArray[np.float32], *, mean: bool = False, deadline: float | None = None) -> int:
+        """Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
+
+        All workers sum as many values, in the same order of calls. After an error some are replaced and some are not.
+
+        Args:
+            values: float32, C-contiguous, writable, of any shape; changed in place.
+            mean: Divide by the number of workers in the sum.
+            deadline: Seconds to wait.
+
+        Raises:
+            MissingWorkerError: Workers did not contribute in time, or have gone; `missing` has their numbers.
+            SilentAggregatorError: The aggregator did not answer.
+            DisconnectedError: The server has gone.
+            HaltedError: A worker suspended the job, or the aggregator did.
+            ResetError: A worker reset the job meanwhile: sum again, all workers together.
+            BehindError: The others have gone on without this worker: pull the weights again.
+            ConfigError: `values` is not such an array.
+        """
+    def set_threshold(self, threshold: int, *, deadline: float | None = None) -> None:
+        """Sets the number of contributions that make a sum.
+
+        Those who come later get the sum of the first. Not in fixed point, and not below a parent.
+
+        Raises:
+            GradientError: The aggregator refused; the message says why.
+        """
+    def reset(self, *, deadline: float | None = None) -> None:
+        """Drops what is under way, and goes on after a failure.
+
+        Every worker of the job calls it after an error.
+        """
+    def force(self, *, deadline: float | None = None) -> None:
+        """Sends everybody what there is of the round that comes next for this worker.
+
+        Raises:
+            GradientError: The aggregator refused; the message says why.
+        """
+    def halt(self, reason: str, *, deadline: float | None = None) -> None:
+        """Suspends the job: every worker's sum fails with this reason until a reset."""
+    def leave(self, *, deadline: float | None = None) -> None:
+        """Leaves the job, and returns when the server knows.
+
+        A sum that waits for this worker fails at once.
+        """
+    @property
+    def round(self) -> int:
+        """The number of the round that comes next."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+@final
 class Server:
     """A server in front of a `Replay` of this process.
 
@@ -571,6 +747,9 @@ class Server:
     @property
     def addresses(self) -> list[str]:
         """Where it listens, ports filled in: what `connect` takes."""
+    @property
+    def gradients(self) -> str | None:
+        """Where it sums gradients, `"ip:port"` of UDP, or `None` where it does not."""
     def close(self) -> None:
         """Stops listening, lets requests under way finish, and ends the connections."""
     def __enter__(self) -> Self: ...
@@ -768,6 +947,82 @@ class Replay:
 
         `docs/api.md` explains every key.
         """
+    def join_gradients(
+        self,
+        job: str,
+        worker: int,
+        workers: int,
+        *,
+        world: int | None = None,
+        name: str = "",
+        arithmetic: Literal["float32", "fixed"] = "float32",
+        segment_values: int = 360,
+        deadline: float = 30.0,
+        via: str | None = None,
+    ) -> GradientWorker:
+        """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
+
+        The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
+        a connection of its own: its end, however it comes, takes the worker out of the job. `docs/gradients.md` has the
+        whole of it.
+
+        Args:
+            job: The job's name, at most 64 bytes.
+            worker: This worker's number, from 0. Whoever joins with a number that is taken replaces that worker.
+            workers: Workers at this server, at most 64.
+            world: Workers in all; more than `workers` where the server has a parent. `None` is `workers`.
+            name: For people: it stands in errors. `""` is the host's name and the process.
+            arithmetic: `"float32"` adds up in the order of arrival. `"fixed"` gives the same bits in every order:
+                integers on a grid of 31 bits, less those of the number of workers, below the largest value of each
+                segment.
+            segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
+            deadline: Seconds that anything may take, this call too: then it fails, and names who was missing.
+            via: `ip:port` that datagrams go to in place of the server's own: a relay, or an address that is translated.
+
+        Raises:
+            ConfigError: The server sums no gradients; arguments out of range, or not those of the other workers.
+            TooLargeError: One job too many.
+            SilentAggregatorError: Datagrams do not get through.
+            ConnectError: Nobody answers at the address.
+        """
+    def follow_gradients(
+        self,
+        job: str,
+        worker: int,
+        workers: int,
+        *,
+        values: int,
+        threshold: int,
+        staleness: int = 3,
+        updates: int | None = None,
+        name: str = "",
+        segment_values: int = 360,
+        deadline: float = 30.0,
+    ) -> GradientUpdates:
+        """Takes part in an asynchronous job, whose workers do not wait for each other.
+
+        The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker
+        begins with the weights of update 0; one that comes later calls `GradientUpdates.restart`.
+        `docs/distributed.md` has the whole of it.
+
+        Args:
+            job: The job's name, at most 64 bytes.
+            worker: This worker's number, from 0. Whoever joins with a number that is taken replaces that worker.
+            workers: Their number, at most 64.
+            values: float32 values of a gradient.
+            threshold: Gradients that make an update (H), from 1 to `workers`.
+            staleness: Updates by which the weights of a gradient may be behind (S). The server keeps the sums of S + 1.
+            updates: No gradient is for a later one; `None` for no end.
+            name: For people: it stands in errors. `""` is the host's name and the process.
+            segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
+            deadline: Seconds that anything may take, a round that waits for contributions too: then the job fails.
+
+        Raises:
+            ConfigError: The server sums no gradients; arguments out of range, or other than those of the other workers.
+            TooLargeError: One job too many, or the server may not keep so much (`gradients_job_bytes`).
+            SilentAggregatorError: Datagrams do not get through.
+            ConnectError: Nobody answers at the address.
+        """
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
 
@@ -809,6 +1064,7 @@ class Replay:
         trusted_network: bool = False,
         io_threads: int = 0,
         spin: bool = False,
+        gradients: str | None = None,
     ) -> Server:
         """Puts a server in front of this memory.
 
@@ -821,6 +1077,7 @@ class Replay:
             trusted_network: Allows other addresses without token and TLS.
             io_threads: Threads that serve connections; 0 is one for every two cores.
             spin: They look for work without sleeping: lower latency, and each takes a core whole.
+            gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.
         """
     def close(self) -> None:
         """Ends the connection, or lets go of the memory."""

@@ -25,7 +25,8 @@ commands:
   train      train an agent; the run is left in runs/<name>/
   evaluate   play games with a run's newest checkpoint and print the scores as JSON
   record     record a video of a game with a run's newest checkpoint
-  bench      measure: bench paper is the evaluation of in-network experience sampling
+  bench      measure: bench paper is the evaluation of in-network experience sampling, bench gradients that of sums
+             between learners
 
 innet-drl COMMAND --help lists the flags.
 """
@@ -135,17 +136,24 @@ def record(arguments: Sequence[str]) -> None:
 
 def bench(arguments: Sequence[str]) -> None:
     """`innet-drl bench`."""
-    if not arguments or arguments[0] != "paper":
-        raise ConfigurationError("innet-drl bench measures the paper's evaluation: innet-drl bench paper --help")
-    from innet_drl.flags import PaperFlags, parse
-
-    flags = parse(PaperFlags, "bench paper", arguments[1:])
+    what = arguments[0] if arguments else None
+    if what not in ("paper", "gradients"):
+        raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
+    from innet_drl.flags import GradientsFlags, PaperFlags, parse
     from innet_drl.processes import prepare
 
-    prepare()
-    from innet_drl.bench import paper
+    if what == "paper":
+        paper_flags = parse(PaperFlags, "bench paper", arguments[1:])
+        prepare()
+        from innet_drl.bench import paper
 
-    paper.run(flags)
+        paper.run(paper_flags)
+        return
+    flags = parse(GradientsFlags, "bench gradients", arguments[1:])
+    prepare()
+    from innet_drl.bench import gradients
+
+    gradients.run(flags)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

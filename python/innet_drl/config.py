@@ -20,6 +20,10 @@ MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari takes 31 bits."""
 
 
+MAX_LEARNERS = 64
+"""An aggregator of gradients takes as many workers."""
+
+
 @dataclass(frozen=True)
 class Config:
     """What is trained, on what, and how. Steps are agent steps: one action of one environment."""
@@ -136,6 +140,14 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner's network is; `auto` is CUDA where there is one, but the CPU in a serial run: what CUDA
     computes is not a function of the seed."""
+    learners: int = 1
+    """Learner processes. Each draws batches of its own, and all apply the mean of their gradients: an update takes
+    `learners` times `batch_size` transitions."""
+    gradients: str = "embedded"
+    """Where the gradients of several learners are summed: `embedded` is the first learner's process; an address
+    (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
+    learner_deadline: float = 300.0
+    """Seconds that a learner waits for the others, evaluations and checkpoints included, before the run fails."""
     learner_threads: int = 0
     """Threads of the learner's network on a CPU; 0 is one for each core that actors and `targets_ahead` leave."""
     targets_ahead: Literal["auto", "on", "off"] = "auto"
@@ -176,6 +188,7 @@ class Config:
     def __post_init__(self) -> None:
         for name in (
             "actors",
+            "learners",
             "environments",
             "environment_threads",
             "actor_threads",
@@ -218,6 +231,7 @@ class Config:
             _require(all(width >= 1 for width in widths), name, widths, "at least 1 each")
         for name in (
             "samples_per_insert",
+            "learner_deadline",
             "learning_rate",
             "adam_epsilon",
             "max_gradient_norm",
@@ -243,6 +257,13 @@ class Config:
             self.replay,
             "left away in a serial run, which is one process with its memory in it",
         )
+        _require(
+            self.learners == 1 or not (self.serial or self.on_redis),
+            "learners",
+            self.learners,
+            "1 in a serial run, and where a Redis passes the experience on",
+        )
+        _require(self.learners <= MAX_LEARNERS, "learners", self.learners, f"at most {MAX_LEARNERS}")
         _require(self.min_size < self.capacity, "min_size", self.min_size, f"below the capacity ({self.capacity})")
         under_way = self.environments * (self.chunk_steps + self.n_step)
         _require(
@@ -289,7 +310,7 @@ class Config:
         if self.on_redis:
             steps = max(steps, self.message_transitions * self.playing_actors)
         pushed = 2 * steps * self.samples_per_insert
-        drawn = (self.prefetch + 2) * self.batch_size
+        drawn = (self.prefetch + 2) * self.batch_size * self.learners
         return float(pushed + drawn)
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:

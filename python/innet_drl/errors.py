@@ -9,6 +9,7 @@ The compiled core raises these classes; `crates/replay_py/src/error.rs` maps eac
 
 __all__ = [
     "AuthenticationError",
+    "BehindError",
     "ClosedError",
     "ConfigError",
     "ConnectError",
@@ -19,12 +20,18 @@ __all__ = [
     "ExpiredError",
     "FencedError",
     "ForkError",
+    "GradientError",
+    "HaltedError",
     "InternalError",
+    "MissingWorkerError",
     "ParametersError",
     "PriorityError",
     "ProtocolError",
     "ReplayError",
+    "ReplicaError",
+    "ResetError",
     "SchemaError",
+    "SilentAggregatorError",
     "StorageError",
     "TableDiffersError",
     "TableError",
@@ -129,6 +136,40 @@ class ForkError(ReplayError, RuntimeError):
 
 class StorageError(ReplayError, OSError):
     """The operating system refused something: a full disk, a missing permission, too many open files."""
+
+
+class ReplicaError(ReplayError, RuntimeError):
+    """Replicas of a model that take the same updates have different weights; the message names two and the update."""
+
+
+class GradientError(ReplayError):
+    """A sum of gradients came to nothing: refused by the aggregator, or by a worker that has failed before."""
+
+
+class MissingWorkerError(GradientError):
+    """Workers did not contribute in time, or have gone; the message names them.
+
+    Attributes:
+        missing: Their numbers. Empty where they are known by name alone, at another aggregator.
+    """
+
+    missing: list[int]
+
+
+class SilentAggregatorError(GradientError, DeadlineError):
+    """The aggregator did not answer before the deadline: it is gone, or its datagrams do not arrive here."""
+
+
+class HaltedError(GradientError):
+    """The job is suspended; the message says by whom and why. Every worker resets it to go on."""
+
+
+class ResetError(GradientError):
+    """The job was reset in the middle of a sum, which is lost: every worker sums again."""
+
+
+class BehindError(GradientError):
+    """The other workers have gone on without this one, and the sum is no longer kept: pull the weights again."""
 
 
 class InternalError(ReplayError, RuntimeError):

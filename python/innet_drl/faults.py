@@ -26,6 +26,10 @@ class ActorError(TrainingError):
     """Actors died more often than they are replaced."""
 
 
+class LearnerError(TrainingError):
+    """One of several learners failed, or has other weights than the others."""
+
+
 class RedisError(TrainingError):
     """The Redis of a run cannot be reached or used, or was lost."""
 

@@ -100,6 +100,32 @@ class PaperFlags:
     """veth, memif or NIC, for the results."""
 
 
+@dataclass(frozen=True)
+class GradientsFlags:
+    """One sum of gradients between learners: by us, by Gloo, and by a parameter server."""
+
+    workers: str = "2,4,8"
+    """Numbers of workers."""
+    sizes: str = "6410000,3310000,157520,40020"
+    """Bytes of a gradient; the paper's are those of DQN, A2C, DDPG and PPO."""
+    json: Path | None = None
+    """File for the results, one row a figure."""
+    systems: str = "innet,innet-fixed,gloo,gather,parameter-server"
+    """`innet` sums float32, `innet-fixed` fixed point; `gloo` is its all-reduce, `gather` its gather and broadcast."""
+    loss: str = "0.001,0.01"
+    """Shares of datagrams that are lost on the way, over a relay that is also measured without loss; may be empty."""
+    rounds: int = 3
+    """Turns of each system."""
+    seconds: float = 1.0
+    """Length of a turn, about."""
+    training_workers: int = 4
+    """Where there are so many workers, they train by each system, too: A2C on CartPole. 0 for no training."""
+    training_goal: float = 195.0
+    """Mean score of the last 20 games of all workers, at which a training ends."""
+    training_seconds: float = 120.0
+    """After which it ends as well."""
+
+
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
     """The flags of a command.
 

@@ -175,23 +175,32 @@ class RunFolder:
         Raises:
             RunFolderError: There is none, or it is damaged.
         """
-        import safetensors
-
         paths = self._checkpoint_paths()
         if not paths:
             raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
-        try:
-            with safetensors.safe_open(paths[-1], framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-                state = json.loads(file.metadata()["state"])
-        except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise RunFolderError(
-                f"the checkpoint {paths[-1]} cannot be read ({error}): remove it to use the one before"
-            ) from error
-        return Checkpoint(paths[-1], tensors, state)
+        return load_checkpoint(paths[-1])
 
     def _checkpoint_paths(self) -> list[Path]:
         return sorted(self.checkpoints.glob("*.safetensors"))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads what `RunFolder.save_checkpoint` wrote.
+
+    Raises:
+        RunFolderError: It is damaged.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            state = json.loads(file.metadata()["state"])
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"the checkpoint {path} cannot be read ({error}): remove it to use the one before"
+        ) from error
+    return Checkpoint(path, tensors, state)
 
 
 @contextlib.contextmanager

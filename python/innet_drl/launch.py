@@ -22,8 +22,9 @@ from innet_drl.actor import embedded_memory, make_table, make_view
 from innet_drl.batches import TorchBatch
 from innet_drl.config import Config, flags
 from innet_drl.evaluator import Evaluation
-from innet_drl.faults import ActorError, ConfigurationError, RedisError, TrainingError
+from innet_drl.faults import ActorError, ConfigurationError, LearnerError, RedisError, TrainingError
 from innet_drl.folder import RunFolder
+from innet_drl.learners import Learners
 from innet_drl.processes import Actors, prepare
 from innet_drl.session import LearnerMemory, Session
 from innet_drl.targets import TargetsAhead
@@ -43,6 +44,7 @@ TABLE_SETTINGS = (
     "chunk_steps",
     "prefetch",
     "batch_size",
+    "learners",
 )
 """Settings that a table is made of, its slack among them (`Config.slack`)."""
 
@@ -111,13 +113,18 @@ def train_apart(session: Session) -> None:
         )
         if session.learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(session.learner, batches))
+        learners = running.enter_context(_learners(session, address)) if config.learners > 1 else None
         session.begin()
         try:
             _learn(session, replay, actors, batches)
+            if learners is not None:
+                learners.end()
             session.report_rest(replay)
-        except (innet.ReplayError, ActorError, RedisError):
+        except (innet.ReplayError, ActorError, LearnerError, RedisError) as error:
             session.checkpoint(replay=replay)
             logger.error(f"what was learned is kept: go on with --resume {session.folder.path}")
+            if learners is not None and isinstance(error, innet.errors.GradientError):
+                raise learners.explained(error) from error
             raise
         session.checkpoint(replay=replay)
 
@@ -219,6 +226,21 @@ def _redis_memory(session: Session) -> Iterator[LearnerMemory]:
         # Lost with the Redis, where that is why the run ends.
         with contextlib.suppress(RedisError):
             shared.clear()
+
+
+@contextlib.contextmanager
+def _learners(session: Session, memory: str) -> Iterator[Learners]:
+    """The other learners, with an aggregator of our own where the settings name none."""
+    config = session.config
+    checkpoint = None if session.resumed is None else session.resumed.path
+    with contextlib.ExitStack() as stack:
+        server = config.gradients
+        if server == "embedded":
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
+            server = f"unix://{directory}/gradients"
+            nothing = stack.enter_context(innet.Replay([]))
+            stack.enter_context(nothing.serve(server, gradients="127.0.0.1:0"))
+        yield stack.enter_context(Learners(config, session.learner, memory, session.name, server, checkpoint))
 
 
 def _connect(session: Session, table: innet.Table) -> innet.Replay:

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -65,6 +65,16 @@ class Numerics:
         return f"{str(self.dtype).removeprefix('torch.')}, {layout}"
 
 
+class Gradients(Protocol):
+    """What joins the gradients of several learners: `innet_drl.learners.SharedGradients`."""
+
+    def mean(self) -> None:
+        """Replaces every `grad` of the network by its mean over all learners."""
+
+    def end(self) -> None:
+        """Tells all learners that training is over."""
+
+
 class Learner:
     """Online and target network, the average that is evaluated, optimizer and counters.
 
@@ -90,6 +100,8 @@ class Learner:
         self.updates = 0
         self.publications = 0
         self.numerics = Numerics()
+        self.gradients: Gradients | None = None
+        """Where there are several learners; `None` for one alone."""
 
     @property
     def targets_ahead(self) -> bool:
@@ -107,7 +119,7 @@ class Learner:
         """
         if self.config.serial:
             return cores()
-        left = cores() - self.config.actors * self.config.actor_threads
+        left = (cores() - self.config.actors * self.config.actor_threads) // self.config.learners
         return max(1, left // 2 if self.targets_ahead else left)
 
     def use(self, numerics: Numerics) -> None:
@@ -137,7 +149,8 @@ class Learner:
         """One step of the optimizer on a batch on the learner's device.
 
         Loss: mean over the batch of weight * Huber(target - Q(s, a)), with Huber's threshold at 1 and the
-        batch's own `target` where it has one (`innet_drl.targets`).
+        batch's own `target` where it has one (`innet_drl.targets`). Where there are several learners, the step is
+        that of the mean of their gradients.
         """
         target = batch["target"] if "target" in batch else self.targets(batch)
         with self._autocast():
@@ -146,6 +159,8 @@ class Learner:
         loss = (batch.weight * functional.huber_loss(q, target, reduction="none")).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.gradients is not None:
+            self.gradients.mean()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
         with self._changing:
             self.optimizer.step()

@@ -43,7 +43,8 @@ CLOSE_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that a terminal or a supervisor sends to every process of the run."""
 
-_forking = multiprocessing.get_context("forkserver")
+forking = multiprocessing.get_context("forkserver")
+"""Processes that come from one that has imported torch (`prepare`)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def prepare() -> None:
     Raises:
         ActorError: It cannot be started.
     """
-    _forking.set_forkserver_preload(["innet_drl.actor", "innet_drl.processes"])
+    forking.set_forkserver_preload(["innet_drl.actor", "innet_drl.processes"])
     # It unblocks the signals of whoever starts it.
     resource_tracker.ensure_running()
     # A signal to the group must end it neither while it imports nor before its last actor has ended. It keeps the
@@ -112,7 +113,7 @@ def run_actor(assignment: Assignment, pipe: multiprocessing.connection.Connectio
     # The page is the learner's. What the core has to say here, it also says with the errors of its calls.
     logging.getLogger("innet_drl").addHandler(logging.NullHandler())
     logging.getLogger("innet_drl").propagate = False
-    _end_with_parent()
+    end_with_parent()
     try:
         signal.signal(signal.SIGTERM, _stop)
         # One that came since the start is raised here.
@@ -187,7 +188,7 @@ def _memory(assignment: Assignment, spec: Spec, network: QNetwork) -> Iterator[t
         yield replay, open_writer(replay, config, spec, name, assignment.index)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Ends this process when the learner's is gone, even while a call is blocked."""
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -236,7 +237,7 @@ class Actors:
             process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         for process in self._processes.values():
-            _await_end(process, max(0.0, deadline - time.monotonic()))
+            await_end(process, max(0.0, deadline - time.monotonic()))
             process.close()
         for pipe in self._pipes:
             pipe.close()
@@ -266,8 +267,8 @@ class Actors:
 
     def _start(self, assignment: Assignment) -> None:
         prepare()
-        ours, theirs = _forking.Pipe(duplex=False)
-        process = _forking.Process(
+        ours, theirs = forking.Pipe(duplex=False)
+        process = forking.Process(
             target=run_actor, args=(assignment, theirs), name=f"actor-{assignment.index}", daemon=True
         )
         try:
@@ -288,7 +289,7 @@ class Actors:
         index = self._pipes.pop(pipe)
         pipe.close()
         process = self._processes.pop(index)
-        _await_end(process, STOP_SECONDS)
+        await_end(process, STOP_SECONDS)
         reason = failure.message if failure else f"it ended with exit code {process.exitcode}"
         process.close()
         if failure is not None and failure.fatal:
@@ -300,7 +301,8 @@ class Actors:
         self._start(replace(self._assignments[index], first_step=agent_steps))
 
 
-def _await_end(process: Any, seconds: float) -> None:
+def await_end(process: Any, seconds: float) -> None:
+    """Waits for a process to end, and kills it when it has not."""
     process.join(seconds)
     if process.is_alive():
         process.kill()

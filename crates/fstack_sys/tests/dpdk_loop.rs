@@ -33,7 +33,7 @@ fn a_burst_comes_back_as_it_was_sent() {
         let room = RTE_MBUF_DEFAULT_BUF_SIZE;
         let pool = rte_pktmbuf_pool_create(c"pool".as_ptr(), 1023, 0, 0, room, SOCKET_ID_ANY);
         assert!(!pool.is_null(), "error {}", innet_errno());
-        assert_eq!(innet_eth_open(port, 128, 128, pool), 0);
+        assert_eq!(innet_eth_open(port, 1, 128, 128, pool), 0);
 
         let mut sent = [ptr::null_mut(); PACKETS];
         assert_eq!(

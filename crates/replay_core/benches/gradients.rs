@@ -45,6 +45,7 @@ fn request(worker: u16, values: u16) -> JoinJob {
         arithmetic: Arithmetic::Float,
         segment_values: values,
         deadline: LONG,
+        asynchronous: None,
     }
 }
 

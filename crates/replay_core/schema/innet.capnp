@@ -66,6 +66,7 @@ struct Request {
     getParameters @14 :GetParameters;
     stats @15 :Void;
     closeWriter @16 :CloseWriter;
+    joinGradients @17 :JoinGradients;
   }
 }
 
@@ -89,6 +90,8 @@ struct Reply {
     # the payload is the file; empty with version 0 when there is nothing newer
     stats @12 :Text;
     # one JSON object
+    gradients @13 :GradientsJoined;
+    # joinGradients
   }
 }
 
@@ -116,6 +119,7 @@ enum ErrorCode {
   closed @20;
   io @21;
   interrupted @22;
+  gradients @23;
 }
 
 struct Error {
@@ -316,4 +320,51 @@ struct GetParameters {
 
 struct Parameters {
   version @0 :UInt64;
+}
+
+enum Arithmetic {
+  float @0;
+  # float32, in the order of arrival
+  fixed @1;
+  # block-floating fixed point, the same bits in every order
+}
+
+struct JoinGradients {
+  # One for each connection. The place is the worker's for as long as the connection is open; gradients and sums
+  # are datagrams (crates/replay_core/src/gradients/packet.rs).
+  job @0 :Text;
+  worker @1 :UInt16;
+  # from 0; who takes a place that is taken replaces its worker
+  workers @2 :UInt16;
+  # at this server, at most 64
+  world @3 :UInt32;
+  # of the job in all: more than `workers` where the server sends its sums to one above it
+  name @4 :Text;
+  # for people: it stands in errors
+  arithmetic @5 :Arithmetic;
+  segmentValues @6 :UInt16;
+  # float32 values of a datagram, at most 360
+  deadlineMs @7 :UInt32;
+  # how long a segment waits for a worker
+  aggregator @8 :Bool;
+  # this is no worker but the server of some: `workers` counts those that send here
+  values @9 :UInt32;
+  # of the vector, where workers do not wait for each other; 0 where they do, and then the next two are as well
+  threshold @10 :UInt16;
+  # contributions that make a sum
+  staleness @11 :UInt16;
+  # updates by which the weights of a contribution may be behind
+}
+
+struct GradientsJoined {
+  address @0 :Text;
+  # ip:port of the aggregator's UDP; an ip of all zeros is the server's own
+  session @1 :UInt32;
+  # drawn at random: stands in every datagram
+  key @2 :Data;
+  # 16 random bytes: stand in datagrams that could harm others
+  round @3 :UInt64;
+  # the first that the worker takes part in
+  window @4 :UInt32;
+  # segments that may be under way
 }

@@ -1,7 +1,9 @@
 //! The server's configuration: one struct, read from TOML, with a flag of the same name for each field.
 
+mod gradients;
+
 use std::fmt;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -65,6 +67,43 @@ pub struct ServerConfig {
     pub trusted_network: bool,
     /// What is logged: `error`, `warn`, `info`, `debug` or `trace`. Default: `info`.
     pub log_level: LogLevel,
+    /// Sum gradients of workers at this UDP address, `ip:port`; port 0 lets the system choose. Workers join over the
+    /// addresses of `listen`. An IP address of all zeros is every address of this machine. Default: none.
+    pub gradients: Option<SocketAddr>,
+    /// Only sum gradients: there is no replay memory, and no parameters. Default: false.
+    pub gradients_only: bool,
+    /// Threads that sum, each with a socket of its own, at the port of `gradients` and those that follow. A job is summed by one of
+    /// them: more than one is for several jobs. Default: 1.
+    pub gradients_threads: usize,
+    /// Most gradient jobs at a time; one takes up to `gradients_window` times 3.1 KB. Default: 16.
+    pub gradients_jobs: usize,
+    /// Segments (datagrams of up to 360 values) of a job that may be under way. Default: 256.
+    pub gradients_window: u32,
+    /// Sum on DPDK's devices in place of the kernel's UDP (a program built with the feature `dpdk`): their names and arguments as DPDK
+    /// takes them, `net_af_packet0,iface=eth0`, or PCI addresses. `gradients` is then an IPv4 address that the kernel does not have. Two
+    /// devices make a switch, which lets other frames through. Default: none.
+    pub gradients_devices: Vec<String>,
+    /// Arguments for DPDK's environment, with spaces between them: `--no-huge -m 512 --no-pci`. Default: none.
+    pub gradients_eal: String,
+    /// On DPDK's devices, bits of the network's part of the address. Default: 24.
+    pub gradients_prefix: u8,
+    /// On DPDK's devices, where datagrams for other networks go. Default: none.
+    pub gradients_gateway: Option<Ipv4Addr>,
+    /// On DPDK's devices, the core of each of `gradients_threads`. Default: none, the system chooses.
+    pub gradients_cores: Vec<usize>,
+    /// On DPDK's devices, microseconds that a thread sleeps when nothing comes. Default: 0, it polls and takes its core whole.
+    pub gradients_idle_sleep_us: u64,
+    /// Most bytes of the sums that an asynchronous gradient job keeps: its vector for each of S + 2 updates. Default: 128 MiB.
+    pub gradients_job_bytes: usize,
+    /// The server above this one, `innet://host:port`: jobs with more workers than come here (their `world`) go on there as one
+    /// stream. It has to have this server's token. Default: none.
+    pub parent: Option<Address>,
+    /// For a parent at `innets://`: a PEM file with its certificate, or with that of its authority. Default: none.
+    pub parent_tls_ca: Option<PathBuf>,
+    /// This server's number among those that have its parent, from 0. Default: 0.
+    pub rack: u16,
+    /// How many servers have its parent. Default: 1.
+    pub racks: u16,
     /// Tables made at the start; a client that asks for one of them with another definition gets an error, and
     /// no client can drop them. Default: none.
     pub tables: Vec<TableConfig>,
@@ -95,6 +134,22 @@ impl Default for ServerConfig {
             tls_key: None,
             trusted_network: false,
             log_level: LogLevel::Info,
+            gradients: None,
+            gradients_only: false,
+            gradients_threads: 1,
+            gradients_jobs: 16,
+            gradients_window: 256,
+            gradients_devices: Vec::new(),
+            gradients_eal: String::new(),
+            gradients_prefix: 24,
+            gradients_gateway: None,
+            gradients_cores: Vec::new(),
+            gradients_idle_sleep_us: 0,
+            gradients_job_bytes: 128 << 20,
+            parent: None,
+            parent_tls_ca: None,
+            rack: 0,
+            racks: 1,
             tables: Vec::new(),
         }
     }
@@ -186,6 +241,7 @@ impl ServerConfig {
             self.validate_address(address)?;
         }
         self.validate_stack()?;
+        self.validate_gradients()?;
         self.tables.iter().try_for_each(TableConfig::validate)
     }
 
@@ -266,7 +322,15 @@ impl ServerConfig {
         let mut resolved = (host.as_str(), *port).to_socket_addrs().map_err(|error| {
             Error::Config(format!("{address} does not name a host here: {error}"))
         })?;
-        if self.trusted_network || resolved.all(|address| address.ip().is_loopback()) {
+        if resolved.all(|address| address.ip().is_loopback()) {
+            return Ok(());
+        }
+        self.validate_reach(address)
+    }
+
+    /// Checks what an address needs that other machines reach.
+    fn validate_reach(&self, address: impl fmt::Display) -> Result<()> {
+        if self.trusted_network {
             return Ok(());
         }
         let missing = match (self.has_token(), self.tls_cert.is_some()) {

@@ -5,6 +5,7 @@
 
 mod inbox;
 mod lanes;
+mod membership;
 mod welcome;
 
 use std::pin::pin;
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use inbox::{Inbox, Room, UnderWay};
 use lanes::{Lanes, Turn, lane};
+use membership::Membership;
 
 use crate::error::{Error, Result};
 use crate::handshake::Handshake;
@@ -246,6 +248,7 @@ impl<S: Stack> Connection<'_, S> {
         mut incoming: mpsc::Receiver<Result<Received>>,
         replies: Outbox,
     ) -> Result<()> {
+        let membership = Membership::new(&self.context.service, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut lanes = Lanes::default();
         let mut phase = self.phase.clone();
@@ -256,9 +259,9 @@ impl<S: Stack> Connection<'_, S> {
                 Some(answer) = waiting.next() => self.reply(&replies, answer),
                 received = incoming.recv() => match received {
                     None => return Ok(()),
-                    Some(Ok(received)) => match self.try_at_once(received, &mut lanes) {
+                    Some(Ok(received)) => match self.try_at_once(received, &mut lanes, &membership) {
                         Tried::Answered(answer) => self.reply(&replies, answer),
-                        Tried::Waits(received, turn) => waiting.push(self.wait(received, turn)),
+                        Tried::Waits(received, turn) => waiting.push(self.wait(received, turn, &membership)),
                     },
                     Some(Err(error)) => {
                         self.count_bad_frame(&error);
@@ -274,12 +277,17 @@ impl<S: Stack> Connection<'_, S> {
         Ok(())
     }
 
-    fn try_at_once(&self, received: Received, lanes: &mut Lanes) -> Tried {
+    fn try_at_once(
+        &self,
+        received: Received,
+        lanes: &mut Lanes,
+        membership: &Membership<'_>,
+    ) -> Tried {
         let body = &received.request.body;
         let lane = lane(body);
         if lane.is_none_or(|writer| lanes.is_free(writer)) {
             let last = received.request.deadline_ms == 0;
-            let reply = match self.context.service.attempt(body, last) {
+            let reply = match membership.attempt(body, last) {
                 Ok(Outcome::Ready(reply)) => Some(Ok(reply)),
                 Ok(Outcome::Blocked { waited_for, .. }) if last => {
                     Some(Err(Error::Deadline { waited_for }))
@@ -300,14 +308,14 @@ impl<S: Stack> Connection<'_, S> {
         Tried::Waits(received, turn)
     }
 
-    /// Answers a request when its turn has come and its table lets it through, or at its deadline.
-    async fn wait(&self, received: Received, turn: Turn) -> Answer {
+    /// Answers a request when its turn has come and what it waits for lets it through, or at its deadline.
+    async fn wait(&self, received: Received, turn: Turn, membership: &Membership<'_>) -> Answer {
         let Turn { ahead, done } = turn;
         if let Some(ahead) = ahead {
             // It ends by being dropped.
             let _ = ahead.await;
         }
-        let reply = self.wait_for_table(&received).await;
+        let reply = self.wait_for_change(&received, membership).await;
         drop(done);
         Answer {
             id: received.request.id,
@@ -316,7 +324,11 @@ impl<S: Stack> Connection<'_, S> {
         }
     }
 
-    async fn wait_for_table(&self, received: &Received) -> Result<ReplyBody> {
+    async fn wait_for_change(
+        &self,
+        received: &Received,
+        membership: &Membership<'_>,
+    ) -> Result<ReplyBody> {
         let service = &self.context.service;
         let body = &received.request.body;
         let mut phase = self.phase.clone();
@@ -326,16 +338,16 @@ impl<S: Stack> Connection<'_, S> {
                 return Err(Error::Closed("the server"));
             }
             let last = self.stack.now() >= received.deadline;
-            let table = match service.attempt(body, last)? {
+            let by = match membership.attempt(body, last)? {
                 Outcome::Ready(reply) => return Ok(reply),
                 Outcome::Blocked { waited_for, .. } if last => {
                     return Err(Error::Deadline { waited_for });
                 }
-                Outcome::Blocked { table, .. } => table,
+                Outcome::Blocked { by, .. } => by,
             };
             let Some(changed) = listening.take() else {
                 // It may have changed since the attempt: listen, then look again.
-                listening = Some(service.changed(&table)?);
+                listening = Some(service.changed(&by)?);
                 continue;
             };
             let again = self.stack.now() + Wait::CHECK_EVERY;

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::gradients::Failure;
+
 /// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
@@ -53,6 +55,8 @@ pub enum ErrorCode {
     Io,
     /// A signal arrived while waiting.
     Interrupted,
+    /// A sum of gradients came to nothing.
+    Gradients,
 }
 
 /// Every error of the crate. Messages are for the person who reads them: they say what to do.
@@ -248,6 +252,9 @@ pub enum Error {
     /// A signal arrived while waiting.
     #[error("interrupted")]
     Interrupted,
+    /// A sum of gradients, or a control of its job, came to nothing.
+    #[error("gradients: {0}")]
+    Gradients(Failure),
     /// An error that a server answered with.
     #[error("{message}")]
     Remote {
@@ -289,7 +296,17 @@ impl Error {
             Error::Closed(_) => ErrorCode::Closed,
             Error::Io { .. } => ErrorCode::Io,
             Error::Interrupted => ErrorCode::Interrupted,
+            Error::Gradients(_) => ErrorCode::Gradients,
             Error::Remote { code, .. } => *code,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Interrupted => Error::Interrupted,
+            failure => Error::Gradients(failure),
         }
     }
 }

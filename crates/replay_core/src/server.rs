@@ -5,6 +5,7 @@
 //! the end: a connection never moves.
 
 use std::future::Future;
+use std::net::SocketAddr;
 #[cfg(feature = "fstack")]
 use std::path::Path;
 use std::sync::Arc;
@@ -19,9 +20,14 @@ use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
 use tracing::field::Empty;
 
+use crate::client::ConnectOptions;
+use crate::client::connection::Dialer;
 use crate::config::ServerConfig;
 use crate::connection::{Connection, Context, Phase, reached};
 use crate::error::{Error, Result};
+use crate::gradients::Aggregators;
+use crate::gradients::aggregators::Parent;
+use crate::gradients::plane::Plane;
 use crate::handshake::Handshake;
 use crate::memory::Memory;
 use crate::net::kernel::{self, Kernel};
@@ -124,7 +130,13 @@ impl Server {
     /// stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         config.stack.check_built_in()?;
-        let server = Arc::new(Server::new(config, memory)?);
+        let mut server = Server::new(config, memory)?;
+        if let Some(address) = config.gradients {
+            let aggregators = start_aggregators(config, address)?;
+            let service = &mut server.context.service;
+            service.sum_gradients(aggregators, config.gradients_only);
+        }
+        let server = Arc::new(server);
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),
@@ -146,6 +158,7 @@ impl Server {
             addresses = addresses.join(" "),
             io_threads = running.parts.len(),
             tables = config.tables.len(),
+            gradients = running.gradients().map(tracing::field::display),
             "listening"
         );
         if config.spin {
@@ -439,6 +452,12 @@ impl RunningServer {
         &self.addresses
     }
 
+    /// Where gradients are summed, if they are.
+    pub fn gradients(&self) -> Option<SocketAddr> {
+        let aggregators = self.server.service().gradients();
+        aggregators.map(Aggregators::address)
+    }
+
     /// The server itself: its behaviour, and the ways to end it.
     pub fn server(&self) -> &Arc<Server> {
         &self.server
@@ -485,6 +504,30 @@ impl Drop for RunningServer {
             tracing::error!(%error, "the server ended badly");
         }
     }
+}
+
+fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggregators> {
+    let parent = match &config.parent {
+        None => None,
+        Some(parent) => {
+            let options = ConnectOptions {
+                token: config.read_token()?,
+                tls_ca: config.parent_tls_ca.clone(),
+                ..ConnectOptions::default()
+            };
+            Some(Parent {
+                dialer: Dialer::new(parent.clone(), options)?,
+                rack: config.rack,
+                racks: config.racks,
+            })
+        }
+    };
+    let limits = config.gradient_limits();
+    let aggregators = match config.gradient_station() {
+        None => Plane::on_kernel(address, config.gradients_threads, limits)?,
+        Some(station) => Plane::on_dpdk(&station, limits)?,
+    };
+    Ok(Aggregators::new(aggregators, limits, parent))
 }
 
 /// A thread with a tokio runtime of its own, which ends with the future that `start` makes on it.

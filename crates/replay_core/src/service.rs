@@ -3,6 +3,7 @@
 //! [`Service::changed`] and asks again.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,11 +11,13 @@ use event_listener::EventListener;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::gradients::JoinJob;
+use crate::gradients::aggregators::{Aggregators, Joined};
 use crate::memory::Memory;
 use crate::replay::{Parameters, SampleRequest};
 use crate::schema::TableConfig;
 use crate::table::Attempt;
-use crate::wire::{RELEASE, ReplyBody, RequestBody};
+use crate::wire::{GradientsJoined, RELEASE, ReplyBody, RequestBody};
 
 /// What became of one attempt.
 pub enum Outcome {
@@ -22,19 +25,30 @@ pub enum Outcome {
     Ready(ReplyBody),
     /// Not yet.
     Blocked {
-        /// The table whose next change may let the request through.
-        table: String,
+        /// Whose next change may let the request through.
+        by: BlockedBy,
         /// Who is waited for, and by how much.
         waited_for: String,
     },
 }
 
-/// The memory as clients of a server see it.
+/// What a request waits for.
+pub enum BlockedBy {
+    /// The table of this name.
+    Table(String),
+    /// The server above this one, which sums on.
+    Parent,
+}
+
+/// The memory, and the sums of gradients, as clients of a server see them.
 pub struct Service {
     memory: Arc<Memory>,
     /// Tables of the server's own configuration.
     configured: HashSet<String>,
     max_frame_bytes: u64,
+    gradients: Option<Aggregators>,
+    /// There is nothing else: the memory stays empty.
+    gradients_only: bool,
     /// What the connections count; it stands in the statistics.
     pub counters: Counters,
 }
@@ -66,8 +80,21 @@ impl Service {
             memory,
             configured: tables.iter().map(|table| table.name.clone()).collect(),
             max_frame_bytes,
+            gradients: None,
+            gradients_only: false,
             counters: Counters::default(),
         })
+    }
+
+    /// Serves sums of gradients, too, or nothing else.
+    pub fn sum_gradients(&mut self, aggregators: Aggregators, nothing_else: bool) {
+        self.gradients = Some(aggregators);
+        self.gradients_only = nothing_else;
+    }
+
+    /// The aggregators, where gradients are summed.
+    pub fn gradients(&self) -> Option<&Aggregators> {
+        self.gradients.as_ref()
     }
 
     /// The memory that is served.
@@ -80,6 +107,7 @@ impl Service {
     /// # Errors
     /// Any: the request's answer is then that error.
     pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Outcome> {
+        self.check_there_is_memory(request)?;
         let reply = match request {
             RequestBody::CreateTable(config) => self.create_table(config)?,
             RequestBody::DescribeTable(name) => {
@@ -133,6 +161,9 @@ impl Service {
                 self.memory.table(table)?.close_writer(*writer, *epoch)?;
                 ReplyBody::Done
             }
+            RequestBody::JoinGradients { job, aggregator } => {
+                return self.join_gradients(job, *aggregator);
+            }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
                 return Err(Error::Protocol(
                     "the handshake of this connection is over".to_owned(),
@@ -142,20 +173,67 @@ impl Service {
         Ok(Outcome::Ready(reply))
     }
 
-    /// Hears of the next change of `table`, which may unblock a request. Listen first, then attempt: a change in
-    /// between is not missed.
+    /// Hears of the next change of what blocked a request. Listen first, then attempt: a change in between is not
+    /// missed.
     ///
     /// # Errors
     /// [`Error::UnknownTable`] when the table is gone.
-    pub fn changed(&self, table: &str) -> Result<EventListener> {
-        Ok(self.memory.table(table)?.changed())
+    pub fn changed(&self, by: &BlockedBy) -> Result<EventListener> {
+        match by {
+            BlockedBy::Table(table) => Ok(self.memory.table(table)?.changed()),
+            BlockedBy::Parent => Ok(self.aggregators()?.changed()),
+        }
     }
 
-    /// Counters and gauges of the memory, with the server's own under `server`.
+    /// A worker of a gradient job has gone, as its connection shows.
+    pub fn leave_gradients(&self, at: SocketAddr, session: u32) {
+        if let Some(aggregators) = &self.gradients {
+            aggregators.leave(at, session);
+        }
+    }
+
+    /// Counters and gauges of the memory, with the server's own under `server`, and those of sums under `gradients`.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         stats["server"] = self.counters.to_json();
+        if let Some(aggregators) = &self.gradients {
+            stats["gradients"] = aggregators.stats();
+        }
         stats
+    }
+
+    fn aggregators(&self) -> Result<&Aggregators> {
+        self.gradients.as_ref().ok_or_else(|| {
+            Error::Config(
+                "this server does not sum gradients: start it with --gradients IP:PORT".to_owned(),
+            )
+        })
+    }
+
+    fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
+        let needs_none = matches!(
+            request,
+            RequestBody::JoinGradients { .. } | RequestBody::Stats
+        );
+        if self.gradients_only && !needs_none {
+            return Err(Error::Config(
+                "this server only sums gradients: start it without --gradients-only for a replay memory and parameters"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    fn join_gradients(&self, job: &JoinJob, is_aggregator: bool) -> Result<Outcome> {
+        Ok(match self.aggregators()?.join(job, is_aggregator)? {
+            Joined::Place(address, ticket) => {
+                Outcome::Ready(ReplyBody::Gradients(GradientsJoined { address, ticket }))
+            }
+            Joined::Waits { waited_for } => Outcome::Blocked {
+                by: BlockedBy::Parent,
+                waited_for,
+            },
+        })
     }
 
     fn create_table(&self, config: &TableConfig) -> Result<ReplyBody> {
@@ -206,7 +284,7 @@ impl Service {
 
 fn blocked(table: &str, waited_for: String) -> Outcome {
     Outcome::Blocked {
-        table: table.to_owned(),
+        by: BlockedBy::Table(table.to_owned()),
         waited_for,
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use replay_core::error::{Error, ErrorCode};
+use replay_core::gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_core::wire::*;
@@ -64,6 +65,22 @@ prop_compose! {
         payload in bytes(),
     ) -> Push {
         Push { table, writer, epoch, sequence, body: PushBody { chunks, items, payload } }
+    }
+}
+
+prop_compose! {
+    fn join()(
+        (job, name) in (".{0,12}", ".{0,12}"),
+        (worker, workers, world, segment_values, deadline_ms) in any::<(u16, u16, u32, u16, u32)>(),
+        fixed: bool,
+        asynchronous in proptest::option::of((1u32.., any::<u16>(), any::<u16>())),
+    ) -> JoinJob {
+        JoinJob {
+            job, worker, workers, world, name, segment_values,
+            arithmetic: if fixed { Arithmetic::Fixed } else { Arithmetic::Float },
+            deadline: std::time::Duration::from_millis(deadline_ms.into()),
+            asynchronous: asynchronous.map(|(values, threshold, staleness)| Asynchronous { values, threshold, staleness }),
+        }
     }
 }
 
@@ -135,6 +152,8 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                 epoch,
             }
         }),
+        (join(), any::<bool>())
+            .prop_map(|(job, aggregator)| RequestBody::JoinGradients { job, aggregator }),
     ]
 }
 
@@ -173,6 +192,7 @@ enum Answer {
     Pushed(u64),
     Corrupt(Option<String>),
     Stats(String),
+    Gradients(GradientsJoined),
 }
 
 fn answer() -> impl Strategy<Value = Answer> {
@@ -232,6 +252,19 @@ fn answer() -> impl Strategy<Value = Answer> {
         any::<u64>().prop_map(Answer::Pushed),
         option::of(".{1,9}").prop_map(Answer::Corrupt),
         ".{0,99}".prop_map(Answer::Stats),
+        any::<(std::net::Ipv4Addr, u16, u32, [u8; 16], u64, u32)>().prop_map(
+            |(ip, port, session, key, round, window)| {
+                Answer::Gradients(GradientsJoined {
+                    address: (ip, port).into(),
+                    ticket: Ticket {
+                        session,
+                        key,
+                        round,
+                        window,
+                    },
+                })
+            }
+        ),
     ]
 }
 
@@ -262,6 +295,7 @@ fn body(answer: Answer) -> ReplyBody {
         Answer::Pushed(steps) => ReplyBody::Pushed { steps },
         Answer::Corrupt(writer) => ReplyBody::Corrupt(writer),
         Answer::Stats(json) => ReplyBody::Stats(json),
+        Answer::Gradients(joined) => ReplyBody::Gradients(joined),
     }
 }
 
@@ -291,6 +325,7 @@ fn seen(reply: Reply) -> Answer {
         ReplyBody::Pushed { steps } => Answer::Pushed(steps),
         ReplyBody::Corrupt(writer) => Answer::Corrupt(writer),
         ReplyBody::Stats(json) => Answer::Stats(json),
+        ReplyBody::Gradients(joined) => Answer::Gradients(joined),
     }
 }
 
@@ -360,7 +395,7 @@ proptest! {
 
 #[test]
 fn every_error_code_crosses() {
-    for number in 0..=ErrorCode::Interrupted as u16 {
+    for number in 0..=ErrorCode::Gradients as u16 {
         let code = code(number);
         let error = Error::Remote {
             code,
@@ -403,6 +438,7 @@ fn code(number: u16) -> ErrorCode {
         Closed,
         Io,
         Interrupted,
+        Gradients,
     ];
     assert_eq!(all[number as usize] as u16, number);
     all[number as usize]

@@ -5,7 +5,10 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
-use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{
+    PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadwriteArrayDyn, PyUntypedArray,
+    PyUntypedArrayMethods,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt};
@@ -99,6 +102,32 @@ pub fn read(
         shape,
         bytes,
     }))
+}
+
+/// The float32 values of a NumPy array that is changed in place.
+///
+/// # Errors
+/// `ConfigError` for anything else than a C-contiguous array of float32 that may be written to, and is not in use by another call.
+pub fn floats_to_change<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadwriteArrayDyn<'py, f32>> {
+    let refuse = |got: String| {
+        let expected = "values is a C-contiguous NumPy array of float32 that can be written to";
+        error::config(value.py(), format!("{expected}, got {got}"))
+    };
+    let Ok(array) = value.cast::<PyArrayDyn<f32>>() else {
+        return Err(refuse(match value.cast::<PyUntypedArray>() {
+            Ok(array) => format!("one of {}", array.dtype()),
+            Err(_) => format!("a {}", value.get_type()),
+        }));
+    };
+    if !array.is_c_contiguous() {
+        return Err(refuse("one with gaps or in another order".into()));
+    }
+    if !array.data().is_aligned() {
+        return Err(refuse("one that is not aligned".into()));
+    }
+    array
+        .try_readwrite()
+        .map_err(|error| refuse(error.to_string()))
 }
 
 /// One dimension of numbers.

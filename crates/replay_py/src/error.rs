@@ -6,6 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 use replay_core::error::{Error, ErrorCode};
+use replay_core::gradients::Failure;
 
 /// The exception class for a code.
 fn class_name(code: ErrorCode) -> &'static str {
@@ -31,8 +32,21 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Parameters => "ParametersError",
         ErrorCode::Closed => "ClosedError",
         ErrorCode::Io => "StorageError",
+        ErrorCode::Gradients => "GradientError",
         // `wait::blocking` raises the pending KeyboardInterrupt before an Interrupted comes here.
         ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
+    }
+}
+
+/// The exception class for a sum of gradients that came to nothing.
+fn gradient_class_name(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Missing { .. } => "MissingWorkerError",
+        Failure::Silent { .. } => "SilentAggregatorError",
+        Failure::Halted(_) => "HaltedError",
+        Failure::Reset(_) => "ResetError",
+        Failure::Behind { .. } => "BehindError",
+        _ => "GradientError",
     }
 }
 
@@ -51,16 +65,29 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 
 /// The exception for an error of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
+    if let Error::Gradients(failure) = &error {
+        let raised = raise(py, gradient_class_name(failure), failure.to_string());
+        return match failure {
+            Failure::Missing { workers, .. } => with(py, raised, "missing", workers.clone()),
+            _ => raised,
+        };
+    }
     let raised = raise(py, class_name(error.code()), error.to_string());
     if let Error::Io { source, .. } = &error
         && let Some(errno) = source.raw_os_error()
     {
         // A `StorageError` is an `OSError`: programs ask it for the kind of fault.
-        if let Err(failed) = raised.value(py).setattr("errno", errno) {
-            return failed;
-        }
+        return with(py, raised, "errno", errno);
     }
     raised
+}
+
+/// The exception with an attribute.
+fn with<'py>(py: Python<'py>, raised: PyErr, name: &str, value: impl IntoPyObject<'py>) -> PyErr {
+    match raised.value(py).setattr(name, value) {
+        Ok(()) => raised,
+        Err(failed) => failed,
+    }
 }
 
 /// An argument that cannot be used.

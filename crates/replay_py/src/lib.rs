@@ -6,7 +6,9 @@
 //! | `replay` | `Replay`, in this process or of a server |
 //! | `writer` | `Writer` |
 //! | `draw`, `batch`, `batches` | from a draw to `Batch`, and `Batches` that decode ahead |
+//! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `sum_tree` | `SumTree` and what it draws, `Drawn` |
+//! | `parameter_server` | what `innet-drl bench gradients` measures against and over |
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
 //! | `server` | `Server` and `connect` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
@@ -25,8 +27,11 @@ mod batches;
 mod draw;
 mod dtype;
 mod error;
+mod gradient_updates;
+mod gradients;
 mod handle;
 mod log;
+mod parameter_server;
 mod parameters;
 mod replay;
 mod server;
@@ -52,7 +57,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batches::PyBatches>()?;
     module.add_class::<table::PyColumn>()?;
     module.add_class::<sum_tree::PyDrawn>()?;
+    module.add_class::<gradient_updates::PyGradientUpdates>()?;
+    module.add_class::<gradients::PyGradientWorker>()?;
     module.add_class::<view::PyNStep>()?;
+    module.add_class::<parameter_server::PyLossyPath>()?;
+    module.add_class::<parameter_server::PyParameterServer>()?;
+    module.add_class::<parameter_server::PyParameterWorker>()?;
     module.add_class::<parameters::PyParameters>()?;
     module.add_class::<replay::PyReplay>()?;
     module.add_class::<view::PySequence>()?;

@@ -9,7 +9,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
+use replay_core::client::Client;
 use replay_core::error::{Error, ErrorCode};
+use replay_core::gradients::Asynchronous;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, SampleRequest};
 use replay_core::schema::{Dtype, TableConfig};
@@ -20,6 +22,8 @@ use replay_core::writer::WriterOptions;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::draw::Draw;
+use crate::gradient_updates::PyGradientUpdates;
+use crate::gradients::{JoinArguments, PyGradientWorker};
 use crate::handle::Handle;
 use crate::parameters::{self, PyParameters};
 use crate::server::{self, PyServer, ServeOptions};
@@ -41,6 +45,8 @@ struct Backend {
     replay: Arc<dyn Replay>,
     /// Where the memory is in this process: a server can be put in front of it.
     memory: Option<Arc<Memory>>,
+    /// Where it is on a server.
+    client: Option<Arc<Client>>,
 }
 
 /// Decoders keep the buffers of finished batches, so the next draw with the same view finds them.
@@ -61,14 +67,24 @@ const KEYS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
 
 impl PyReplay {
+    fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
+        self.backend.get(py)?.client.ok_or_else(|| {
+            error::config(
+                py,
+                "gradient jobs are for the client of a server that sums gradients: innet_drl.connect(...)",
+            )
+        })
+    }
+
     /// The client of a server.
-    pub fn remote(replay: Arc<dyn Replay>, address: String) -> Self {
+    pub fn remote(client: Arc<Client>, address: String) -> Self {
         PyReplay {
             backend: Handle::new(
                 "replay",
                 Backend {
-                    replay,
+                    replay: client.clone(),
                     memory: None,
+                    client: Some(client),
                 },
             ),
             place: format!("at {address}"),
@@ -211,6 +227,7 @@ impl PyReplay {
                 Backend {
                     replay: memory.clone(),
                     memory: Some(memory),
+                    client: None,
                 },
             ),
             place: "in this process".into(),
@@ -454,6 +471,89 @@ impl PyReplay {
             .call_method1("loads", (stats.to_string(),))
     }
 
+    /// Takes part in a job that sums arrays over its workers, in the aggregator of this server.
+    #[pyo3(
+        signature = (
+            job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
+            via = None
+        )
+    )]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn join_gradients(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        worker: u16,
+        workers: u16,
+        world: Option<u32>,
+        name: &str,
+        arithmetic: &str,
+        segment_values: u16,
+        deadline: f64,
+        via: Option<&str>,
+    ) -> PyResult<PyGradientWorker> {
+        let client = self.gradient_client(py)?;
+        let arguments = JoinArguments {
+            job,
+            worker,
+            workers,
+            world,
+            name,
+            arithmetic,
+            segment_values,
+            deadline,
+            asynchronous: None,
+        };
+        PyGradientWorker::join(py, &client, &arguments.request(py)?, via)
+    }
+
+    /// Takes part in an asynchronous job, whose workers do not wait for each other.
+    #[pyo3(
+        signature = (
+            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
+            deadline = 30.0
+        )
+    )]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn follow_gradients(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        worker: u16,
+        workers: u16,
+        values: u32,
+        threshold: u16,
+        staleness: u16,
+        updates: Option<u64>,
+        name: &str,
+        segment_values: u16,
+        deadline: f64,
+    ) -> PyResult<PyGradientUpdates> {
+        let client = self.gradient_client(py)?;
+        let arguments = JoinArguments {
+            job,
+            worker,
+            workers,
+            world: None,
+            name,
+            arithmetic: "float32",
+            segment_values,
+            deadline,
+            asynchronous: Some(Asynchronous {
+                values,
+                threshold,
+                staleness,
+            }),
+        };
+        PyGradientUpdates::join(py, &client, &arguments.request(py)?, updates)
+    }
+
     /// Writes all tables to a file, while they are in use.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let memory = self.memory(py, "save")?;
@@ -473,7 +573,7 @@ impl PyReplay {
     /// Puts a server in front of this memory.
     #[pyo3(signature = (
         addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0,
-        spin = false
+        spin = false, gradients = None
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -489,6 +589,7 @@ impl PyReplay {
         trusted_network: bool,
         io_threads: usize,
         spin: bool,
+        gradients: Option<&str>,
     ) -> PyResult<PyServer> {
         let memory = self.memory(py, "serve")?;
         let options = ServeOptions {
@@ -498,6 +599,7 @@ impl PyReplay {
             trusted_network,
             io_threads,
             spin,
+            gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
         };
         server::start(py, memory, addresses, options)
     }

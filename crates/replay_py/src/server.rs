@@ -1,5 +1,6 @@
 //! `Server`, which puts a memory of this process on the network, and `connect`, which reaches one.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::{error, log, wait};
 pub struct PyServer {
     server: Handle<RunningServer>,
     addresses: Vec<String>,
+    gradients: Option<String>,
 }
 
 /// One address or several.
@@ -43,6 +45,14 @@ fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
     address.parse().map_err(|error| error::to_python(py, error))
 }
 
+/// An IP address with a port.
+pub fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
+    address.parse().map_err(|_| {
+        let wanted = "an IP address and a port, such as 127.0.0.1:7711";
+        error::config(py, format!("gradients is {wanted}, got {address:?}"))
+    })
+}
+
 /// What `Replay.serve` takes beside the addresses.
 pub struct ServeOptions {
     pub token: Option<String>,
@@ -51,6 +61,7 @@ pub struct ServeOptions {
     pub trusted_network: bool,
     pub io_threads: usize,
     pub spin: bool,
+    pub gradients: Option<SocketAddr>,
 }
 
 pub fn start(
@@ -72,15 +83,18 @@ pub fn start(
         trusted_network: options.trusted_network,
         io_threads: options.io_threads,
         spin: options.spin,
+        gradients: options.gradients,
         ..ServerConfig::default()
     };
     let server = py
         .detach(|| Server::start(&config, memory))
         .map_err(|error| error::to_python(py, error))?;
     let addresses = server.addresses().iter().map(Address::to_string).collect();
+    let gradients = server.gradients().map(|address| address.to_string());
     Ok(PyServer {
         server: Handle::new("server", server),
         addresses,
+        gradients,
     })
 }
 
@@ -90,6 +104,12 @@ impl PyServer {
     #[getter]
     fn addresses(&self) -> Vec<String> {
         self.addresses.clone()
+    }
+
+    /// Where it sums gradients, `"ip:port"` of UDP, or `None` where it does not.
+    #[getter]
+    fn gradients(&self) -> Option<&str> {
+        self.gradients.as_deref()
     }
 
     /// Stops listening, lets requests under way finish, and ends the connections.

@@ -6,11 +6,6 @@ What the figures are is defined in `docs/paper.md`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
-import os
-import platform
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-import innet_drl as innet
-from innet_drl.bench import figures, scene, services
-from innet_drl.bench.roles import BenchError, Laps, Measured, measure
+from innet_drl.bench import figures, results, scene, services
+from innet_drl.bench.crew import BenchError
+from innet_drl.bench.roles import Laps, Measured, measure
 from innet_drl.bench.settings import (
     BATCH,
     CAPACITY,
@@ -34,7 +29,6 @@ from innet_drl.bench.settings import (
     Case,
     Stack,
 )
-from innet_drl.faults import ConfigurationError
 from innet_drl.flags import PaperFlags
 from innet_drl.folder import writing
 from innet_drl.machine import cores
@@ -66,9 +60,9 @@ def run(flags: PaperFlags) -> None:
         ConfigurationError: A flag that cannot be used.
         BenchError: A case could not be measured.
     """
-    actors = _numbers(flags.actors)
-    systems = _names(flags.systems, SYSTEMS, "systems")
-    formats = _names(flags.formats, FORMATS, "formats")
+    actors = results.numbers(flags.actors, "actors")
+    systems = results.names(flags.systems, SYSTEMS, "systems")
+    formats = results.names(flags.formats, FORMATS, "formats")
     stacks = list(_stacks(flags))
     if "redis" in systems and (reason := services.why_not_redis(flags.redis)):
         print(f"redis is left out: {reason}")
@@ -108,7 +102,7 @@ def run(flags: PaperFlags) -> None:
                             continue
                         print(figures.line(rows, case), flush=True)
                         if flags.json is not None:
-                            _write(flags.json, rows, flags)
+                            results.write(flags.json, rows, _settings(flags))
     print()
     print(figures.tables(rows))
     if flags.json is not None:
@@ -131,7 +125,7 @@ def _redis_stack(flags: PaperFlags) -> Stack:
 
 def _stacks(flags: PaperFlags) -> Iterator[Stack]:
     """The stacks that were asked for, as far as they are there."""
-    for name in _names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
+    for name in results.names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
         if name == "kernel":
             yield KERNEL
         elif name == "kernel-spin":
@@ -180,55 +174,11 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
     return rows
 
 
-def _write(path: Path, rows: list[Row], flags: PaperFlags) -> None:
-    settings = {
-        **{name: str(value) if isinstance(value, Path) else value for name, value in dataclasses.asdict(flags).items()},
+def _settings(flags: PaperFlags) -> dict[str, Any]:
+    return results.settings(flags) | {
         "transitions_a_push": TRANSITIONS,
         "environments_of_an_actor": STREAMS,
         "batch": BATCH,
         "capacity": CAPACITY,
         "parameter_bytes": 4 * PARAMETERS,
     }
-    for name in ("json", "plot"):
-        del settings[name]
-    machine = {
-        "processor": _processor(),
-        "cores": cores(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "innet_drl": innet.__version__,
-        "argv": " ".join(sys.argv[1:]),
-        "load": os.getloadavg()[0],
-    }
-    # One row a line: files of two runs can be compared.
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    with writing(str(path), "choose another file with --json"):
-        path.write_text(
-            f'{{"machine": {json.dumps(machine)},\n"settings": {json.dumps(settings)},\n"rows": [\n{lines}\n]}}\n'
-        )
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ConfigurationError(f"--actors {text}: it must be numbers such as 1,2,4,8")
-    return numbers
-
-
-def _names(text: str, known: Any, flag: str) -> list[str]:
-    names = [word.strip() for word in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ConfigurationError(f"--{flag} {text}: {name!r} is none of {', '.join(known)}")
-    return names

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from innet_drl.bench.roles import BenchError
+from innet_drl.bench.crew import BenchError
 from innet_drl.bench.settings import Stack
 
 MAX_BYTES = "10GiB"
@@ -66,16 +66,34 @@ def ours(stack: Stack) -> Iterator[str]:
     Raises:
         BenchError: It did not start; the message is what it said.
     """
-    command = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve", "--listen", stack.listen]
-    command += ["--max-bytes", MAX_BYTES, "--max-frame-bytes", MAX_FRAME_BYTES, "--log-level", "error", *stack.serve]
-    with _process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    sizes = ["--max-bytes", MAX_BYTES, "--max-frame-bytes", MAX_FRAME_BYTES]
+    with _serve("--listen", stack.listen, *sizes, *stack.serve) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def aggregator() -> Iterator[tuple[str, str, int]]:
+    """`innet-replay serve --gradients`: its URL, where it takes datagrams, and its process.
+
+    Raises:
+        BenchError: It did not start; the message is what it said.
+    """
+    gradients = f"127.0.0.1:{_free_port(socket.SOCK_DGRAM)}"
+    with _serve("--listen", "innet://127.0.0.1:0", "--gradients", gradients) as (address, process):
+        yield address, gradients, process
+
+
+@contextlib.contextmanager
+def _serve(*flags: str) -> Iterator[tuple[str, int]]:
+    command = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve", "--log-level", "error"]
+    with _process([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         line = process.stdout.readline()
         if " ready on " not in line:
             said = process.stderr.read().strip().splitlines()
             raise BenchError(said[-1] if said else "innet-replay serve did not start")
-        yield line.split(" ready on ")[1].split()[0]
+        yield line.split(" ready on ")[1].split()[0], process.pid
 
 
 @contextlib.contextmanager
@@ -91,7 +109,8 @@ def _process(command: list[str], **pipes: int) -> Iterator[subprocess.Popen[str]
                 process.kill()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+def _free_port(kind: int = socket.SOCK_STREAM) -> int:
+    with socket.socket(socket.AF_INET, kind) as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
         return port

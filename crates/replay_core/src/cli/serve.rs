@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -17,7 +18,7 @@ use crate::net::{Address, StackName};
 use crate::server::Server;
 use crate::wire::RELEASE;
 
-/// Serve a replay memory until SIGTERM or SIGINT.
+/// Serve a replay memory, and sums of gradients, until SIGTERM or SIGINT.
 ///
 /// Flags override the keys of the same name in the file; tables stand in the file alone.
 #[derive(Args, Serialize)]
@@ -50,7 +51,7 @@ pub struct Flags {
     /// Longest frame in either direction [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     max_frame_bytes: Option<String>,
-    /// Most connections at a time [default: 512]
+    /// Most connections at a time [default: 2048]
     #[arg(long, value_name = "N")]
     max_connections: Option<u32>,
     /// Close a connection that is not welcome after this time [default: 10000]
@@ -82,6 +83,58 @@ pub struct Flags {
     /// What is logged [default: info]
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<LogLevel>,
+    /// Sum gradients of workers at this UDP address; they join over the addresses of --listen
+    #[arg(long, value_name = "IP:PORT")]
+    gradients: Option<SocketAddr>,
+    /// Only sum gradients, without a replay memory
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    gradients_only: bool,
+    /// Threads that sum, each at a port of its own, from that of --gradients on; a job has one of them [default: 1]
+    #[arg(long, value_name = "N")]
+    gradients_threads: Option<u32>,
+    /// Most gradient jobs at a time [default: 16]
+    #[arg(long, value_name = "N")]
+    gradients_jobs: Option<u32>,
+    /// Segments of a gradient job that may be under way [default: 256]
+    #[arg(long, value_name = "N")]
+    gradients_window: Option<u32>,
+    /// Sum on this DPDK device in place of the kernel's UDP: net_af_packet0,iface=eth0, or a PCI address; may be given several times, and
+    /// two make a switch
+    #[arg(long, value_name = "DEVICE")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gradients_devices: Vec<String>,
+    /// Arguments for DPDK, in quotes: "--no-huge -m 512 --no-pci"
+    #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true)]
+    gradients_eal: Option<String>,
+    /// On DPDK's devices, bits of the network's part of the address [default: 24]
+    #[arg(long, value_name = "BITS")]
+    gradients_prefix: Option<u8>,
+    /// On DPDK's devices, where datagrams for other networks go
+    #[arg(long, value_name = "IP")]
+    gradients_gateway: Option<Ipv4Addr>,
+    /// On DPDK's devices, the core of each of --gradients-threads, with commas between them
+    #[arg(long, value_name = "CORES", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gradients_cores: Vec<usize>,
+    /// On DPDK's devices, microseconds that a thread sleeps when nothing comes [default: 0, it takes its core whole]
+    #[arg(long, value_name = "US")]
+    gradients_idle_sleep_us: Option<u32>,
+    /// Most bytes of the sums that an asynchronous gradient job keeps [default: 134217728]
+    #[arg(long, value_name = "N")]
+    gradients_job_bytes: Option<u64>,
+    /// The server above this one: sums of jobs with more workers than come here go on there as one stream
+    #[arg(long, value_name = "ADDRESS")]
+    parent: Option<Address>,
+    /// The certificate that signs the parent's, a PEM file, for innets://
+    #[arg(long, value_name = "FILE")]
+    parent_tls_ca: Option<PathBuf>,
+    /// This server's number among those that have its parent [default: 0]
+    #[arg(long, value_name = "N")]
+    rack: Option<u16>,
+    /// How many servers have its parent [default: 1]
+    #[arg(long, value_name = "N")]
+    racks: Option<u16>,
 }
 
 impl Flags {
@@ -123,7 +176,7 @@ pub fn run(flags: &Flags) -> Result<()> {
         let mut terminate = handler(SignalKind::terminate())?;
         let mut interrupt = handler(SignalKind::interrupt())?;
         let running = Server::start(&config, Memory::new(config.memory_limits()))?;
-        announce(running.addresses());
+        announce(running.addresses(), running.gradients());
         let server = running.server().clone();
         let mut end = tokio::task::spawn_blocking(move || running.wait());
         let mut asked = false;
@@ -151,8 +204,9 @@ pub fn run(flags: &Flags) -> Result<()> {
 }
 
 /// Prints the one line of standard output: scripts wait for it, and read the ports that were chosen.
-fn announce(addresses: &[Address]) {
-    let addresses: Vec<String> = addresses.iter().map(Address::to_string).collect();
+fn announce(addresses: &[Address], gradients: Option<SocketAddr>) {
+    let mut addresses: Vec<String> = addresses.iter().map(Address::to_string).collect();
+    addresses.extend(gradients.map(|address| format!("gradients {address}")));
     // A closed standard output is no reason to stop.
     let mut out = io::stdout().lock();
     let _ = writeln!(
@@ -185,6 +239,10 @@ mod tests {
     fn every_field_of_the_configuration_has_a_flag_of_its_name() {
         let filled = ServerConfig {
             stack_config: Some("a".into()),
+            gradients: Some(([127, 0, 0, 1], 1).into()),
+            gradients_gateway: Some([10, 0, 0, 1].into()),
+            parent: Some("innet://a".parse().unwrap()),
+            parent_tls_ca: Some("a".into()),
             token: Some(Secret("a".into())),
             token_file: Some("a".into()),
             tls_cert: Some("a".into()),

@@ -144,14 +144,20 @@ impl Dialer {
     /// # Errors
     /// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`].
     pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
+        let until = wait.deadline.map(|d| d + self.options.grace);
+        self.dial_until(until, wait)
+    }
+
+    /// The same, for as long as [`ConnectOptions::connect_timeout`] and `until` allow.
+    ///
+    /// # Errors
+    /// Those of [`Dialer::dial`].
+    pub fn dial_until(&self, until: Option<Instant>, wait: &Wait<'_>) -> Result<Connection> {
         self.check_process()?;
         let driver = self.driver()?;
         let begun = Instant::now();
-        let until = begun + self.options.connect_timeout;
-        let until = match wait.deadline {
-            Some(deadline) => until.min(deadline + self.options.grace),
-            None => until,
-        };
+        let longest = begun + self.options.connect_timeout;
+        let until = until.map_or(longest, |until| until.min(longest));
         let late = || {
             let text = format!("no answer within {} ms", begun.elapsed().as_millis());
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))

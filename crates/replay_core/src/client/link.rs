@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadHalf, WriteHalf, split};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use crate::auth::{self, Role};
 use crate::error::{Error, ErrorCode, Result};
@@ -189,6 +189,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             Some(frame) => take_reply(frame, &self.peer).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// Ends the connection, and returns when the server has seen the end.
+    ///
+    /// # Errors
+    /// Those of a connection that broke: then it has ended, too.
+    pub async fn finish(&mut self) -> Result<()> {
+        // One that is broken shows so when it is read.
+        let _ = self.writer.shutdown().await;
+        while self.reader.frame().await?.is_some() {}
+        Ok(())
     }
 
     /// Asks one question with nothing else under way.

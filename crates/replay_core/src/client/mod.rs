@@ -6,6 +6,8 @@
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls, tries after a broken connection, the pool |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | draws with several requests under way |
+//! | [`gradients`] | a worker of a gradient job |
+//! | [`gradient_updates`] | a worker of an asynchronous one |
 //! | [`keys`] | keys of a server that was started again |
 //! | [`tls`] | which servers are trusted |
 //!
@@ -14,6 +16,8 @@
 //! deadline and [`ConnectOptions::reconnect_for`] end that.
 
 pub mod connection;
+pub mod gradient_updates;
+pub mod gradients;
 pub mod keys;
 pub mod link;
 pub mod push;
@@ -22,6 +26,7 @@ pub mod tls;
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +34,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorCode, Result};
+use crate::gradients::JoinJob;
+use crate::gradients::plane::DpdkConfig;
 pub use crate::net::Address;
 use crate::replay::{
     OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -37,6 +44,8 @@ use crate::replay::{
 use crate::schema::TableConfig;
 use crate::wire::{ReplyBody, RequestBody};
 use connection::{Dialer, Pool, Retry};
+pub use gradient_updates::GradientUpdates;
+pub use gradients::GradientWorker;
 use keys::Stamp;
 use link::{is_broken, unexpected};
 
@@ -145,6 +154,55 @@ impl Client {
     /// The server's address.
     pub fn address(&self) -> &Address {
         &self.dialer.address
+    }
+
+    /// Takes part in a gradient job, over a connection of its own: see [`GradientWorker`]. Nothing of it takes longer than the job's
+    /// deadline, or [`Wait::deadline`] where that is sooner.
+    ///
+    /// # Errors
+    /// Those of connecting; [`Error::Config`] for a request that differs from those of the other workers, or a server that sums no
+    /// gradients; [`Error::Gradients`] when datagrams do not get through.
+    pub fn join_gradients(&self, request: &JoinJob, wait: &Wait<'_>) -> Result<GradientWorker> {
+        GradientWorker::join(&self.dialer, request, None, None, wait)
+    }
+
+    /// [`Client::join_gradients`] where datagrams go to `via`, which passes them on: a relay, or an address that is translated.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn join_gradients_via(
+        &self,
+        request: &JoinJob,
+        via: SocketAddr,
+        wait: &Wait<'_>,
+    ) -> Result<GradientWorker> {
+        GradientWorker::join(&self.dialer, request, Some(via), None, wait)
+    }
+
+    /// [`Client::join_gradients`] with datagrams on the DPDK device of `station`; the connection is the kernel's.
+    ///
+    /// # Errors
+    /// Those of [`Client::join_gradients`]; [`Error::Config`] for a device that cannot be used, or a program that was built without DPDK.
+    pub fn join_gradients_on(
+        &self,
+        request: &JoinJob,
+        station: &DpdkConfig,
+        wait: &Wait<'_>,
+    ) -> Result<GradientWorker> {
+        GradientWorker::join(&self.dialer, request, None, Some(station), wait)
+    }
+
+    /// The same for a job whose workers do not wait for each other: see [`GradientUpdates`]. It contributes to updates up to `last`.
+    ///
+    /// # Errors
+    /// Those of [`Client::join_gradients`].
+    pub fn follow_gradients(
+        &self,
+        request: &JoinJob,
+        last: u64,
+        wait: &Wait<'_>,
+    ) -> Result<GradientUpdates> {
+        GradientUpdates::join(&self.dialer, request, last, wait)
     }
 
     /// Asks until there is an answer or an error that another connection would not cure. The stamp is

@@ -1,11 +1,13 @@
 //! The aggregator: who takes part in which job, and which datagrams are theirs.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
-use super::job::{Job, Member, Terms};
-use super::packet::{Ack, Cookie, Header, Key, Kind, MAX_SEGMENT_VALUES, Status};
+use super::arithmetic::Arithmetic;
+use super::hash::IntegerMap;
+use super::job::{Job, JobStatus, Member, Terms};
+use super::packet::{ALL_SEGMENTS, Ack, Cookie, Header, Key, Kind, MAX_SEGMENT_VALUES, Status};
 use super::slots::Slots;
 use super::{JoinJob, Ticket, Transmit};
 use crate::error::{Error, Result};
@@ -26,6 +28,8 @@ pub struct Limits {
     pub window: u32,
     /// A job that nobody was heard of for so long is forgotten.
     pub idle: Duration,
+    /// Bytes for the segments of one job.
+    pub job_bytes: usize,
 }
 
 impl Default for Limits {
@@ -34,6 +38,7 @@ impl Default for Limits {
             jobs: 16,
             window: 256,
             idle: Duration::from_secs(3600),
+            job_bytes: 128 << 20,
         }
     }
 }
@@ -41,7 +46,8 @@ impl Default for Limits {
 impl Limits {
     /// Most bytes that the segments of all jobs take.
     pub fn bytes(&self) -> usize {
-        self.jobs * Slots::bytes(self.window, 4 * MAX_SEGMENT_VALUES)
+        let synchronous = Slots::bytes(self.window, 2, 4 * MAX_SEGMENT_VALUES);
+        self.jobs * synchronous.max(self.job_bytes)
     }
 }
 
@@ -72,6 +78,35 @@ pub struct Counters {
     pub malformed: u64,
 }
 
+impl AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        let Counters {
+            received,
+            counted,
+            sums,
+            duplicates,
+            late,
+            stale,
+            ahead,
+            helped,
+            failed,
+            strangers,
+            malformed,
+        } = other;
+        self.received += received;
+        self.counted += counted;
+        self.sums += sums;
+        self.duplicates += duplicates;
+        self.late += late;
+        self.stale += stale;
+        self.ahead += ahead;
+        self.helped += helped;
+        self.failed += failed;
+        self.strangers += strangers;
+        self.malformed += malformed;
+    }
+}
+
 /// The aggregator above this one, as a job of this one has joined it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upstream {
@@ -85,6 +120,8 @@ pub struct Upstream {
     pub round: u64,
     pub(super) cookie: Cookie,
     pub(super) proved: bool,
+    /// Nothing comes from it any more.
+    pub(super) lost: bool,
 }
 
 impl Upstream {
@@ -97,6 +134,7 @@ impl Upstream {
             round: ticket.round,
             cookie: Cookie::default(),
             proved: false,
+            lost: false,
         }
     }
 
@@ -119,7 +157,7 @@ enum Owner {
 pub struct Aggregator {
     limits: Limits,
     jobs: Vec<Option<Job>>,
-    sessions: HashMap<u32, Owner>,
+    sessions: IntegerMap<u32, Owner>,
     counters: Counters,
 }
 
@@ -129,7 +167,7 @@ impl Aggregator {
         Aggregator {
             limits,
             jobs: (0..limits.jobs).map(|_| None).collect(),
-            sessions: HashMap::new(),
+            sessions: IntegerMap::default(),
             counters: Counters::default(),
         }
     }
@@ -149,8 +187,22 @@ impl Aggregator {
         request.world != u32::from(request.workers) && self.find(&request.job).is_none()
     }
 
+    /// Whether a worker that joins the job `name` finds it there.
+    pub fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// The jobs as they are.
+    pub fn status(&self) -> impl Iterator<Item = JobStatus> {
+        self.jobs.iter().flatten().map(Job::status)
+    }
+
+    /// A job without its parent comes to nothing: who joins it begins another one.
     fn find(&self, name: &str) -> Option<usize> {
-        let named = |job: &Option<Job>| job.as_ref().is_some_and(|job| job.name == name);
+        let named = |job: &Option<Job>| {
+            let job = job.as_ref();
+            job.is_some_and(|job| job.name == name && !job.is_orphan())
+        };
         self.jobs.iter().position(named)
     }
 
@@ -221,6 +273,17 @@ impl Aggregator {
                 advice: "wait for another job to end, or start the aggregator with room for more",
             });
         };
+        let terms = Terms::of(request);
+        let (places, depth) = terms.places(self.limits.window);
+        let bytes = Slots::bytes(places, depth, terms.stride());
+        if terms.asynchronous.is_some() && bytes > self.limits.job_bytes {
+            return Err(Error::TooLarge {
+                what: "the sums that an asynchronous gradient job keeps, in bytes",
+                size: bytes as u64,
+                limit: self.limits.job_bytes as u64,
+                advice: "lower its staleness bound, or start the aggregator with room for more",
+            });
+        }
         let has_parent = request.world != u32::from(request.workers);
         if has_parent != upstream.is_some() {
             return Err(Error::Config(format!(
@@ -246,7 +309,6 @@ impl Aggregator {
             ));
         }
         let first = upstream.as_ref().map_or(FIRST_ROUND, |up| up.round);
-        let terms = Terms::of(request);
         let mut job = Job::new(&request.job, terms, self.limits.window, first, now);
         job.upstream = upstream;
         self.jobs[index] = Some(job);
@@ -271,6 +333,15 @@ impl Aggregator {
             if job.joined() == 0 {
                 self.forget(index, out);
             }
+        }
+    }
+
+    /// The parent that gave `session` has gone, as the connection to it showed.
+    pub fn lose_parent<T: Transmit>(&mut self, session: u32, out: &mut T) {
+        if let Some(&Owner::Parent(index)) = self.sessions.get(&session)
+            && let Some(job) = &mut self.jobs[index]
+        {
+            job.lose_parent(&mut self.counters, out);
         }
     }
 
@@ -435,9 +506,10 @@ fn check(request: &JoinJob) -> Result<()> {
         workers,
         world,
         name,
+        arithmetic,
         segment_values,
         deadline,
-        ..
+        asynchronous,
     } = request;
     if job.is_empty() || job.len() > MAX_NAME || name.len() > MAX_NAME {
         return refuse(format!(
@@ -466,6 +538,26 @@ fn check(request: &JoinJob) -> Result<()> {
     }
     if deadline.is_zero() {
         return refuse("the deadline has to be longer than 0".to_owned());
+    }
+    let Some(terms) = asynchronous else {
+        return Ok(());
+    };
+    if *arithmetic != Arithmetic::Float || *world != u32::from(*workers) {
+        return refuse(
+            "an asynchronous one adds up float32, at an aggregator without a parent".to_owned(),
+        );
+    }
+    if terms.threshold == 0 || terms.threshold > *workers {
+        return refuse(format!(
+            "the threshold is from 1 to the number of workers ({workers}), not {}",
+            terms.threshold
+        ));
+    }
+    let segments = terms.segments(*segment_values);
+    if terms.values == 0 || segments >= ALL_SEGMENTS {
+        return refuse(format!(
+            "an asynchronous one sums vectors of at least one value and fewer than {ALL_SEGMENTS} segments, not {segments}"
+        ));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::aggregator::{Counters, Upstream};
 use super::arithmetic::Arithmetic;
 use super::packet::{ALL_SEGMENTS, Ack, Cookie, HEADER_BYTES, Header, Key, Kind, Status};
 use super::slots::{Place, Slots, State, Tag};
-use super::{JoinJob, Transmit};
+use super::{Asynchronous, JoinJob, Transmit};
 
 /// A worker's place in the membership table.
 pub enum Seat {
@@ -76,6 +76,28 @@ pub struct Terms {
     pub segment_values: u16,
     /// How long a segment may wait.
     pub deadline: Duration,
+    /// Where workers do not wait for each other.
+    pub asynchronous: Option<Asynchronous>,
+}
+
+/// A job as it is, for people.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct JobStatus {
+    /// Its name.
+    #[serde(skip)]
+    pub name: String,
+    /// Places for workers here.
+    pub workers: u16,
+    /// Workers in all.
+    pub world: u32,
+    /// Workers that are here now.
+    pub joined: usize,
+    /// Contributions that make a sum.
+    pub threshold: u32,
+    /// The newest round that a contribution came for.
+    pub round: u64,
+    /// Why nothing is added up, empty where something is.
+    pub halted: String,
 }
 
 impl Terms {
@@ -87,25 +109,55 @@ impl Terms {
             arithmetic: request.arithmetic,
             segment_values: request.segment_values,
             deadline: request.deadline,
+            asynchronous: request.asynchronous,
         }
+    }
+
+    /// Places of its segments, and the depth of each: `window` places, where it is not asynchronous.
+    pub fn places(&self, window: u32) -> (u32, usize) {
+        match &self.asynchronous {
+            None => (window, 2),
+            Some(terms) => (terms.segments(self.segment_values), terms.depth()),
+        }
+    }
+
+    /// Bytes of a full segment.
+    pub fn stride(&self) -> usize {
+        4 * usize::from(self.segment_values)
     }
 }
 
 impl Job {
     /// A job without workers, whose first round is `first`.
     pub fn new(name: &str, terms: Terms, window: u32, first: u64, now: Instant) -> Self {
+        let (places, depth) = terms.places(window);
+        let threshold = terms.asynchronous.map_or(terms.workers, |a| a.threshold);
         Job {
             name: name.to_owned(),
             terms,
             seats: (0..terms.workers).map(|_| Seat::Empty).collect(),
             heard: now,
             upstream: None,
-            threshold: terms.workers.into(),
-            slots: Slots::new(window, 4 * usize::from(terms.segment_values), now),
+            threshold: threshold.into(),
+            slots: Slots::new(places, depth, terms.stride(), now),
             newest: first - 1,
             floor: first,
             contributed: vec![0; terms.workers.into()],
             halted: None,
+        }
+    }
+
+    /// As it is, for people.
+    pub fn status(&self) -> JobStatus {
+        let halted = self.halted.as_ref().map(|ack| ack.text.clone());
+        JobStatus {
+            name: self.name.clone(),
+            workers: self.terms.workers,
+            world: self.terms.world,
+            joined: self.joined(),
+            threshold: self.threshold,
+            round: self.newest,
+            halted: halted.unwrap_or_default(),
         }
     }
 
@@ -130,7 +182,7 @@ impl Job {
     }
 
     /// Gives a seat to a new member, and returns the session of the one that had it and the round to begin with. What that one
-    /// contributed must not be taken for the new one's: the job is reset.
+    /// contributed must not be taken for the new one's: the job is reset, but where the others do not wait for it.
     pub fn seat<T: Transmit>(
         &mut self,
         worker: u16,
@@ -143,7 +195,8 @@ impl Job {
             Seat::Joined(before) => Some(before.session),
             _ => None,
         };
-        if self.contributed[usize::from(worker)] >= self.floor {
+        let waited_for = self.terms.asynchronous.is_none();
+        if waited_for && self.contributed[usize::from(worker)] >= self.floor {
             let text = format!("worker {worker} came back as another process ({name})");
             match self.upstream {
                 None => self.reset(self.newest + 1, &text, out),
@@ -169,9 +222,10 @@ impl Job {
         counters: &mut Counters,
         out: &mut T,
     ) {
-        let values = 4 * usize::from(self.terms.segment_values);
-        let fits = !body.is_empty() && body.len() <= values && body.len().is_multiple_of(4);
-        if !fits || !self.terms.arithmetic.has(header.kind) || header.segment >= ALL_SEGMENTS {
+        let most = self.terms.stride();
+        let fits = !body.is_empty() && body.len() <= most && body.len().is_multiple_of(4);
+        let segments = self.segments();
+        if !fits || !self.terms.arithmetic.has(header.kind) || header.segment >= segments {
             counters.malformed += 1;
             return;
         }
@@ -234,6 +288,13 @@ impl Job {
         }
     }
 
+    /// Segments that there may be.
+    fn segments(&self) -> u32 {
+        let terms = &self.terms;
+        let of_vector = terms.asynchronous.map(|a| a.segments(terms.segment_values));
+        of_vector.unwrap_or(ALL_SEGMENTS)
+    }
+
     fn count(&mut self, worker: u16, tag: Tag, counters: &mut Counters) {
         counters.counted += 1;
         self.contributed[usize::from(worker)] = tag.round;
@@ -261,6 +322,10 @@ impl Job {
             return None;
         }
         if let Some(halted) = self.halted.clone() {
+            if round == self.newest + 1 {
+                // It has been sent, so the rounds after a reset begin behind it.
+                self.newest = round;
+            }
             self.answer(worker, header, halted, out);
             return None;
         }
@@ -306,16 +371,15 @@ impl Job {
             return;
         };
         let slot = self.slots.slot(index);
-        let counted = slot.counted.count_ones();
         let Tag { round, segment } = slot.tag;
-        if counted == u32::from(self.terms.workers) {
+        if slot.counted == self.everybody() {
             let header = Header::new(slot.kind, *session, round, segment);
             return out.send(*path, &header.encode(), self.slots.values(index));
         }
         let header = Header::new(Kind::Partial, *session, round, segment);
-        let mut head = [0; HEADER_BYTES + 4];
+        let mut head = [0; HEADER_BYTES + 8];
         head[..HEADER_BYTES].copy_from_slice(&header.encode());
-        head[HEADER_BYTES..].copy_from_slice(&counted.to_le_bytes());
+        head[HEADER_BYTES..].copy_from_slice(&slot.counted.to_le_bytes());
         out.send(*path, &head, self.slots.values(index));
     }
 
@@ -345,8 +409,11 @@ impl Job {
             _ if counted & 1 << worker == 0 => self.want(worker, tag, out),
             State::Raised => self.ask_parent(index, out),
             _ => {
+                let missing = self.everybody() & !counted;
                 let waiting = Ack {
-                    missing: self.everybody() & !counted,
+                    missing,
+                    // Whoever asks has just been heard.
+                    text: self.describe(missing, self.heard),
                     ..Ack::new(Status::Waiting, Kind::Help)
                 };
                 self.answer(worker, header, waiting, out);

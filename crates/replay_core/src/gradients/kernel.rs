@@ -1,5 +1,6 @@
 //! The kernel's UDP sockets under the aggregator and under a worker.
 
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,6 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::datagrams::{self, Inbox, Outbox};
+use super::job::JobStatus;
+use super::link::{self, Link};
 use super::worker::{Command, Exchange, Failure, Worker};
 use super::{Aggregator, Counters, JoinJob, Limits, Round, Sum, Ticket, Upstream};
 use crate::error::{self, Error};
@@ -78,26 +81,45 @@ impl UdpAggregator {
         self.shared.aggregator().counters()
     }
 
+    /// Jobs there are.
+    pub fn jobs(&self) -> Vec<JobStatus> {
+        self.shared.aggregator().status().collect()
+    }
+
+    /// Whether a worker that joins the job `name` finds it there.
+    pub fn has(&self, name: &str) -> bool {
+        self.shared.aggregator().has(name)
+    }
+
+    /// See [`Aggregator::needs_parent`].
+    pub fn needs_parent(&self, request: &JoinJob) -> bool {
+        self.shared.aggregator().needs_parent(request)
+    }
+
     /// Takes a worker into a job: see [`Aggregator::join`].
     ///
     /// # Errors
     /// Those of [`Aggregator::join`].
     pub fn join(&self, request: &JoinJob, upstream: Option<Upstream>) -> error::Result<Ticket> {
-        let mut out = Outbox::new(self.shared.socket.clone());
         let now = Instant::now();
-        let ticket = self
-            .shared
-            .aggregator()
-            .join(now, request, upstream, &mut out);
-        out.flush();
-        ticket
+        self.change(|aggregator, out| aggregator.join(now, request, upstream, out))
     }
 
     /// A worker's connection has ended: what waits for it fails at once.
     pub fn leave(&self, session: u32) {
+        self.change(|aggregator, out| aggregator.leave(session, out));
+    }
+
+    /// See [`Aggregator::lose_parent`].
+    pub fn lose_parent(&self, session: u32) {
+        self.change(|aggregator, out| aggregator.lose_parent(session, out));
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Aggregator, &mut Outbox) -> T) -> T {
         let mut out = Outbox::new(self.shared.socket.clone());
-        self.shared.aggregator().leave(session, &mut out);
+        let changed = change(&mut self.shared.aggregator(), &mut out);
         out.flush();
+        changed
     }
 }
 
@@ -146,6 +168,7 @@ pub struct UdpWorker {
     worker: Worker,
     inbox: Inbox,
     out: Outbox,
+    socket: Arc<UdpSocket>,
 }
 
 impl UdpWorker {
@@ -169,10 +192,16 @@ impl UdpWorker {
         let mut worker = UdpWorker {
             worker: Worker::new(aggregator, request, ticket),
             inbox: Inbox::new(socket.clone()),
-            out: Outbox::new(socket),
+            out: Outbox::new(socket.clone()),
+            socket,
         };
         worker.call(Command::Join, deadline, wait)?;
         Ok(worker)
+    }
+
+    /// The number of the round that comes next.
+    pub fn next_round(&self) -> u64 {
+        self.worker.next_round()
     }
 
     /// Replaces `values` by their sum over all workers, or by their mean. After a failure some are replaced and some not.
@@ -205,36 +234,39 @@ impl UdpWorker {
         let call = self.worker.call(command, now, now + deadline);
         drive(call, &mut self.inbox, &mut self.out, wait)
     }
+
+    pub(super) fn into_parts(self) -> (Worker, Inbox, Outbox, Arc<UdpSocket>) {
+        (self.worker, self.inbox, self.out, self.socket)
+    }
 }
 
 fn drive<E: Exchange>(
-    mut exchange: E,
+    exchange: E,
     inbox: &mut Inbox,
     out: &mut Outbox,
     wait: &Wait<'_>,
 ) -> Result<E::Output, Failure> {
-    let mut check = Instant::now() + Wait::CHECK_EVERY;
-    loop {
-        let now = Instant::now();
-        let end = exchange.poll(now, out);
-        out.flush();
-        if let Some(end) = end {
-            return end;
-        }
-        if now >= check {
-            wait.check().map_err(|_| Failure::Interrupted)?;
-            check = now + Wait::CHECK_EVERY;
-        }
-        let time = exchange
-            .next_wake()
-            .min(check)
-            .saturating_duration_since(now);
-        inbox
-            .wait(time)
-            .map_err(|error| Failure::Io(error.to_string()))?;
-        let now = Instant::now();
-        for (from, datagram) in inbox.iter() {
-            exchange.receive(now, from, datagram, out);
-        }
+    link::drive(exchange, &mut Socket { inbox, out }, wait)
+}
+
+struct Socket<'a> {
+    inbox: &'a mut Inbox,
+    out: &'a mut Outbox,
+}
+
+impl Link for Socket<'_> {
+    type Out = Outbox;
+
+    fn wait(&mut self, time: Duration) -> io::Result<()> {
+        self.out.flush();
+        self.inbox.wait(time)
+    }
+
+    fn split(&mut self) -> (impl Iterator<Item = (SocketAddr, &[u8])>, &mut Outbox) {
+        (self.inbox.iter(), self.out)
+    }
+
+    fn flush(&mut self) {
+        self.out.flush();
     }
 }

@@ -1,7 +1,8 @@
 //! Sums of gradients between learners, packet by packet: iSwitch's service (Li et al., ISCA 2019) as software.
 //!
 //! Workers of a job cut a vector into segments and send each as a datagram. The aggregator adds a segment up as its contributions arrive and
-//! sends the sum to every worker when the threshold H is reached. Nothing but [`datagrams`] and [`kernel`] does I/O or looks at a clock:
+//! sends the sum to every worker when the threshold H is reached. Nothing but [`datagrams`], [`kernel`], [`background`], [`aggregators`] and
+//! `dpdk` does I/O or looks at a clock:
 //! datagrams and the time are given in, and datagrams come out through [`Transmit`].
 //!
 //! | module | subject |
@@ -14,8 +15,16 @@
 //! | [`window`] | how much a worker has under way, and when it asks |
 //! | [`worker`] | a worker's session, and its controls |
 //! | [`round`] | one sum, as a worker sees it |
+//! | [`updates`] | the sequence of sums of workers that do not wait for each other |
+//! | [`link`] | what a worker needs of a network |
 //! | [`datagrams`] | the kernel's UDP, many datagrams for each system call |
 //! | [`kernel`] | an aggregator and a worker on it |
+//! | [`background`] | an asynchronous worker on it |
+//! | [`lossy`] | a path that loses datagrams |
+//! | [`parameter_server`] | what both are measured against |
+//! | `dpdk` | an aggregator and a worker on DPDK's devices, with that feature |
+//! | [`plane`] | an aggregator, whatever network it is on |
+//! | [`aggregators`] | those of a server, and the server above it |
 //!
 //! # Why sums are exact
 //!
@@ -26,6 +35,8 @@
 //! a place, its sender has the sum before; that sum has everybody's contribution (H is all workers, unless it was set), so
 //! everybody has the sum before that one, and its memory is free. A job needs `2 * window` segments, whatever the vector's length.
 //!
+//! *Asynchronous jobs* keep the vector's segments instead, the sums of S + 1 rounds of each: see [`updates`].
+//!
 //! *Rounds.* Rounds are numbered; a contribution of an earlier round is answered with the sum that is kept, or counted and dropped. A
 //! reset begins at a round that no contribution was ever sent for.
 //!
@@ -33,13 +44,23 @@
 //! worker has a deadline of its own, for when the aggregator is gone.
 
 pub mod aggregator;
+pub mod aggregators;
 pub mod arithmetic;
+pub mod background;
 pub mod datagrams;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
+mod hash;
 pub mod job;
 pub mod kernel;
+pub mod link;
+pub mod lossy;
 pub mod packet;
+pub mod parameter_server;
+pub mod plane;
 pub mod round;
 pub mod slots;
+pub mod updates;
 pub mod window;
 pub mod worker;
 
@@ -47,9 +68,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use aggregator::{Aggregator, Counters, Limits, Upstream};
+pub use aggregators::Aggregators;
 pub use arithmetic::Arithmetic;
+pub use background::UdpUpdates;
 pub use kernel::{UdpAggregator, UdpWorker};
 pub use round::{Round, Sum};
+pub use updates::{Contributions, Updates};
 pub use worker::{Call, Command, Exchange, Failure, Worker};
 
 /// Where datagrams go.
@@ -77,6 +101,31 @@ pub struct JoinJob {
     pub segment_values: u16,
     /// How long a segment may wait for a worker.
     pub deadline: Duration,
+    /// Where workers do not wait for each other.
+    pub asynchronous: Option<Asynchronous>,
+}
+
+/// How a job goes whose workers do not wait for each other: see [`updates`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asynchronous {
+    /// Values of the vector.
+    pub values: u32,
+    /// Contributions that make a sum (H).
+    pub threshold: u16,
+    /// Updates by which the weights of a contribution may be behind (S).
+    pub staleness: u16,
+}
+
+impl Asynchronous {
+    /// Segments of the vector.
+    pub fn segments(&self, segment_values: u16) -> u32 {
+        self.values.div_ceil(segment_values.max(1).into())
+    }
+
+    /// Rounds of each segment that an aggregator keeps: the sums, and the one that is added up.
+    pub fn depth(&self) -> usize {
+        usize::from(self.staleness) + 2
+    }
 }
 
 /// A place in a job.

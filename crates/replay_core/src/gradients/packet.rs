@@ -15,7 +15,7 @@
 //! | `Float` | a contribution: float32 values | the sum of all workers |
 //! | `Fixed` | a contribution: int32 values | the sum of all workers |
 //! | `Exponents` | a contribution: one byte for each segment of the round to come | the largest of all workers, byte for byte |
-//! | `Partial` | | the sum of some: their number as u32, then float32 values |
+//! | `Partial` | | the sum of some: who they are as u64, one bit each, then float32 values |
 //! | `Join` | key, cookie (8 bytes, 0 at first): proves the return path | cookie: send it back |
 //! | `Leave` | key | |
 //! | `Reset` | key: drop what is open; the round is the one the worker gave up | |
@@ -273,9 +273,9 @@ mod tests {
         let headers = 14 + 20 + 8 + HEADER_BYTES;
         let checksum = 4;
         assert_eq!(headers + 2 * 4 + checksum, 64);
-        let count = 4;
-        const { assert!(HEADER_BYTES + 4 + 4 * MAX_SEGMENT_VALUES <= MAX_DATAGRAM) };
-        assert!(14 + 20 + 8 + HEADER_BYTES + count + 4 * MAX_SEGMENT_VALUES <= 1514);
+        let who = 8;
+        const { assert!(HEADER_BYTES + 8 + 4 * MAX_SEGMENT_VALUES <= MAX_DATAGRAM) };
+        assert!(14 + 20 + 8 + HEADER_BYTES + who + 4 * MAX_SEGMENT_VALUES <= 1514);
     }
 
     #[test]

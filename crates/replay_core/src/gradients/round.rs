@@ -38,11 +38,15 @@ pub struct Round<'a> {
     next: u32,
     /// From the oldest one without a sum to `next`.
     under_way: VecDeque<UnderWay>,
+    /// Those of them that have no sum yet.
+    waiting: usize,
     fewest: u32,
     begun: Instant,
     deadline: Instant,
     heard: bool,
+    /// Who the aggregator waited for when it was last asked, and the same for people.
     missing: u64,
+    waits_for: String,
     failure: Option<Failure>,
     /// Whether its end has been told.
     over: bool,
@@ -77,10 +81,12 @@ impl<'a> Round<'a> {
             segments: segments as u32,
             next: 0,
             under_way: VecDeque::new(),
+            waiting: 0,
             begun: now,
             deadline,
             heard: false,
             missing: 0,
+            waits_for: String::new(),
             over: false,
             worker,
             values,
@@ -146,7 +152,7 @@ impl<'a> Round<'a> {
     }
 
     /// Where a segment stands among those under way, if it waits for its sum.
-    fn waiting(&self, segment: u32) -> Option<usize> {
+    fn place(&self, segment: u32) -> Option<usize> {
         let first = self.next - self.under_way.len() as u32;
         let index = segment.checked_sub(first)? as usize;
         self.under_way.get(index).filter(|at| !at.done)?;
@@ -160,11 +166,11 @@ impl<'a> Round<'a> {
         body: &[u8],
         out: &mut T,
     ) -> Option<()> {
-        let index = self.waiting(header.segment)?;
+        let index = self.place(header.segment)?;
         let (counted, body) = match header.kind {
             Kind::Partial => {
-                let (count, body) = body.split_first_chunk::<4>()?;
-                (u32::from_le_bytes(*count).max(1), body)
+                let (counted, body) = body.split_first_chunk::<8>()?;
+                (u64::from_le_bytes(*counted).count_ones().max(1), body)
             }
             _ => (self.worker.world, body),
         };
@@ -194,6 +200,7 @@ impl<'a> Round<'a> {
         self.fewest = self.fewest.min(counted);
         let arrived = &mut self.under_way[index];
         arrived.done = true;
+        self.waiting -= 1;
         let took = (arrived.tries == 0).then(|| now.saturating_duration_since(arrived.sent));
         self.worker.window.sum(took);
         self.ask_for_overtaken(now, index, out);
@@ -245,10 +252,10 @@ impl<'a> Round<'a> {
                 });
             }
             Status::Halted => self.failure = Some(Failure::Halted(ack.text)),
-            Status::Gone if self.waiting(header.segment).is_some() => {
+            Status::Gone if self.place(header.segment).is_some() => {
                 self.failure = Some(Failure::Behind { round });
             }
-            Status::Waiting => self.missing = ack.missing,
+            Status::Waiting => (self.missing, self.waits_for) = (ack.missing, ack.text),
             _ => {}
         }
     }
@@ -262,17 +269,12 @@ impl<'a> Round<'a> {
                 waited_ms,
             };
         }
-        let workers = numbers(self.missing);
-        let whom = match workers.as_slice() {
-            [] => format!("the aggregator at {}", self.worker.aggregator),
-            [one] => format!("worker {one}"),
-            several => {
-                let several: Vec<String> = several.iter().map(u16::to_string).collect();
-                format!("workers {}", several.join(", "))
-            }
+        let whom = match self.missing {
+            0 => format!("the aggregator at {}", self.worker.aggregator),
+            _ => self.waits_for.clone(),
         };
         Failure::Missing {
-            workers,
+            workers: numbers(self.missing),
             reason: format!("round {} waited {waited_ms} ms for {whom}", self.round),
         }
     }
@@ -290,10 +292,11 @@ impl<'a> Round<'a> {
         // The oldest one without a sum and the next one never share a place at the aggregator.
         while self.next < self.segments
             && self.under_way.len() < self.worker.window.limit() as usize
-            && self.in_flight_below(window)
+            && self.waiting < window
         {
             self.send(self.next, out);
             self.next += 1;
+            self.waiting += 1;
             self.under_way.push_back(UnderWay {
                 sent: now,
                 ask: now + self.worker.window.patience(0),
@@ -302,11 +305,6 @@ impl<'a> Round<'a> {
                 done: false,
             });
         }
-    }
-
-    fn in_flight_below(&self, window: usize) -> bool {
-        self.under_way.len() < window
-            || self.under_way.iter().filter(|at| !at.done).count() < window
     }
 
     fn oldest(&self) -> impl Iterator<Item = (usize, &UnderWay)> {
@@ -342,7 +340,7 @@ impl Exchange for Round<'_> {
             return;
         }
         if header.kind == Kind::Help {
-            if let Some(index) = self.waiting(header.segment) {
+            if let Some(index) = self.place(header.segment) {
                 let at = &mut self.under_way[index];
                 at.tries = at.tries.max(1);
                 at.ask = now + self.worker.window.patience(1);
@@ -395,6 +393,6 @@ impl Drop for Round<'_> {
 }
 
 /// The numbers of the bits that are set.
-fn numbers(bits: u64) -> Vec<u16> {
+pub(super) fn numbers(bits: u64) -> Vec<u16> {
     (0..64).filter(|worker| bits & 1 << worker != 0).collect()
 }

@@ -1,4 +1,5 @@
-//! The segments of a job that are under way, and the sums that are kept: two for each place of the window.
+//! The segments of a job that are under way, and the sums that are kept: two for each place of the window, or as many as an asynchronous job
+//! wants for each segment of its vector.
 
 use std::time::Instant;
 
@@ -58,15 +59,17 @@ pub enum Place {
 
 /// The slots of a job.
 pub struct Slots {
-    window: u32,
+    places: u32,
+    /// Slots of each place: one to add up, the others for the sums before.
+    depth: usize,
     stride: usize,
     slots: Vec<Slot>,
     bytes: Vec<u8>,
 }
 
 impl Slots {
-    /// Memory for `window` places of segments of up to `stride` bytes.
-    pub fn new(window: u32, stride: usize, now: Instant) -> Self {
+    /// Memory for `depth` segments, two or more, of up to `stride` bytes at each of `places`.
+    pub fn new(places: u32, depth: usize, stride: usize, now: Instant) -> Self {
         let empty = Slot {
             tag: Tag {
                 round: 0,
@@ -78,9 +81,10 @@ impl Slots {
             opened: now,
             bytes: 0,
         };
-        let count = 2 * window as usize;
+        let count = depth * places as usize;
         Slots {
-            window,
+            places,
+            depth,
             stride,
             slots: vec![empty; count],
             bytes: vec![0; count * stride],
@@ -88,31 +92,39 @@ impl Slots {
     }
 
     /// Bytes that so many slots take.
-    pub fn bytes(window: u32, stride: usize) -> usize {
-        2 * window as usize * (stride + size_of::<Slot>())
+    pub fn bytes(places: u32, depth: usize, stride: usize) -> usize {
+        (places as usize)
+            .saturating_mul(depth)
+            .saturating_mul(stride + size_of::<Slot>())
     }
 
     /// Where `tag` is, or may go.
     pub fn find(&self, tag: Tag) -> Place {
-        let first = 2 * (tag.segment % self.window) as usize;
-        let pair = [first, first + 1];
-        let known = |&index: &usize| {
-            let slot = &self.slots[index];
-            slot.state != State::Empty && slot.tag == tag
-        };
-        if let Some(index) = pair.into_iter().find(known) {
-            return Place::Found(index);
+        let first = self.depth * (tag.segment % self.places) as usize;
+        let mut newest: Option<&Slot> = None;
+        let mut free = None;
+        let mut oldest = first;
+        for (index, slot) in (first..).zip(&self.slots[first..first + self.depth]) {
+            if slot.state == State::Empty {
+                free = free.or(Some(index));
+                continue;
+            }
+            if slot.tag == tag {
+                return Place::Found(index);
+            }
+            if newest.is_none_or(|newest| newest.tag < slot.tag) {
+                newest = Some(slot);
+            }
+            let before = &self.slots[oldest];
+            if before.state == State::Empty || slot.tag < before.tag {
+                oldest = index;
+            }
         }
-        let [a, b] = pair.map(|index| Some(&self.slots[index]).filter(|s| s.state != State::Empty));
-        match (a, b) {
-            (None, None) => Place::Free(first),
-            (Some(one), None) | (None, Some(one)) if tag < one.tag => Place::Gone,
-            (Some(one), None) | (None, Some(one)) if one.state != State::Done => Place::Ahead,
-            (Some(_), None) => Place::Free(first + 1),
-            (None, Some(_)) => Place::Free(first),
-            (Some(a), Some(b)) if tag < a.tag.max(b.tag) => Place::Gone,
-            (Some(a), Some(b)) if a.state != State::Done || b.state != State::Done => Place::Ahead,
-            (Some(a), Some(b)) => Place::Free(if a.tag < b.tag { first } else { first + 1 }),
+        match newest {
+            Some(newest) if tag < newest.tag => Place::Gone,
+            // It is the only one that may be open: nothing begins before it is done.
+            Some(newest) if newest.state != State::Done => Place::Ahead,
+            _ => Place::Free(free.unwrap_or(oldest)),
         }
     }
 
@@ -199,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_place_keeps_the_sum_before_and_makes_room_in_order() {
-        let mut slots = Slots::new(4, 8, Instant::now());
+        let mut slots = Slots::new(4, 2, 8, Instant::now());
         let first = fill(&mut slots, tag(1, 2), State::Done);
         let second = fill(&mut slots, tag(1, 6), State::Open);
         assert_eq!(slots.find(tag(1, 2)), Place::Found(first));
@@ -214,11 +226,27 @@ mod tests {
 
     #[test]
     fn an_open_segment_is_never_overtaken() {
-        let mut slots = Slots::new(1, 4, Instant::now());
+        let mut slots = Slots::new(1, 2, 4, Instant::now());
         fill(&mut slots, tag(3, 0), State::Open);
         assert_eq!(slots.find(tag(3, 1)), Place::Ahead);
         assert_eq!(slots.find(tag(2, 9)), Place::Gone);
         slots.clear();
+        assert!(matches!(slots.find(tag(1, 0)), Place::Free(_)));
+    }
+
+    #[test]
+    fn a_deeper_place_keeps_more_sums() {
+        let mut slots = Slots::new(2, 4, 4, Instant::now());
+        for round in 1..=4 {
+            fill(&mut slots, tag(round, 1), State::Done);
+        }
+        let open = fill(&mut slots, tag(5, 1), State::Open);
+        assert_eq!(slots.find(tag(1, 1)), Place::Gone);
+        for round in 2..=4 {
+            assert!(matches!(slots.find(tag(round, 1)), Place::Found(_)));
+        }
+        assert_eq!(slots.find(tag(5, 1)), Place::Found(open));
+        assert_eq!(slots.find(tag(6, 1)), Place::Ahead);
         assert!(matches!(slots.find(tag(1, 0)), Place::Free(_)));
     }
 }

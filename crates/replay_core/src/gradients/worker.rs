@@ -16,7 +16,7 @@ const MOST_CONTROL_PATIENCE: Duration = Duration::from_millis(500);
 #[non_exhaustive]
 pub enum Failure {
     /// Workers are missing.
-    #[error("{reason}")]
+    #[error("{reason}; reset the job when all workers are there, or begin again with fewer")]
     Missing {
         /// Their numbers; empty where they are not known.
         workers: Vec<u16>,
@@ -203,7 +203,11 @@ impl Worker {
             }
             return true;
         }
-        let ack = Ack::decode(body).filter(|_| header.kind == Kind::Ack);
+        // Sums come here, too, and many: they are told by their kind alone.
+        if header.kind != Kind::Ack {
+            return false;
+        }
+        let ack = Ack::decode(body);
         let proved = ack.is_some_and(|a| (a.status, a.about) == (Status::Done, Kind::Join));
         self.path.proved |= proved;
         proved
@@ -305,7 +309,10 @@ impl Exchange for Call<'_> {
             }
             return;
         }
-        let Some(ack) = Ack::decode(body).filter(|_| header.kind == Kind::Ack) else {
+        if header.kind != Kind::Ack {
+            return;
+        }
+        let Some(ack) = Ack::decode(body) else {
             return;
         };
         let next = header.round_near(self.worker.next_round);
@@ -317,9 +324,9 @@ impl Exchange for Call<'_> {
             self.worker.next_round = next.unwrap_or(self.worker.next_round);
             self.worker.broken = false;
             self.answer = Some(Ok(()));
-        } else if ack.about == self.kind() && self.command != Command::Reset {
+        } else if ack.about == self.kind() {
             match ack.status {
-                Status::Done => self.answer = Some(Ok(())),
+                Status::Done if self.command != Command::Reset => self.answer = Some(Ok(())),
                 Status::Refused => self.answer = Some(Err(Failure::Refused(ack.text))),
                 _ => {}
             }

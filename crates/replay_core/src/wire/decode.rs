@@ -1,5 +1,7 @@
 //! Frames to messages. The bytes come from outside: every pointer, length, text and enum is checked.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use capnp::message::{Reader, ReaderOptions};
 use capnp::serialize::BufferSegments;
@@ -9,8 +11,9 @@ use capnp::{Word, text};
 
 use super::frame::Frame;
 use super::innet_capnp as wire;
-use super::{Challenge, Hello, Reply, ReplyBody, Request, RequestBody};
+use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
 use crate::error::{Error, ErrorCode, Result};
+use crate::gradients::{Asynchronous, JoinJob, Ticket};
 use crate::replay::{
     BlobSegment, ChunkHead, NewItem, OpenWriter, Parameters, Push, PushBody, SampleRequest,
     Sampled, SampledItem, UpdateReceipt, WriterOpened,
@@ -166,6 +169,13 @@ fn request_body(
                 epoch: close.get_epoch(),
             }
         }
+        Which::JoinGradients(join) => {
+            let join = join.map_err(malformed)?;
+            RequestBody::JoinGradients {
+                aggregator: join.get_aggregator(),
+                job: self::join(join)?,
+            }
+        }
     })
 }
 
@@ -227,6 +237,7 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
             }))
         }
         Which::Stats(json) => ReplyBody::Stats(string(json)?),
+        Which::Gradients(joined) => ReplyBody::Gradients(self::joined(joined.map_err(malformed)?)?),
     })
 }
 
@@ -333,6 +344,46 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
         rows,
         blobs: vec![BlobSegment::Received(blobs)],
         credit: None,
+    })
+}
+
+fn join(join: wire::join_gradients::Reader<'_>) -> Result<JoinJob> {
+    Ok(JoinJob {
+        job: string(join.get_job())?,
+        worker: join.get_worker(),
+        workers: join.get_workers(),
+        world: join.get_world(),
+        name: string(join.get_name())?,
+        arithmetic: join.get_arithmetic().map_err(unknown)?.into(),
+        segment_values: join.get_segment_values(),
+        deadline: Duration::from_millis(join.get_deadline_ms().into()),
+        asynchronous: (join.get_values() > 0).then(|| Asynchronous {
+            values: join.get_values(),
+            threshold: join.get_threshold(),
+            staleness: join.get_staleness(),
+        }),
+    })
+}
+
+fn joined(joined: wire::gradients_joined::Reader<'_>) -> Result<GradientsJoined> {
+    let address = string(joined.get_address())?;
+    let address = address.parse().map_err(|error| {
+        Error::Protocol(format!(
+            "{address:?} is no address of an aggregator: {error}"
+        ))
+    })?;
+    let key = joined.get_key().map_err(malformed)?;
+    let key = key
+        .try_into()
+        .map_err(|_| Error::Protocol(format!("a key has 16 bytes, got {}", key.len())))?;
+    Ok(GradientsJoined {
+        address,
+        ticket: Ticket {
+            session: joined.get_session(),
+            key,
+            round: joined.get_round(),
+            window: joined.get_window(),
+        },
     })
 }
 

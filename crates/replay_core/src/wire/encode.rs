@@ -6,8 +6,9 @@ use capnp::serialize;
 
 use super::frame::{HEADER_BYTES, Outgoing};
 use super::innet_capnp as wire;
-use super::{Challenge, Hello, Reply, ReplyBody, Request, RequestBody};
+use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
 use crate::error::{Error, Result};
+use crate::gradients::JoinJob;
 use crate::replay::{BlobSegment, OpenWriter, Push, SampleRequest, Sampled};
 use crate::schema::TableConfig;
 
@@ -83,6 +84,11 @@ pub fn encode_request(request: &Request) -> Result<Outgoing> {
             out.set_writer(*writer);
             out.set_epoch(*epoch);
         }
+        RequestBody::JoinGradients { job, aggregator } => {
+            let mut out = root.init_join_gradients();
+            out.set_aggregator(*aggregator);
+            set_join(out, job);
+        }
     }
     Outgoing::new(head(&message)?, vec![BlobSegment::Received(payload)], None)
 }
@@ -137,6 +143,7 @@ pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
             }
         }
         ReplyBody::Stats(json) => root.set_stats(&json),
+        ReplyBody::Gradients(joined) => set_joined(root.init_gradients(), &joined),
     }
     Outgoing::new(head(&message)?, payload, credit)
 }
@@ -277,6 +284,31 @@ fn set_sample(mut out: wire::sample::Builder<'_>, sample: &SampleRequest) {
     out.set_after(sample.after);
     out.set_allow_short(sample.allow_short);
     out.set_min_priority(sample.min_probability);
+}
+
+fn set_join(mut out: wire::join_gradients::Builder<'_>, job: &JoinJob) {
+    out.set_job(&job.job);
+    out.set_worker(job.worker);
+    out.set_workers(job.workers);
+    out.set_world(job.world);
+    out.set_name(&job.name);
+    out.set_arithmetic(job.arithmetic.into());
+    out.set_segment_values(job.segment_values);
+    let deadline_ms = job.deadline.as_nanos().div_ceil(1_000_000);
+    out.set_deadline_ms(u32::try_from(deadline_ms).unwrap_or(u32::MAX));
+    if let Some(terms) = job.asynchronous {
+        out.set_values(terms.values);
+        out.set_threshold(terms.threshold);
+        out.set_staleness(terms.staleness);
+    }
+}
+
+fn set_joined(mut out: wire::gradients_joined::Builder<'_>, joined: &GradientsJoined) {
+    out.set_address(joined.address.to_string());
+    out.set_session(joined.ticket.session);
+    out.set_key(&joined.ticket.key);
+    out.set_round(joined.ticket.round);
+    out.set_window(joined.ticket.window);
 }
 
 fn set_sampled(mut out: wire::sampled::Builder<'_>, sampled: &Sampled) -> Result<()> {

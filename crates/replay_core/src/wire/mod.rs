@@ -39,9 +39,12 @@ pub use decode::{decode_reply, decode_request, decode_table};
 pub use encode::{encode_reply, encode_request, encode_table};
 pub use frame::{Frame, FrameReader, Header, Limits, Outgoing};
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorCode};
+use crate::gradients::{JoinJob, Ticket};
 use crate::replay::{
     OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
 };
@@ -136,6 +139,13 @@ pub enum RequestBody {
         /// Its connection.
         epoch: u32,
     },
+    /// Takes part in a gradient job for as long as the connection is open ([`ReplyBody::Gradients`]).
+    JoinGradients {
+        /// The job, and the place in it.
+        job: JoinJob,
+        /// This is no worker but the server of some.
+        aggregator: bool,
+    },
 }
 
 /// The first request of a connection.
@@ -210,6 +220,17 @@ pub enum ReplyBody {
     Parameters(Option<Parameters>),
     /// One JSON object.
     Stats(String),
+    /// A place in a gradient job.
+    Gradients(GradientsJoined),
+}
+
+/// The answer to [`RequestBody::JoinGradients`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GradientsJoined {
+    /// The aggregator's UDP; an IP address of all zeros is the server's own.
+    pub address: SocketAddr,
+    /// What the aggregator knows the worker by.
+    pub ticket: Ticket,
 }
 
 impl From<&Error> for ReplyBody {
@@ -237,6 +258,7 @@ impl ReplyBody {
             ReplyBody::Corrupt(_) => "corrupt",
             ReplyBody::Parameters(_) => "parameters",
             ReplyBody::Stats(_) => "stats",
+            ReplyBody::Gradients(_) => "gradients",
         }
     }
 }

@@ -240,3 +240,27 @@ fn a_path_is_believed_when_the_cookie_comes_back_from_it() {
     assert_eq!(network.counters().strangers, strangers + 1);
     assert_eq!(network.counters().counted, 0);
 }
+
+#[test]
+fn a_job_that_is_halted_before_its_first_sum_is_reset_by_anybody() {
+    for first in 0..2 {
+        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        let requests = [request(0, 2), request(1, 2)];
+        let mut workers = network.join_all(&requests);
+        let halt = Command::Halt("not yet".into());
+        network.call(0, &mut workers[0], halt).unwrap();
+        let failed = network.sum_at(1, &mut workers[1], &mut [1.0; 20]);
+        assert!(matches!(failed, Err(Failure::Halted(_))), "{failed:?}");
+        for worker in [first, 1 - first] {
+            let port = worker as u16;
+            network
+                .call(port, &mut workers[worker], Command::Reset)
+                .unwrap();
+        }
+        let mut vectors = vec![vec![1.0; 20]; 2];
+        for result in network.sum(&mut workers, &mut vectors, false) {
+            result.unwrap();
+        }
+        assert_eq!(vectors[0], vec![2.0; 20]);
+    }
+}

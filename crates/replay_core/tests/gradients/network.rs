@@ -111,6 +111,7 @@ pub fn request(worker: u16, workers: u16) -> JoinJob {
         arithmetic: Arithmetic::Float,
         segment_values: 7,
         deadline: Duration::from_secs(2),
+        asynchronous: None,
     }
 }
 

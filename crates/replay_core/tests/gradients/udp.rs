@@ -1,11 +1,13 @@
 //! The same over the kernel's UDP on this machine.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use replay_core::gradients::{
-    Arithmetic, Command, Failure, JoinJob, Limits, UdpAggregator, UdpWorker, Upstream,
+    Arithmetic, Asynchronous, Command, Failure, JoinJob, Limits, UdpAggregator, UdpUpdates,
+    UdpWorker, Upstream,
 };
 use replay_core::replay::Wait;
 
@@ -162,4 +164,68 @@ fn nobody_hangs_where_nobody_answers_and_an_interrupt_ends_a_call() {
     let ended = UdpWorker::new(at, &request, &ticket, LONG, &interrupted);
     assert_eq!(ended.err(), Some(Failure::Interrupted));
     assert!(begun.elapsed() < LONG);
+}
+
+#[test]
+fn asynchronous_workers_take_the_same_means_over_udp() {
+    const UPDATES: u64 = 30;
+    const LENGTH: usize = 20_000;
+    let aggregator = start();
+    let join = |number| {
+        let request = JoinJob {
+            asynchronous: Some(Asynchronous {
+                values: LENGTH as u32,
+                threshold: 2,
+                staleness: 3,
+            }),
+            ..full(request(number, 3))
+        };
+        let worker = join(&aggregator, &request);
+        UdpUpdates::start(worker, &request, 0, UPDATES, LONG).unwrap()
+    };
+    let workers: Vec<UdpUpdates> = (0..3).map(join).collect();
+    // What the weights of each update would be made of: what everyone takes, and where one goes on that was too far behind.
+    let taken: Mutex<Vec<Vec<f32>>> = Mutex::default();
+    let take_all = |updates: &UdpUpdates, mean: &mut Vec<f32>| loop {
+        match updates.take(mean) {
+            Ok(None) => return,
+            Ok(Some(index)) => {
+                let mut taken = taken.lock().unwrap();
+                match taken.get(index as usize - 1) {
+                    Some(others) => assert!(others == mean, "replicas took other means"),
+                    None => taken.push(mean.clone()),
+                }
+                assert!(taken.len() as u64 >= index);
+            }
+            Err(Failure::Behind { .. }) => updates.restart(taken.lock().unwrap().len() as u64),
+            Err(failure) => panic!("{failure}"),
+        }
+    };
+    let train = |number: usize, updates: &UdpUpdates| {
+        let mut mean = vec![0.0; LENGTH];
+        while updates.index() < UPDATES {
+            let index = updates.index();
+            let gradient = vec![(1 + number) as f32 + index as f32; LENGTH];
+            take_all(updates, &mut mean);
+            while updates.index() < UPDATES && !updates.offer(&gradient, index) {
+                // A failure is told by the next take.
+                let _ = updates.wait(true, LONG, &Wait::forever());
+                take_all(updates, &mut mean);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for (number, updates) in workers.iter().enumerate() {
+            let train = &train;
+            scope.spawn(move || train(number, updates));
+        }
+    });
+    assert_eq!(taken.lock().unwrap().len() as u64, UPDATES);
+    let told = workers.iter().map(UdpUpdates::contributions);
+    assert!(told.map(|told| told.counted).sum::<u64>() > 0);
+    let counters = aggregator.counters();
+    assert_eq!(
+        (counters.strangers, counters.malformed, counters.failed),
+        (0, 0, 0)
+    );
 }

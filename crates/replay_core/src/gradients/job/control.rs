@@ -102,8 +102,18 @@ impl Job {
         let Some(given_up) = header.round_near(self.newest.max(self.floor)) else {
             return;
         };
-        if given_up >= self.floor {
+        // A suspended job waits for a reset, also by one who has sent nothing since the last.
+        let goes_on = self.halted.is_some() && given_up + 1 >= self.floor;
+        if given_up >= self.floor || goes_on {
             if let Some(upstream) = &self.upstream {
+                if upstream.lost {
+                    let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
+                    let refused = Ack {
+                        text: text.to_owned(),
+                        ..Ack::new(Status::Refused, Kind::Reset)
+                    };
+                    return self.tell(worker, self.floor, 0, &refused, out);
+                }
                 if !upstream.proved {
                     return upstream.prove(out);
                 }

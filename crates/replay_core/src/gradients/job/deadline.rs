@@ -1,7 +1,7 @@
 //! What becomes of a round that misses a worker.
 
 use std::fmt::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Job, Seat};
 use crate::gradients::Transmit;
@@ -14,12 +14,12 @@ impl Job {
     pub fn expire<T: Transmit>(&mut self, now: Instant, counters: &mut Counters, out: &mut T) {
         let overdue = self
             .waiting()
-            .filter(|slot| now.saturating_duration_since(slot.opened) >= self.terms.deadline)
+            .filter(|slot| now.saturating_duration_since(slot.opened) >= self.patience(slot))
             .min_by_key(|slot| slot.tag);
         let Some(slot) = overdue.copied() else {
             return;
         };
-        let waited = self.terms.deadline.as_millis();
+        let waited = self.patience(&slot).as_millis();
         let missing = match slot.state {
             State::Raised => 0,
             _ => self.everybody() & !slot.counted,
@@ -38,8 +38,17 @@ impl Job {
 
     /// When [`Job::expire`] may have something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let opened = self.waiting().map(|slot| slot.opened).min()?;
-        Some(opened + self.terms.deadline)
+        let deadlines = self.waiting().map(|slot| slot.opened + self.patience(slot));
+        deadlines.min()
+    }
+
+    /// How long a segment may wait. For the parent longer: where a worker is missing elsewhere, the aggregator that it should have sent to
+    /// fails the job, and can name it. That is enough for a parent that waits up to 5/4 as long as we do.
+    fn patience(&self, slot: &Slot) -> Duration {
+        match slot.state {
+            State::Raised => self.terms.deadline * 13 / 10,
+            _ => self.terms.deadline,
+        }
     }
 
     pub(super) fn waiting(&self) -> impl Iterator<Item = &Slot> {

@@ -85,6 +85,28 @@ impl Job {
         }
     }
 
+    /// Whether it had a parent that has gone.
+    pub fn is_orphan(&self) -> bool {
+        self.upstream.as_ref().is_some_and(|up| up.lost)
+    }
+
+    /// Nothing comes from the parent any more.
+    pub fn lose_parent<T: Transmit>(&mut self, counters: &mut Counters, out: &mut T) {
+        let Some(upstream) = &mut self.upstream else {
+            return;
+        };
+        upstream.lost = true;
+        counters.failed += 1;
+        let halted = Ack {
+            text: format!(
+                "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
+                upstream.address
+            ),
+            ..Ack::new(Status::Halted, Kind::Leave)
+        };
+        self.halt(halted, out);
+    }
+
     pub(super) fn parent_says<T: Transmit>(&mut self, ack: Ack, round: u64, out: &mut T) {
         match (ack.status, ack.about) {
             (Status::Done, Kind::Join) => {
@@ -104,7 +126,10 @@ impl Job {
             (Status::Done, Kind::Reset) | (Status::Reset, _) if round > self.floor => {
                 self.reset(round, "the job was reset", out);
             }
-            (Status::Failed | Status::Halted, _) if self.halted.is_none() => {
+            // What is of an earlier round is from before a reset.
+            (Status::Failed | Status::Halted, _)
+                if self.halted.is_none() && round >= self.floor =>
+            {
                 let text = format!("above this aggregator: {}", ack.text);
                 self.halt(
                     Ack {

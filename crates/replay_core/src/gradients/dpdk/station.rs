@@ -1,0 +1,381 @@
+//! One core's end of the network: frames in and out of a station's devices, ARP, and the frames that go on to the other port.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::device::{self, BURST, Blanks, Device, Packet, Pool, Receiver, Sender};
+use super::frame::{Arp, Frame, MAX_FRAME, Route};
+use super::neighbours::{Neighbours, Place};
+use crate::gradients::Transmit;
+use crate::gradients::hash::IntegerMap;
+
+/// Routes that a core keeps; beyond them it begins anew.
+const ROUTES: usize = 4096;
+
+/// A place in an IPv4 network, behind one or more ports.
+pub struct Station {
+    /// Its address, and the first port of its datagrams.
+    pub address: SocketAddrV4,
+    /// How many ports it has, from that one on.
+    pub ports: u16,
+    /// Bits of the network's part of the address.
+    pub prefix: u8,
+    /// Who takes what goes to other networks.
+    pub gateway: Option<Ipv4Addr>,
+    /// Who is where.
+    pub neighbours: Neighbours,
+}
+
+impl Station {
+    /// A station that knows nobody yet.
+    pub fn new(address: SocketAddrV4, ports: u16, prefix: u8, gateway: Option<Ipv4Addr>) -> Self {
+        Station {
+            address,
+            ports,
+            prefix,
+            gateway,
+            neighbours: Neighbours::default(),
+        }
+    }
+
+    /// Its address at one of its ports, from 0.
+    pub fn at(&self, port: u16) -> SocketAddrV4 {
+        SocketAddrV4::new(*self.address.ip(), self.address.port() + port)
+    }
+
+    fn next_hop(&self, to: Ipv4Addr) -> Option<Ipv4Addr> {
+        let mask = u32::MAX
+            .checked_shl(32 - u32::from(self.prefix))
+            .unwrap_or(0);
+        let beyond = (to.to_bits() ^ self.address.ip().to_bits()) & mask != 0;
+        if beyond { self.gateway } else { Some(to) }
+    }
+}
+
+/// What has passed a plane's ports, in frames.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct FrameCounters {
+    /// Received.
+    pub received: u64,
+    /// Sent, with those that were forwarded.
+    pub sent: u64,
+    /// Forwarded from one port of a switch to the other.
+    pub forwarded: u64,
+    /// Received, of no use here, and not forwarded.
+    pub others: u64,
+    /// Marked and for this station, but damaged, cut short, in fragments, or for a UDP port that it does not have.
+    pub broken: u64,
+    /// Not sent, for nobody knows yet where they should go.
+    pub unresolved: u64,
+    /// Not sent, as the device's queue stayed full, or for want of packets.
+    pub refused: u64,
+    /// Handed to another core, whose queue was full.
+    pub overrun: u64,
+}
+
+impl std::ops::AddAssign for FrameCounters {
+    fn add_assign(&mut self, other: Self) {
+        self.received += other.received;
+        self.sent += other.sent;
+        self.forwarded += other.forwarded;
+        self.others += other.others;
+        self.broken += other.broken;
+        self.unresolved += other.unresolved;
+        self.refused += other.refused;
+        self.overrun += other.overrun;
+    }
+}
+
+/// A datagram that has arrived, in its packet.
+pub struct Datagram {
+    packet: Packet,
+    from: SocketAddrV4,
+    /// Which of the station's ports it is for, from 0.
+    pub port: u16,
+    at: Range<u16>,
+}
+
+impl Datagram {
+    /// Where it is from.
+    pub fn from(&self) -> SocketAddr {
+        self.from.into()
+    }
+
+    /// What it says.
+    pub fn bytes(&self) -> &[u8] {
+        let frame = self.packet.frame().unwrap_or_default();
+        let at = usize::from(self.at.start)..usize::from(self.at.end);
+        frame.get(at).unwrap_or_default()
+    }
+}
+
+/// What arrives at one core.
+pub struct Inbox {
+    station: Arc<Station>,
+    /// One queue of each port, by the port's number; none where cores outnumber queues.
+    receivers: Vec<Option<Receiver>>,
+    arrived: Vec<Datagram>,
+    /// Packets that have been looked at.
+    used: Vec<Packet>,
+    /// Of the packets: freed after them.
+    _pool: Arc<Pool>,
+}
+
+impl Inbox {
+    /// Takes from one queue of each port.
+    pub fn new(station: Arc<Station>, receivers: Vec<Option<Receiver>>, pool: Arc<Pool>) -> Self {
+        Inbox {
+            _pool: pool,
+            station,
+            receivers,
+            arrived: Vec::with_capacity(2 * BURST),
+            used: Vec::with_capacity(2 * BURST),
+        }
+    }
+
+    /// Takes one burst of each port in place of what was there before: see [`Inbox::iter`]. `keep` gives away the datagrams that are not
+    /// for this core. Returns the number of frames.
+    pub fn poll(
+        &mut self,
+        out: &mut Outbox,
+        mut keep: impl FnMut(Datagram, &mut Outbox) -> Option<Datagram>,
+    ) -> usize {
+        device::free(self.used.drain(..));
+        device::free(self.arrived.drain(..).map(|datagram| datagram.packet));
+        let devices = self.receivers.len();
+        let mut taken = 0;
+        for (port, receiver) in self.receivers.iter_mut().enumerate() {
+            let Some(receiver) = receiver else { continue };
+            let (station, arrived, used) = (&self.station, &mut self.arrived, &mut self.used);
+            taken += receiver.receive(|packet| {
+                let frame = packet.frame();
+                let read = frame.map_or(Frame::Other, |frame| {
+                    Frame::read(frame, station.address, station.ports)
+                });
+                match read {
+                    Frame::Datagram(found) => {
+                        let datagram = Datagram {
+                            packet,
+                            from: found.from,
+                            port: found.port,
+                            at: found.at.start as u16..found.at.end as u16,
+                        };
+                        arrived.extend(keep(datagram, out));
+                    }
+                    Frame::Arp(arp) if out.hear(&arp, port) => used.push(packet),
+                    Frame::Broken => {
+                        out.counters.broken += 1;
+                        used.push(packet);
+                    }
+                    // With two ports this is a switch.
+                    Frame::Arp(_) | Frame::Other if devices == 2 => out.forward(1 - port, packet),
+                    Frame::Arp(_) | Frame::Other => {
+                        out.counters.others += 1;
+                        used.push(packet);
+                    }
+                }
+            });
+        }
+        out.counters.received += taken as u64;
+        taken
+    }
+
+    /// Adds a datagram that another core has received.
+    pub fn add(&mut self, datagram: Datagram) {
+        self.arrived.push(datagram);
+    }
+
+    /// What is here: sources and datagrams.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
+        let arrived = self.arrived.iter();
+        arrived.map(|datagram| (datagram.from(), datagram.bytes()))
+    }
+
+    /// Whether no datagram is here.
+    pub fn is_empty(&self) -> bool {
+        self.arrived.is_empty()
+    }
+
+    /// Lets memifs look for their other end: see [`device::look_for_peer`].
+    pub fn look_for_peers(&mut self) {
+        for receiver in self.receivers.iter_mut().flatten() {
+            device::look_for_peer(std::slice::from_mut(receiver));
+        }
+    }
+}
+
+/// What one core sends.
+pub struct Outbox {
+    station: Arc<Station>,
+    /// Where its datagrams are from.
+    from: SocketAddrV4,
+    /// By the port's number.
+    senders: Vec<Sender>,
+    blanks: Blanks,
+    routes: IntegerMap<u64, (usize, Route)>,
+    /// Of the neighbours, when the routes were made.
+    version: u64,
+    now: Instant,
+    counters: FrameCounters,
+}
+
+impl Outbox {
+    /// Sends from port `core` of the station, by the core's queue of each device.
+    pub fn new(
+        station: Arc<Station>,
+        devices: &[Arc<Device>],
+        core: usize,
+        pool: Arc<Pool>,
+    ) -> Self {
+        let sender = |device: &Arc<Device>| Sender::new(device.clone(), core);
+        Outbox {
+            version: station.neighbours.version(),
+            from: station.at(core as u16),
+            station,
+            senders: devices.iter().map(sender).collect(),
+            blanks: Blanks::new(pool),
+            routes: IntegerMap::default(),
+            now: Instant::now(),
+            counters: FrameCounters::default(),
+        }
+    }
+
+    /// What has passed.
+    pub fn counters(&self) -> FrameCounters {
+        let sum = |of: fn(&Sender) -> u64| self.senders.iter().map(of).sum::<u64>();
+        FrameCounters {
+            sent: sum(|sender| sender.sent),
+            refused: self.counters.refused + sum(|sender| sender.refused),
+            ..self.counters
+        }
+    }
+
+    /// A turn begins.
+    pub fn begin(&mut self, now: Instant) {
+        self.now = now;
+        let version = self.station.neighbours.version();
+        if version != self.version || self.routes.len() > ROUTES {
+            self.routes.clear();
+            self.version = version;
+        }
+    }
+
+    /// Hands everything to the devices.
+    pub fn flush(&mut self) {
+        self.senders.iter_mut().for_each(Sender::flush);
+    }
+
+    /// A datagram for another core found its queue full.
+    pub fn overrun(&mut self) {
+        self.counters.overrun += 1;
+    }
+
+    /// Asks whether those who have been silent for long are still there. Now and then, on one core.
+    pub fn review_neighbours(&mut self) {
+        for ip in self.station.neighbours.review(self.now) {
+            self.ask(ip);
+        }
+    }
+
+    fn forward(&mut self, port: usize, packet: Packet) {
+        self.counters.forwarded += 1;
+        self.senders[port].send(packet);
+    }
+
+    /// Takes what ARP says, and answers; `true` where it is for this station alone.
+    fn hear(&mut self, arp: &Arp, port: usize) -> bool {
+        let here = *self.station.address.ip();
+        self.station.neighbours.hear(arp, here, port, self.now);
+        let mine = arp.to.0 == here && arp.from.0 != here;
+        if mine && arp.asks {
+            let answer = arp.answer(self.senders[port].device().mac());
+            self.send_frame(port, |room| Some(answer.write(room)));
+        }
+        mine
+    }
+
+    /// Asks everybody where `ip` is.
+    fn ask(&mut self, ip: Ipv4Addr) {
+        for port in 0..self.senders.len() {
+            let mac = self.senders[port].device().mac();
+            let question = Arp {
+                asks: true,
+                from: (*self.station.address.ip(), mac),
+                to: (ip, [0; 6]),
+            };
+            self.send_frame(port, |room| Some(question.write(room)));
+        }
+    }
+
+    fn send_frame(
+        &mut self,
+        port: usize,
+        write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
+    ) {
+        match self.blanks.fill(write) {
+            Some(packet) => self.senders[port].send(packet),
+            None => self.counters.refused += 1,
+        }
+    }
+
+    /// Finds the way to an address, or asks for it.
+    fn find(&mut self, to: SocketAddrV4) -> Option<(usize, Route)> {
+        let hop = self.station.next_hop(*to.ip())?;
+        match self.station.neighbours.find(hop, self.now) {
+            Ok(Place { mac, port }) => {
+                let from = (self.from, self.senders.get(port)?.device().mac());
+                Some((port, Route::new(from, (to, mac))))
+            }
+            Err(ask) => {
+                if ask {
+                    self.ask(hop);
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Transmit for Outbox {
+    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+        let SocketAddr::V4(to) = to else {
+            self.counters.unresolved += 1;
+            return;
+        };
+        let key = u64::from(to.ip().to_bits()) << 16 | u64::from(to.port());
+        if !self.routes.contains_key(&key) {
+            let Some(route) = self.find(to) else {
+                self.counters.unresolved += 1;
+                return;
+            };
+            self.routes.insert(key, route);
+        }
+        let Some((port, route)) = self.routes.get(&key) else {
+            return;
+        };
+        match self.blanks.fill(|room| route.write(room, head, body)) {
+            Some(packet) => self.senders[*port].send(packet),
+            None => self.counters.refused += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_networks_are_reached_by_the_gateway() {
+        let ip = |last| Ipv4Addr::new(10, 8, 1, last);
+        let station = |prefix, gateway| {
+            Station::new(SocketAddrV4::new(ip(2), 7711), 1, prefix, gateway).next_hop(ip(130))
+        };
+        assert_eq!(station(24, None), Some(ip(130)));
+        assert_eq!(station(25, None), None);
+        assert_eq!(station(25, Some(ip(1))), Some(ip(1)));
+        assert_eq!(station(32, Some(ip(1))), Some(ip(1)));
+        assert_eq!(station(0, None), Some(ip(130)));
+    }
+}

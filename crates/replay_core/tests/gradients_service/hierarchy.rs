@@ -1,0 +1,187 @@
+//! Servers with a parent: two levels give what one gives.
+
+use std::time::Duration;
+
+use replay_core::client::GradientWorker;
+use replay_core::gradients::{Arithmetic, Command, JoinJob};
+use replay_core::replay::Wait;
+use replay_core::{Error, ErrorCode};
+
+use crate::support::{Serving, exact, request, requests, sum_all, sum_rounds, whole_numbers};
+
+const RACKS: u16 = 2;
+const PER_RACK: u16 = 2;
+const ALL: u16 = RACKS * PER_RACK;
+
+fn below(parent: &Serving, rack: u16) -> Serving {
+    Serving::start(&[
+        "--parent",
+        &parent.address.to_string(),
+        &format!("--rack={rack}"),
+        &format!("--racks={RACKS}"),
+    ])
+}
+
+fn in_rack(rack: u16, worker: u16) -> JoinJob {
+    JoinJob {
+        world: ALL.into(),
+        name: format!("host-{rack}-{worker}"),
+        ..request(worker, PER_RACK)
+    }
+}
+
+/// The workers of all racks.
+fn join_all(racks: &[Serving], change: impl Fn(JoinJob) -> JoinJob) -> Vec<GradientWorker> {
+    let each = racks.iter().enumerate().flat_map(|(rack, serving)| {
+        let change = &change;
+        (0..PER_RACK)
+            .map(move |worker| serving.join(&change(in_rack(rack as u16, worker))).unwrap())
+    });
+    each.collect()
+}
+
+#[test]
+fn two_levels_sum_as_one() {
+    let parent = Serving::start(&[]);
+    let racks = [below(&parent, 0), below(&parent, 1)];
+    let mut workers = join_all(&racks, |request| request);
+    sum_rounds(&mut workers, 4, 30_000);
+    let stats = parent.stats();
+    assert_eq!(stats["counted"], 2 * stats["sums"].as_u64().unwrap());
+    assert_eq!(stats["jobs"]["job"]["workers"], RACKS);
+    drop(workers);
+    // The racks go with their last worker.
+    parent.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
+}
+
+#[test]
+fn in_fixed_point_two_levels_have_the_bits_of_one() {
+    let fixed = |request| JoinJob {
+        arithmetic: Arithmetic::Fixed,
+        ..request
+    };
+    let original: Vec<Vec<f32>> = whole_numbers(ALL.into(), 3000, 1)
+        .into_iter()
+        .map(|vector| {
+            vector
+                .into_iter()
+                .map(|value| (value * 0.61).cos())
+                .collect()
+        })
+        .collect();
+    let one = Serving::start(&[]);
+    let mut flat = original.clone();
+    for sum in sum_all(&mut one.join_all(requests(ALL).map(fixed)), &mut flat) {
+        sum.unwrap();
+    }
+    let racks = [below(&one, 0), below(&one, 1)];
+    let other_job = |request| JoinJob {
+        job: "tree".into(),
+        ..fixed(request)
+    };
+    let mut tree = original;
+    for sum in sum_all(&mut join_all(&racks, other_job), &mut tree) {
+        sum.unwrap();
+    }
+    let bits = |vector: &Vec<f32>| vector.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert!(tree.iter().all(|vector| bits(vector) == bits(&flat[0])));
+}
+
+#[test]
+fn three_levels_sum_as_one() {
+    let top = Serving::start(&[]);
+    let middle = Serving::start(&[
+        "--parent",
+        &top.address.to_string(),
+        "--rack=0",
+        "--racks=2",
+    ]);
+    let beside = below(&top, 1);
+    let bottom = [below(&middle, 0), below(&middle, 1)];
+    let workers = [&bottom[0], &bottom[1], &beside].map(|serving| {
+        let alone = JoinJob {
+            world: 3,
+            ..request(0, 1)
+        };
+        serving.join(&alone).unwrap()
+    });
+    let mut workers: Vec<_> = workers.into();
+    let mut vectors = whole_numbers(3, 5000, 3);
+    let expected = exact(&vectors);
+    for sum in sum_all(&mut workers, &mut vectors) {
+        assert_eq!(sum.unwrap().workers, 3);
+    }
+    assert!(vectors.iter().all(|vector| vector == &expected));
+}
+
+#[test]
+fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
+    let parent = Serving::start(&[]);
+    let racks = [below(&parent, 0), below(&parent, 1)];
+    let mut workers = join_all(&racks, |request| JoinJob {
+        deadline: Duration::from_secs(6),
+        ..request
+    });
+    sum_rounds(&mut workers, 1, 2000);
+    let mut vectors = whole_numbers(ALL.into(), 2000, 5);
+    for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
+        let error = failed.unwrap_err();
+        assert!(matches!(&error, Error::Gradients(_)), "{error}");
+        assert!(error.to_string().contains("worker 1 (host-1-1)"), "{error}");
+    }
+    for worker in &mut workers {
+        worker.call(Command::Reset, &Wait::forever()).unwrap();
+    }
+    sum_rounds(&mut workers, 2, 2000);
+}
+
+#[test]
+fn a_parent_that_goes_is_named_at_once_and_joining_again_goes_on() {
+    let mut parent = Serving::start(&[]);
+    let port = parent.address.clone();
+    let racks = [below(&parent, 0), below(&parent, 1)];
+    let mut workers = join_all(&racks, |request| request);
+    sum_rounds(&mut workers, 1, 2000);
+    parent.signal(libc::SIGKILL);
+    let error = workers[0]
+        .sum(&mut [1.0; 10], false, &Wait::forever())
+        .unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains("the aggregator above this one") && said.contains("join it again"),
+        "{said}"
+    );
+    let error = workers[0]
+        .call(Command::Reset, &Wait::forever())
+        .unwrap_err();
+    assert!(error.to_string().contains("join it again"), "{error}");
+    // Before it is back, it is named too.
+    drop(workers);
+    let error = racks[0].join(&in_rack(0, 0)).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Gradients, "{error}");
+    assert!(
+        error.to_string().contains(&format!("the parent at {port}")),
+        "{error}"
+    );
+    drop(parent);
+    parent = Serving::with(&["--listen", &port.to_string(), "--gradients=127.0.0.1:0"]);
+    let mut workers = join_all(&racks, |request| request);
+    sum_rounds(&mut workers, 2, 2000);
+    assert_eq!(parent.stats()["jobs"]["job"]["joined"], RACKS);
+}
+
+#[test]
+fn a_job_that_is_whole_in_one_rack_does_not_go_up() {
+    let parent = Serving::start(&[]);
+    let rack = below(&parent, 0);
+    sum_rounds(&mut rack.join_all(requests(2)), 2, 1000);
+    assert_eq!(parent.stats()["received"], 0);
+}
+
+#[test]
+fn a_job_with_workers_elsewhere_needs_a_parent() {
+    let serving = Serving::start(&[]);
+    let error = serving.join(&in_rack(0, 0)).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Config);
+    assert!(error.to_string().contains("--parent"), "{error}");
+}

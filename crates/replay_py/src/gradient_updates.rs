@@ -1,0 +1,135 @@
+//! `GradientUpdates`: a place in an asynchronous gradient job, over the connection of a `Replay`.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use replay_core::client::{Client, GradientUpdates};
+use replay_core::gradients::JoinJob;
+
+use crate::handle::Handle;
+use crate::{array, error, wait};
+
+/// A worker of an asynchronous gradient job: hands over gradients and takes the same means as every other worker.
+#[pyclass(name = "GradientUpdates", module = "innet_drl", frozen)]
+pub struct PyGradientUpdates {
+    updates: Handle<Arc<GradientUpdates>>,
+    description: String,
+}
+
+impl PyGradientUpdates {
+    pub fn join(
+        py: Python<'_>,
+        client: &Client,
+        request: &JoinJob,
+        last: Option<u64>,
+    ) -> PyResult<Self> {
+        let last = last.unwrap_or(u64::MAX);
+        let updates = wait::blocking(py, None, |wait| {
+            client.follow_gradients(request, last, wait)
+        })?;
+        Ok(PyGradientUpdates {
+            updates: Handle::new("asynchronous gradient worker", Arc::new(updates)),
+            description: format!(
+                "{} of {} in {:?}",
+                request.worker, request.workers, request.job
+            ),
+        })
+    }
+}
+
+#[pymethods]
+impl PyGradientUpdates {
+    /// The update that was taken last, or restarted from.
+    #[getter]
+    fn index(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.updates.get(py)?.index())
+    }
+
+    /// Contributes a gradient of the weights of update `index`; `False` while the one before is on its way.
+    fn offer(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>, index: u64) -> PyResult<bool> {
+        let updates = self.updates.get(py)?;
+        let mut gradient = array::floats_to_change(gradient)?;
+        let gradient = gradient.as_slice_mut()?;
+        py.detach(|| updates.offer(gradient, index))
+            .map_err(|error| error::to_python(py, error))
+    }
+
+    /// Copies the mean of the next update into `mean`, if it is there, and returns that update's number.
+    fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+        let updates = self.updates.get(py)?;
+        let mut mean = array::floats_to_change(mean)?;
+        let mean = mean.as_slice_mut()?;
+        py.detach(|| updates.take(mean))
+            .map_err(|error| error::to_python(py, error))
+    }
+
+    /// Waits until there is a mean to take, or room for a gradient; `False` where the deadline came first.
+    #[pyo3(signature = (deadline = None, *, for_room = false))]
+    fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_room: bool) -> PyResult<bool> {
+        let updates = self.updates.get(py)?;
+        let deadline = wait::deadline(py, deadline)?;
+        wait::blocking(py, deadline, |wait| updates.wait(for_room, wait))
+    }
+
+    /// Goes on from the weights of update `index`.
+    fn restart(&self, py: Python<'_>, index: u64) -> PyResult<()> {
+        self.updates.get(py)?.restart(index);
+        Ok(())
+    }
+
+    /// What became of the gradients.
+    fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let told = self.updates.get(py)?.contributions();
+        let counts = PyDict::new(py);
+        for (name, count) in [
+            ("offered", told.offered),
+            ("counted", told.counted),
+            ("dropped", told.dropped),
+            ("late_segments", told.late_segments),
+            ("dropped_segments", told.dropped_segments),
+            ("restarts", told.restarts),
+        ] {
+            counts.set_item(name, count)?;
+        }
+        Ok(counts)
+    }
+
+    /// Leaves the job.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let updates = self.updates.close(py)?;
+        py.detach(|| drop(updates));
+        Ok(())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _exception_type: &Bound<'_, PyAny>,
+        _exception: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.leave(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let left = if self.updates.is_closed() {
+            ", left"
+        } else {
+            ""
+        };
+        format!("<GradientUpdates {}{left}>", self.description)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a GradientUpdates cannot be pickled: join in the other process",
+        ))
+    }
+}

@@ -1,0 +1,248 @@
+//! `GradientWorker`: a place in a gradient job, over the connection of a `Replay`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use replay_core::client::{Client, GradientWorker};
+use replay_core::error::{Error, Result};
+use replay_core::gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
+use replay_core::replay::Wait;
+
+use crate::handle::Handle;
+use crate::turns::Turns;
+use crate::{array, error, wait};
+
+/// Bytes of a worker's name.
+const MAX_NAME: usize = 64;
+
+/// A worker of a gradient job: sums arrays over all workers, packet by packet, in the aggregator of a server.
+#[pyclass(name = "GradientWorker", module = "innet_drl", frozen)]
+pub struct PyGradientWorker {
+    worker: Handle<Arc<Shared>>,
+    /// Seconds that a call may take, its turn behind other threads included.
+    deadline: f64,
+    description: String,
+}
+
+struct Shared {
+    /// Gone when it has left.
+    turns: Turns<Option<GradientWorker>>,
+    /// The round that comes next: to be read while a sum is under way. A number alone, nothing is published with it.
+    round: AtomicU64,
+}
+
+impl Shared {
+    fn with<T>(
+        &self,
+        wait: &Wait<'_>,
+        work: impl FnOnce(&mut GradientWorker) -> Result<T>,
+    ) -> Result<T> {
+        let mut turn = self.turns.take(wait)?;
+        let worker = turn.as_mut().ok_or(Error::Closed("this gradient worker"))?;
+        let done = work(worker);
+        self.round.store(worker.next_round(), Ordering::Relaxed);
+        done
+    }
+}
+
+/// What `Replay.join_gradients` takes.
+pub struct JoinArguments<'a> {
+    pub job: &'a str,
+    pub worker: u16,
+    pub workers: u16,
+    pub world: Option<u32>,
+    pub name: &'a str,
+    pub arithmetic: &'a str,
+    pub segment_values: u16,
+    pub deadline: f64,
+    pub asynchronous: Option<Asynchronous>,
+}
+
+impl JoinArguments<'_> {
+    pub fn request(&self, py: Python<'_>) -> PyResult<JoinJob> {
+        let refuse = |reason: String| Err(error::config(py, reason));
+        let arithmetic = match self.arithmetic {
+            "float32" => Arithmetic::Float,
+            "fixed" => Arithmetic::Fixed,
+            other => {
+                return refuse(format!(
+                    "arithmetic is \"float32\" or \"fixed\", got {other:?}"
+                ));
+            }
+        };
+        let Ok(deadline) = Duration::try_from_secs_f64(self.deadline) else {
+            return refuse(format!("deadline is in seconds, got {}", self.deadline));
+        };
+        let name = match self.name {
+            "" => this_process(py)?,
+            name => name.to_owned(),
+        };
+        Ok(JoinJob {
+            job: self.job.to_owned(),
+            worker: self.worker,
+            workers: self.workers,
+            world: self.world.unwrap_or(self.workers.into()),
+            name,
+            arithmetic,
+            segment_values: self.segment_values,
+            deadline,
+            asynchronous: self.asynchronous,
+        })
+    }
+}
+
+/// `ip:port`.
+pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
+    text.parse()
+        .map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
+}
+
+/// What errors call a worker without a name.
+fn this_process(py: Python<'_>) -> PyResult<String> {
+    let host: String = py
+        .import("socket")?
+        .call_method0("gethostname")?
+        .extract()?;
+    let process = format!(", process {}", std::process::id());
+    let host = packet::cut(&host, MAX_NAME - process.len());
+    Ok(format!("{host}{process}"))
+}
+
+impl PyGradientWorker {
+    pub fn join(
+        py: Python<'_>,
+        client: &Client,
+        request: &JoinJob,
+        via: Option<&str>,
+    ) -> PyResult<Self> {
+        let via = via.map(|via| socket_address(py, via)).transpose()?;
+        let worker = wait::blocking(py, None, |wait| match via {
+            None => client.join_gradients(request, wait),
+            Some(via) => client.join_gradients_via(request, via, wait),
+        })?;
+        let round = AtomicU64::new(worker.next_round());
+        let shared = Shared {
+            turns: Turns::new("gradient worker", Some(worker)),
+            round,
+        };
+        Ok(PyGradientWorker {
+            worker: Handle::new("gradient worker", Arc::new(shared)),
+            deadline: request.deadline.as_secs_f64(),
+            description: format!(
+                "{} of {} in {:?}",
+                request.worker, request.workers, request.job
+            ),
+        })
+    }
+
+    fn call(&self, py: Python<'_>, command: Command, deadline: Option<f64>) -> PyResult<()> {
+        let shared = self.worker.get(py)?;
+        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
+        wait::blocking(py, deadline, |wait| {
+            shared.with(wait, |worker| worker.call(command, wait))
+        })
+    }
+}
+
+#[pymethods]
+impl PyGradientWorker {
+    /// Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
+    #[pyo3(signature = (values, *, mean = false, deadline = None))]
+    fn sum(
+        &self,
+        py: Python<'_>,
+        values: &Bound<'_, PyAny>,
+        mean: bool,
+        deadline: Option<f64>,
+    ) -> PyResult<u32> {
+        let shared = self.worker.get(py)?;
+        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
+        let mut values = array::floats_to_change(values)?;
+        let values = values.as_slice_mut()?;
+        let sum = wait::blocking(py, deadline, |wait| {
+            shared.with(wait, |worker| worker.sum(values, mean, wait))
+        })?;
+        Ok(sum.workers)
+    }
+
+    /// Sets the number of contributions that make a sum.
+    #[pyo3(signature = (threshold, *, deadline = None))]
+    fn set_threshold(&self, py: Python<'_>, threshold: u16, deadline: Option<f64>) -> PyResult<()> {
+        self.call(py, Command::SetThreshold(threshold), deadline)
+    }
+
+    /// Drops what is under way, and goes on after a failure.
+    #[pyo3(signature = (*, deadline = None))]
+    fn reset(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
+        self.call(py, Command::Reset, deadline)
+    }
+
+    /// Sends everybody what there is of the round that comes next for this worker.
+    #[pyo3(signature = (*, deadline = None))]
+    fn force(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
+        self.call(py, Command::Force, deadline)
+    }
+
+    /// Suspends the job: every worker's sum fails with this reason until a reset.
+    #[pyo3(signature = (reason, *, deadline = None))]
+    fn halt(&self, py: Python<'_>, reason: String, deadline: Option<f64>) -> PyResult<()> {
+        self.call(py, Command::Halt(reason), deadline)
+    }
+
+    /// Leaves the job, and returns when the server knows.
+    #[pyo3(signature = (*, deadline = None))]
+    fn leave(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
+        let Some(shared) = self.worker.close(py)? else {
+            return Ok(());
+        };
+        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
+        wait::blocking(py, deadline, |wait| {
+            let worker = shared.turns.take(wait)?.take();
+            worker.map_or(Ok(()), |worker| worker.leave(wait))
+        })
+    }
+
+    /// The number of the round that comes next.
+    #[getter]
+    fn round(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.worker.get(py)?.round.load(Ordering::Relaxed))
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exception_type: &Bound<'_, PyAny>,
+        _exception: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if exception_type.is_none() {
+            return self.leave(py, None);
+        }
+        // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
+        self.worker.close(py).map(drop)
+    }
+
+    fn __repr__(&self) -> String {
+        let left = if self.worker.is_closed() {
+            ", left"
+        } else {
+            ""
+        };
+        format!("<GradientWorker {}{left}>", self.description)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "a GradientWorker cannot be pickled: join in the other process",
+        ))
+    }
+}

@@ -1,0 +1,92 @@
+//! `ParameterServer`, `ParameterWorker` and `LossyPath`: what `innet-drl bench gradients` measures against and over.
+
+use std::io;
+use std::time::Duration;
+
+use numpy::{PyArray1, PyArrayMethods};
+use pyo3::prelude::*;
+
+use replay_core::error::Error;
+use replay_core::gradients::lossy::LossyPath;
+use replay_core::gradients::parameter_server::{ParameterServer, ParameterWorker};
+
+use crate::error;
+use crate::gradients::socket_address;
+
+fn failed(py: Python<'_>, source: io::Error) -> PyErr {
+    let what = "the benchmark's server failed".to_owned();
+    error::to_python(py, Error::Io { what, source })
+}
+
+/// Sums vectors of workers over TCP.
+#[pyclass(name = "ParameterServer", module = "innet_drl", frozen)]
+pub struct PyParameterServer(ParameterServer);
+
+#[pymethods]
+impl PyParameterServer {
+    #[new]
+    fn new(py: Python<'_>, workers: usize, max_bytes: usize) -> PyResult<Self> {
+        ParameterServer::start(workers, max_bytes)
+            .map(Self)
+            .map_err(|source| failed(py, source))
+    }
+
+    /// Where it listens: `host:port`.
+    #[getter]
+    fn address(&self) -> String {
+        self.0.address().to_string()
+    }
+}
+
+/// A worker of a `ParameterServer`.
+#[pyclass(name = "ParameterWorker", module = "innet_drl")]
+pub struct PyParameterWorker(ParameterWorker);
+
+#[pymethods]
+impl PyParameterWorker {
+    #[new]
+    #[pyo3(signature = (address, *, deadline = 60.0))]
+    fn new(py: Python<'_>, address: &str, deadline: f64) -> PyResult<Self> {
+        let address = socket_address(py, address)?;
+        let deadline = Duration::try_from_secs_f64(deadline)
+            .map_err(|_| error::config(py, format!("a deadline is in seconds, got {deadline}")))?;
+        py.detach(|| ParameterWorker::connect(address, deadline))
+            .map(Self)
+            .map_err(|source| failed(py, source))
+    }
+
+    /// Replaces the values by their sum over all workers.
+    fn sum(&mut self, py: Python<'_>, values: &Bound<'_, PyArray1<f32>>) -> PyResult<()> {
+        let mut values = values.try_readwrite()?;
+        let values = values.as_slice_mut()?;
+        py.detach(|| self.0.sum(values))
+            .map_err(|source| failed(py, source))
+    }
+}
+
+/// Carries datagrams to an aggregator and back, and loses some.
+#[pyclass(name = "LossyPath", module = "innet_drl", frozen)]
+pub struct PyLossyPath(LossyPath);
+
+#[pymethods]
+impl PyLossyPath {
+    #[new]
+    #[pyo3(signature = (to, loss, *, seed = 0))]
+    fn new(py: Python<'_>, to: &str, loss: f64, seed: u64) -> PyResult<Self> {
+        if !(0.0..1.0).contains(&loss) {
+            return Err(error::config(
+                py,
+                format!("loss is a probability below 1, got {loss}"),
+            ));
+        }
+        LossyPath::start(socket_address(py, to)?, loss, seed)
+            .map(Self)
+            .map_err(|source| failed(py, source))
+    }
+
+    /// Where workers send to: `host:port`.
+    #[getter]
+    fn address(&self) -> String {
+        self.0.address().to_string()
+    }
+}

@@ -1,0 +1,380 @@
+"""`innet-drl bench gradients`: one sum of gradients between learners, by us and by others, in turns.
+
+Every worker is a process and takes part in all systems; a turn of a system is so many sums, one after the other. What
+the figures are is defined in `docs/gradients.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from innet_drl import _core
+from innet_drl.bench import results, services
+from innet_drl.bench.crew import START_SECONDS, BenchError, Crew
+from innet_drl.faults import ConfigurationError
+from innet_drl.flags import GradientsFlags
+from innet_drl.machine import cores, cpu_seconds
+
+Row = results.Row
+Values = NDArray[np.float32]
+
+SYSTEMS = {
+    "innet": "innet-replay serve --gradients, float32",
+    "innet-fixed": "the same in fixed point",
+    "gloo": "Gloo's all-reduce, a ring over TCP",
+    "gather": "Gloo's gather, a sum, Gloo's broadcast",
+    "parameter-server": "a parameter server over TCP",
+}
+TOLERANCE = 1e-5
+"""Of a sum against the exact one, relative to the largest value."""
+FEWEST, MOST = 8, 4000
+"""Sums of a turn."""
+MOST_TRAINED = 8 << 20
+"""Bytes that a gradient of the training has at most."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the servers of a run are, for a worker."""
+
+    workers: int
+    server: str
+    """URL of our server."""
+    lossy: dict[float, str]
+    """By loss, where datagrams go that are to be lost in this share."""
+    parameter_server: str
+    store: str
+    """File by which Gloo's workers find each other."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """So many sums of a vector by one system."""
+
+    system: str
+    bytes: int
+    loss: float | None
+    """`None`: straight to the aggregator."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training whose gradients one system sums."""
+
+    system: str
+    goal: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker counted in a turn."""
+
+    seconds: list[float]
+    cpu_seconds: float
+
+
+def run(flags: GradientsFlags) -> None:
+    """Measures, prints, writes.
+
+    Raises:
+        ConfigurationError: A flag that cannot be used.
+        BenchError: A case could not be measured, or a sum was wrong.
+    """
+    sizes = results.numbers(flags.sizes, "sizes")
+    systems = results.names(flags.systems, SYSTEMS, "systems")
+    losses = _losses(flags.loss)
+    print(f"workers, the aggregator and the parameter server share {cores()} cores of this machine")
+    rows: list[Row] = []
+    for workers in results.numbers(flags.workers, "workers"):
+        with _Bench(workers, max(*sizes, MOST_TRAINED), losses) as bench:
+            for size in sizes:
+                for row in bench.measure(4 * (size // 4), systems, flags):
+                    rows.append(row)
+                    print(_line(row), flush=True)
+            if workers == flags.training_workers:
+                for row in bench.train(systems, flags):
+                    rows.append(row)
+                    print(_training_line(row), flush=True)
+        if flags.json is not None:
+            results.write(flags.json, rows, results.settings(flags))
+    print()
+    print(tables(rows))
+    if flags.json is not None:
+        print(f"rows: {flags.json}")
+
+
+class _Bench:
+    """The servers and workers of one number of workers."""
+
+    def __init__(self, workers: int, max_bytes: int, losses: list[float]) -> None:
+        self._workers, self._max_bytes, self._losses = workers, max_bytes, losses
+        self._running = contextlib.ExitStack()
+        self._pipes: list[Connection] = []
+        self._servers: dict[str, int] = {}
+        """Processes of servers, whose processor time belongs to their systems."""
+
+    def __enter__(self) -> _Bench:
+        with contextlib.ExitStack() as running:
+            folder = running.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
+            crew = running.enter_context(Crew())
+            server, gradients, self._servers["innet"] = running.enter_context(services.aggregator())
+            paths = crew.start(_lose, gradients, self._losses and [0.0, *self._losses])
+            parameters = crew.start(_serve_parameters, self._workers, self._max_bytes)
+            parameter_server, self._servers["parameter-server"] = crew.hear(parameters)
+            place = Place(self._workers, server, crew.hear(paths), parameter_server, str(Path(folder) / "store"))
+            self._crew = crew
+            self._pipes = [crew.start(_work, place, rank) for rank in range(self._workers)]
+            for pipe in self._pipes:
+                crew.hear(pipe)
+            self._running = running.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def measure(self, size: int, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
+        """The rows of one size: turns of all systems, so often."""
+        cases: list[tuple[str, float | None]] = [(system, None) for system in systems]
+        if "innet" in systems and self._losses:
+            cases += [("innet", loss) for loss in (0.0, *self._losses)]
+        counts = {}
+        for system, loss in cases:
+            took, _ = self._turn(Turn(system, size, loss, FEWEST), 60.0)
+            counts[system, loss] = int(np.clip(flags.seconds / np.median(took), FEWEST, MOST))
+        times: dict[Any, list[float]] = {case: [] for case in cases}
+        cpu = dict.fromkeys(cases, 0.0)
+        for _ in range(flags.rounds):
+            for case in cases:
+                took, used = self._turn(Turn(case[0], size, case[1], counts[case]), flags.seconds)
+                times[case] += took
+                cpu[case] += used
+        for system, loss in cases:
+            all_of_it = times[system, loss]
+            p50, p99 = (round(1e3 * float(np.percentile(all_of_it, share)), 4) for share in (50, 99))
+            yield {
+                "system": system,
+                "bytes": size,
+                "workers": self._workers,
+                "loss": loss or 0.0,
+                "path": "loopback" if loss is None else "relay",
+                "p50_ms": p50,
+                "p99_ms": p99,
+                "count": len(all_of_it),
+                "cpu_ms": round(1e3 * cpu[system, loss] / len(all_of_it), 4),
+            }
+
+    def train(self, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
+        """A row of each system: one training, to the goal."""
+        for system in systems:
+            for pipe in self._pipes:
+                pipe.send(Training(system, flags.training_goal, flags.training_seconds))
+            told = [self._crew.hear(pipe, flags.training_seconds) for pipe in self._pipes]
+            first = told[0]
+            yield {
+                "system": system,
+                "what": "training: A2C on CartPole",
+                "bytes": first.bytes,
+                "workers": self._workers,
+                "updates_per_s": round(first.updates / first.seconds, 2),
+                "communication": round(float(np.mean([each.communication for each in told])), 4),
+                "score": round(first.score, 1),
+                "goal": flags.training_goal,
+                "seconds_to_goal": round(first.seconds, 2) if first.score >= flags.training_goal else None,
+            }
+
+    def _turn(self, turn: Turn, seconds: float) -> tuple[list[float], float]:
+        """The seconds of each sum, those of its slowest worker, and the processor time of all of them."""
+        server = self._servers.get({"innet-fixed": "innet"}.get(turn.system, turn.system))
+        before = 0.0 if server is None else cpu_seconds(server)
+        for pipe in self._pipes:
+            pipe.send(turn)
+        told: list[Told] = [self._crew.hear(pipe, 10 * seconds) for pipe in self._pipes]
+        used = sum(each.cpu_seconds for each in told)
+        used += 0.0 if server is None else cpu_seconds(server) - before
+        return [max(sums) for sums in zip(*(each.seconds for each in told), strict=True)], used
+
+
+def _lose(pipe: Connection, to: str, losses: list[float]) -> None:
+    paths = {loss: _core.LossyPath(to, loss, seed=index) for index, loss in enumerate(losses)}
+    pipe.send({loss: path.address for loss, path in paths.items()})
+    pipe.recv()
+
+
+def _serve_parameters(pipe: Connection, workers: int, max_bytes: int) -> None:
+    server = _core.ParameterServer(workers, max_bytes)
+    pipe.send((server.address, os.getpid()))
+    pipe.recv()
+
+
+def _work(pipe: Connection, place: Place, rank: int) -> None:
+    """A worker: takes part in all systems, a turn after the other."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with _Sums(place, rank) as sums:
+        pipe.send("ready")
+        while True:
+            turn: Turn | Training = pipe.recv()
+            if isinstance(turn, Training):
+                from innet_drl.bench import reward
+
+                sum_once = sums.of(Turn(turn.system, 0, None, 0))
+                pipe.send(reward.train(sum_once, rank, place.workers, goal=turn.goal, seconds=turn.seconds))
+                continue
+            sum_once = sums.of(turn)
+            given = _values(rank, turn.bytes)
+            values = given.copy()
+            seconds, cpu = [], 0.0
+            # The first one waits for workers that heard of the turn later.
+            for number in range(turn.count + 1):
+                np.copyto(values, given)
+                began, cpu_began = time.perf_counter(), time.process_time()
+                sum_once(values)
+                if number:
+                    seconds.append(time.perf_counter() - began)
+                    cpu += time.process_time() - cpu_began
+            expected = np.sum([_values(each, turn.bytes) for each in range(place.workers)], axis=0, dtype=np.float64)
+            if not np.allclose(values, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max()):
+                raise BenchError(f"{turn.system} gave a wrong sum of {turn.bytes} bytes")
+            pipe.send(Told(seconds, cpu))
+
+
+class _Sums:
+    """How a worker sums by each system."""
+
+    def __init__(self, place: Place, rank: int) -> None:
+        self._place, self._rank = place, rank
+        self._running = contextlib.ExitStack()
+        self._joined: dict[tuple[str, float | None], Any] = {}
+
+    def __enter__(self) -> _Sums:
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import FileStore
+
+        torch.set_num_threads(1)
+        place = self._place
+        store = FileStore(place.store, place.workers)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=place.workers)
+        self._running.callback(dist.destroy_process_group)
+        self._parameters = _core.ParameterWorker(place.parameter_server, deadline=START_SECONDS)
+        self._replay = self._running.enter_context(innet.connect(place.server))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def of(self, turn: Turn) -> Callable[[Values], Any]:
+        """What replaces values by their sum over all workers."""
+        match turn.system:
+            case "gloo":
+                return self._all_reduce
+            case "gather":
+                return self._gather
+            case "parameter-server":
+                return self._parameters.sum
+        joined: Callable[[Values], Any] = self._worker(turn).sum
+        return joined
+
+    def _worker(self, turn: Turn) -> Any:
+        key = (turn.system, turn.loss)
+        if key not in self._joined:
+            self._joined[key] = self._running.enter_context(
+                self._replay.join_gradients(
+                    f"bench-{turn.system}-{turn.loss}",
+                    self._rank,
+                    self._place.workers,
+                    arithmetic="fixed" if turn.system == "innet-fixed" else "float32",
+                    via=None if turn.loss is None else self._place.lossy[turn.loss],
+                )
+            )
+        return self._joined[key]
+
+    def _all_reduce(self, values: Values) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.from_numpy(values))
+
+    def _gather(self, values: Values) -> None:
+        import torch
+        import torch.distributed as dist
+
+        own = torch.from_numpy(values)
+        if self._rank:
+            dist.gather(own)
+        else:
+            parts = [torch.empty_like(own) for _ in range(self._place.workers)]
+            dist.gather(own, parts)
+            own.zero_()
+            for part in parts:
+                own += part
+        dist.broadcast(own, 0)
+
+
+def _losses(text: str) -> list[float]:
+    try:
+        losses = [float(word) for word in text.split(",") if word]
+    except ValueError:
+        losses = [1.0]
+    if not all(0 < loss < 1 for loss in losses):
+        raise ConfigurationError(f"--loss {text}: it must be shares below 1, such as 0.001,0.01")
+    return losses
+
+
+@functools.lru_cache(maxsize=64)
+def _values(rank: int, size: int) -> Values:
+    return np.random.default_rng(rank).standard_normal(size // 4, np.float32)
+
+
+def _name(row: Row) -> str:
+    name = str(row["system"])
+    return name if row["path"] == "loopback" else f"{name} over a relay that loses {row['loss']:.1%}"
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row['bytes']:,} bytes, {row['workers']} workers, {_name(row)}: {row['p50_ms']:.3f} ms "
+        f"(p99 {row['p99_ms']:.3f}), {row['cpu_ms']:.3f} ms of processor time"
+    )
+
+
+def _training_line(row: Row) -> str:
+    reached = row["seconds_to_goal"]
+    end = f"score {row['score']:g}" if reached is None else f"score {row['goal']:g} after {reached:.1f} s"
+    return (
+        f"A2C, a gradient of {row['bytes']:,} bytes, {row['workers']} workers, {row['system']}: {end}, "
+        f"{row['updates_per_s']:.1f} updates/s, communication {row['communication']:.0%}"
+    )
+
+
+def tables(rows: list[Row]) -> str:
+    """The figures as Markdown: a table for each number of workers."""
+    told = []
+    rows = [row for row in rows if "what" not in row]
+    for workers in dict.fromkeys(row["workers"] for row in rows):
+        of_workers = [row for row in rows if row["workers"] == workers]
+        sizes = list(dict.fromkeys(row["bytes"] for row in of_workers))
+        titles = " | ".join(f"{size:,} bytes" for size in sizes)
+        told.append(f"| {workers} workers: p50 / p99 / processor, ms | {titles} |")
+        told.append("| --- " * (len(sizes) + 1) + "|")
+        for name in dict.fromkeys(map(_name, of_workers)):
+            by_size = {row["bytes"]: row for row in of_workers if _name(row) == name}
+            found = [by_size[size] for size in sizes]
+            cells = [f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f} / {row['cpu_ms']:.2f}" for row in found]
+            told.append(f"| {name} | {' | '.join(cells)} |")
+        told.append("")
+    return "\n".join(told)

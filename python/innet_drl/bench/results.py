@@ -1,0 +1,81 @@
+"""What the benchmarks read from flags, and the file they leave."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import innet_drl as innet
+from innet_drl.faults import ConfigurationError
+from innet_drl.folder import writing
+from innet_drl.machine import cores
+
+Row = dict[str, Any]
+
+
+def write(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
+    """Writes machine, settings and rows as JSON, one row a line: files of two runs can be compared."""
+    machine = {
+        "processor": _processor(),
+        "cores": cores(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "innet_drl": innet.__version__,
+        "argv": " ".join(sys.argv[1:]),
+        "load": os.getloadavg()[0],
+    }
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    with writing(str(path), "choose another file with --json"):
+        path.write_text(
+            f'{{"machine": {json.dumps(machine)},\n"settings": {json.dumps(settings)},\n"rows": [\n{lines}\n]}}\n'
+        )
+
+
+def settings(flags: Any) -> dict[str, Any]:
+    """A command's flags, but for the files that it writes."""
+    given = dataclasses.asdict(flags)
+    kept = {name: value for name, value in given.items() if name not in ("json", "plot")}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
+
+
+def numbers(text: str, flag: str) -> list[int]:
+    """Numbers of 1 or more from a flag such as `1,2,4`.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise ConfigurationError(f"--{flag} {text}: it must be numbers such as 1,2,4,8")
+    return found
+
+
+def names(text: str, known: Iterable[str], flag: str) -> list[str]:
+    """Names from a flag.
+
+    Raises:
+        ConfigurationError: One of them is not known.
+    """
+    found = [word.strip() for word in text.split(",")]
+    for name in found:
+        if name not in known:
+            raise ConfigurationError(f"--{flag} {text}: {name!r} is none of {', '.join(known)}")
+    return found
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

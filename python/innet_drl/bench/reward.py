@@ -1,0 +1,165 @@
+"""One real training by each system: A2C (Mnih et al., 2016) on CartPole by `DistributedDataParallel`.
+
+The network is as large as the paper's for A2C, so that its gradient has 3.3 MB; what sums it is a communication hook.
+"""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+HIDDEN = 906
+ENVIRONMENTS = 8
+STEPS = 16
+DISCOUNT = 0.99
+GAMES = 20
+"""The last ones, whose mean is the score."""
+LOOK_EVERY = 10
+"""Updates from one look at the score of all workers to the next."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a worker counted."""
+
+    updates: int
+    seconds: float
+    communication: float
+    """Share of the time that sums took, waiting for other workers included."""
+    score: float
+    """Of all workers, at the end."""
+    bytes: int
+
+
+class ActorCritic(nn.Module):
+    """Policy and value of an observation."""
+
+    def __init__(self, inputs: int, actions: int) -> None:
+        super().__init__()
+        self.torso = nn.Sequential(nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
+        self.policy, self.value = nn.Linear(HIDDEN, actions), nn.Linear(HIDDEN, 1)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, actions] and values [B] of observations [B, inputs]."""
+        hidden = self.torso(observation)
+        return self.policy(hidden), self.value(hidden).squeeze(-1)
+
+
+class _Timed:
+    """Sums a bucket and counts the time."""
+
+    def __init__(self, sum_once: Callable[[NDArray[np.float32]], Any], workers: int) -> None:
+        self.sum_once, self.workers, self.seconds = sum_once, workers, 0.0
+
+
+def _hook(state: _Timed, bucket: GradBucket) -> Future[Tensor]:
+    buffer = bucket.buffer()
+    began = time.perf_counter()
+    state.sum_once(buffer.numpy())
+    state.seconds += time.perf_counter() - began
+    future: Future[Tensor] = Future()
+    future.set_result(buffer.div_(state.workers))
+    return future
+
+
+def train(
+    sum_once: Callable[[NDArray[np.float32]], Any], rank: int, workers: int, *, goal: float, seconds: float
+) -> Trained:
+    """Trains until the mean score of all workers is at the goal, or the time is over."""
+    torch.manual_seed(rank)
+    arena = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(ActorCritic(4, 2))
+    torch.manual_seed(rank)
+    state = _Timed(sum_once, workers)
+    model.register_comm_hook(state, _hook)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    rollout = _Rollout(arena, seed=1000 * rank)
+    dist.barrier()
+    began, updates, score = time.perf_counter(), 0, 0.0
+    while True:
+        optimizer.zero_grad()
+        _loss(model, rollout).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        updates += 1
+        if updates % LOOK_EVERY == 0:
+            # The first worker's clock says when the time is over.
+            told = torch.tensor([rollout.score, float(rank == 0 and time.perf_counter() - began > seconds)])
+            dist.all_reduce(told)
+            score = float(told[0]) / workers
+            if score >= goal or told[1] > 0:
+                break
+    took = time.perf_counter() - began
+    size = sum(4 * parameter.numel() for parameter in model.parameters())
+    return Trained(updates, took, state.seconds / took, score, size)
+
+
+class _Rollout:
+    """Steps of the environments, and the scores of their games."""
+
+    def __init__(self, arena: Any, seed: int) -> None:
+        self._arena = arena
+        self.observation, _ = arena.reset(seed=seed)
+        self._returns = np.zeros(ENVIRONMENTS)
+        self._resets = np.zeros(ENVIRONMENTS, np.bool_)
+        self._last: deque[float] = deque(maxlen=GAMES)
+
+    @property
+    def score(self) -> float:
+        return sum(self._last) / GAMES
+
+    def step(self, action: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rewards, whether the games go on, and whether the step was one of a game: the one after its end is none."""
+        valid = torch.from_numpy(~self._resets)
+        self.observation, reward, terminated, truncated, _ = self._arena.step(action)
+        self._resets = terminated | truncated
+        self._returns += reward
+        self._last.extend(self._returns[self._resets].tolist())
+        self._returns[self._resets] = 0.0
+        return torch.from_numpy(reward.astype(np.float32)), torch.from_numpy(~self._resets).float(), valid
+
+
+def _loss(model: DistributedDataParallel, rollout: _Rollout) -> Tensor:
+    observations, actions, rewards, go_on, valid = [], [], [], [], []
+    for _ in range(STEPS):
+        observation = torch.from_numpy(rollout.observation)
+        with torch.no_grad():
+            logits, _ = model.module(observation)
+        action = torch.distributions.Categorical(logits=logits).sample()  # type: ignore[no-untyped-call]
+        reward, goes_on, is_step = rollout.step(action.numpy())
+        observations.append(observation)
+        actions.append(action)
+        rewards.append(reward)
+        go_on.append(goes_on)
+        valid.append(is_step)
+    with torch.no_grad():
+        _, following = model.module(torch.from_numpy(rollout.observation))
+    returns = []
+    for reward, goes_on in zip(reversed(rewards), reversed(go_on), strict=True):
+        following = reward + DISCOUNT * goes_on * following
+        returns.append(following)
+    mask = torch.cat(valid)
+    logits, values = model(torch.cat(observations)[mask])
+    target = torch.cat(returns[::-1])[mask]
+    policy = torch.distributions.Categorical(logits=logits)
+    advantage = target - values.detach()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
+    chosen = policy.log_prob(torch.cat(actions)[mask])  # type: ignore[no-untyped-call]
+    entropy = policy.entropy().mean()  # type: ignore[no-untyped-call]
+    loss: Tensor = 0.5 * functional.huber_loss(values, target) - (chosen * advantage).mean() - 0.01 * entropy
+    return loss

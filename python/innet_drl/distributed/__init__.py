@@ -1,0 +1,19 @@
+"""Gradients of several learners summed in the network: for any `torch.distributed` program, and without waiting.
+
+Three ways in, by what a program has:
+
+    model.register_comm_hook(State.join("innet://host:7710", "job"), hook)     # DistributedDataParallel
+    torch.distributed.init_process_group("cpu:innet")                          # every collective of a process group
+    replica = Replica(model, optimizer, "innet://host:7710", "job", ...)       # workers that do not wait for each other
+
+The server is `innet-replay serve --gradients HOST:PORT`. Importing this package registers the backend `innet`.
+`docs/distributed.md` tells more.
+"""
+
+from innet_drl.distributed.asynchronous import Contributions, Replica
+from innet_drl.distributed.backend import register
+from innet_drl.distributed.hook import State, hook
+
+__all__ = ["Contributions", "Replica", "State", "hook"]
+
+register()

@@ -1,0 +1,355 @@
+"""Asynchronous training: every worker holds the weights, and none waits for the slowest one's gradient.
+
+A worker computes a gradient of the weights that it has, hands it to the job, and applies the updates that came
+meanwhile. An update is the mean of any H gradients, the same in every worker and in the same order, so the replicas
+stay equal bit for bit. A gradient whose weights are more than S updates old is dropped, and counted. A worker that
+is further behind than the sums are kept pulls weights and optimizer of a later update from the server, where the
+workers leave them by turns, as a new worker does (Li et al., 2019, describe the scheme for a switch).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import innet_drl as innet
+from innet_drl.errors import BehindError, ConfigError, DeadlineError, ReplicaError
+
+KEPT_DIGESTS = 16
+"""Digests of its own that a replica still compares with those of others."""
+LOOK_SECONDS = 0.02
+"""How often a replica looks for what another one leaves at the server."""
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What became of the gradients of one worker."""
+
+    offered: int
+    """Gradients handed to the job."""
+    counted: int
+    """Gradients that are in the updates as a whole."""
+    dropped: int
+    """Gradients of which a part, or everything, was older than the staleness bound."""
+    late_segments: int
+    """Parts of gradients that missed an update and went into a later one."""
+    dropped_segments: int
+    """Parts of gradients that were dropped."""
+    restarts: int
+    """How often this worker was so far behind that it pulled the weights."""
+
+
+class Replica:
+    """One worker's copy of the weights, in a job that does not wait. Use it as a context manager.
+
+    Nothing but `step` may change the model's parameters or the optimizer's state. Buffers, such as the statistics of
+    batch normalization, stay this worker's own.
+
+    Args:
+        model: With parameters of float32.
+        optimizer: Of the model's parameters; deterministic, and with the same settings in every worker.
+        address: `innet://host:port` or `innets://host:port` of a server with `--gradients`.
+        job: The job's name: the same in all workers, and another one in each run.
+        worker: This worker's number, from 0.
+        workers: Their number, at most 64.
+        updates: Updates of the job, after which it is over; `None` for no end.
+        staleness: Updates by which the weights of a gradient may be behind (S).
+        threshold: Gradients that make an update (H); half of the workers, rounded up, where it is `None`.
+        apply: Makes an update of the mean in the parameters' `grad`; `optimizer.step` where it is `None`. It may clip.
+        check_period: Updates from one comparison of the replicas to the next; 0 for none.
+        publish_period: Updates from one publication of the weights to the next; S + 1 where it is `None`.
+        deadline: Seconds that anything may wait for others: longer than the slowest of H gradients takes.
+        token: As of `innet_drl.connect`.
+        tls_ca: As of `innet_drl.connect`.
+
+    Raises:
+        innet_drl.ReplayError: The server cannot be reached, takes no gradients, or refuses the job.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        address: str,
+        job: str,
+        *,
+        worker: int,
+        workers: int,
+        updates: int | None = None,
+        staleness: int = 3,
+        threshold: int | None = None,
+        apply: Callable[[], object] | None = None,
+        check_period: int = 100,
+        publish_period: int | None = None,
+        deadline: float = 30.0,
+        token: str | None = None,
+        tls_ca: str | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.updates = updates
+        self._job, self._worker, self._workers = job, worker, workers
+        self._apply = apply or optimizer.step
+        self._check_period = check_period
+        self._publish_period = publish_period or staleness + 1
+        self._deadline = deadline
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if any(parameter.dtype != torch.float32 for parameter in self._parameters):
+            raise ConfigError("a replica's parameters are float32: convert the model with model.float()")
+        values = sum(parameter.numel() for parameter in self._parameters)
+        self._gradient = np.zeros(values, np.float32)
+        self._mean = np.zeros(values, np.float32)
+        self._digests: dict[int, bytes] = {}
+        self._seen: dict[int, int] = {}
+        self._pulled = 0
+        with contextlib.ExitStack() as stack:
+            self._server = stack.enter_context(innet.connect(address, token=token, tls_ca=tls_ca))
+            self._updates = stack.enter_context(
+                self._server.follow_gradients(
+                    job,
+                    worker,
+                    workers,
+                    values=values,
+                    threshold=threshold or -(-workers // 2),
+                    staleness=staleness,
+                    updates=updates,
+                    name=f"replica {worker}",
+                    deadline=deadline,
+                )
+            )
+            self._begin()
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self._stack.close()
+
+    @property
+    def index(self) -> int:
+        """Updates that made the weights."""
+        return self._updates.index
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job's last update has been applied."""
+        return self.updates is not None and self.index >= self.updates
+
+    @property
+    def contributions(self) -> Contributions:
+        """What became of this worker's gradients."""
+        return Contributions(**self._updates.contributions())
+
+    def step(self) -> None:
+        """Contributes the parameters' `grad`, which is of the weights as they are, and applies the updates there are.
+
+        Waits only while the gradient before is not in the sums.
+
+        Raises:
+            innet_drl.errors.GradientError: The job failed; the message names who is missing.
+            innet_drl.errors.ReplicaError: Replicas differ.
+            innet_drl.errors.DeadlineError: Nobody's gradients made an update in time.
+        """
+        index = self.index
+        _flatten((parameter.grad for parameter in self._parameters), self._gradient)
+        while not self.finished:
+            self._apply_updates()
+            if self.finished or self._updates.offer(self._gradient, index):
+                break
+            self._wait(for_room=True)
+        self._apply_updates()
+
+    def finish(self) -> None:
+        """Applies the job's updates up to its last one, and compares the replicas: for when it has an end.
+
+        Raises:
+            innet_drl.errors.GradientError: The job failed; the message names who is missing.
+            innet_drl.errors.ReplicaError: Replicas differ.
+            innet_drl.errors.DeadlineError: A replica did not come so far in time.
+        """
+        while not self.finished:
+            self._apply_updates()
+            if not self.finished:
+                self._wait(for_room=False)
+        self.check()
+
+    def check(self) -> None:
+        """Waits until every replica has been at this update, and compares them.
+
+        Raises:
+            innet_drl.errors.ReplicaError: Replicas differ.
+            innet_drl.errors.DeadlineError: One did not come here in time.
+        """
+        self._publish_digest()
+        end = time.monotonic() + self._deadline
+        for other in range(self._workers):
+            while self._compare(other) < self.index:
+                if time.monotonic() > end:
+                    raise DeadlineError(
+                        f"replica {other} of job {self._job!r} did not come to update {self.index} within "
+                        f"{self._deadline:g} s"
+                    )
+                time.sleep(LOOK_SECONDS)
+
+    def _wait(self, *, for_room: bool) -> None:
+        try:
+            if self._updates.wait(self._deadline, for_room=for_room):
+                return
+        except BehindError:
+            # Told again, and answered, where the updates are taken.
+            return
+        raise DeadlineError(
+            f"update {self.index + 1} of job {self._job!r} did not come within {self._deadline:g} s: are there enough "
+            "workers that compute gradients, and has each run a job name of its own?"
+        )
+
+    def _apply_updates(self) -> None:
+        while True:
+            try:
+                if self._updates.take(self._mean) is None:
+                    return
+            except BehindError:
+                self._pull(newer_than=self.index)
+                continue
+            _unflatten(self._mean, self._parameters)
+            self._apply()
+            self._after_update()
+
+    def _after_update(self) -> None:
+        index = self.index
+        if self._check_period and index % self._check_period == 0:
+            self._publish_digest()
+            for other in range(self._workers):
+                self._compare(other)
+        turn, rest = divmod(index, self._publish_period)
+        # The last weights by everyone: whose turn it is may be the one that is behind.
+        if self.finished or (rest == 0 and turn % self._workers == self._worker):
+            self._publish()
+
+    # What replicas leave at the server for each other.
+
+    def _begin(self) -> None:
+        """The first replica of a job publishes its weights, all others take what there is."""
+        if self._worker == 0 and self._server.get_parameters(self._name("weights")) is None:
+            self._publish()
+        else:
+            self._pull(newer_than=-1)
+
+    def _name(self, what: str) -> str:
+        return f"{self._job}.{what}"
+
+    def _publish(self) -> None:
+        self._server.put_parameters(self._name("weights"), {**self._tensors(), "index": np.array(self.index)})
+
+    def _pull(self, *, newer_than: int) -> None:
+        """Takes weights of a later update than that, waiting for them, and goes on from there."""
+        end = time.monotonic() + self._deadline
+        while True:
+            published = self._server.get_parameters(self._name("weights"), newer_than=self._pulled)
+            if published is not None:
+                self._pulled = published.version
+                tensors = dict(published.tensors)
+                index = int(tensors.pop("index"))
+                if index > newer_than:
+                    self._load(tensors)
+                    if index > self.index:
+                        self._updates.restart(index)
+                    return
+            if time.monotonic() > end:
+                raise DeadlineError(
+                    f"no replica of job {self._job!r} left weights of an update after {newer_than} within "
+                    f"{self._deadline:g} s: start worker 0, or raise the staleness bound where updates are so fast "
+                    "that a worker is behind again before it has pulled the weights"
+                )
+            time.sleep(LOOK_SECONDS)
+
+    def _tensors(self) -> dict[str, NDArray[Any]]:
+        state = self.optimizer.state_dict()["state"]
+        model = {f"model.{name}": _array(value) for name, value in self.model.named_parameters()}
+        moments = {
+            f"optimizer.{index}.{name}": _array(value)
+            for index, values in state.items()
+            for name, value in values.items()
+            if value is not None
+        }
+        return model | moments
+
+    def _load(self, tensors: dict[str, NDArray[Any]]) -> None:
+        state = self.optimizer.state_dict()
+        state["state"] = {}
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(torch.tensor(tensors[f"model.{name}"]))
+        for name, value in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "optimizer":
+                number, moment = rest.split(".", 1)
+                state["state"].setdefault(int(number), {})[moment] = torch.tensor(value)
+        self.optimizer.load_state_dict(state)
+
+    def _publish_digest(self) -> None:
+        digest = hashlib.sha256()
+        for parameter in self._parameters:
+            digest.update(_array(parameter).tobytes())
+        self._digests[self.index] = digest.digest()
+        for old in list(itertools.islice(self._digests, max(0, len(self._digests) - KEPT_DIGESTS))):
+            del self._digests[old]
+        tensors = {"index": np.array(self.index), "digest": np.frombuffer(digest.digest(), np.uint8)}
+        self._server.put_parameters(self._name(f"digest.{self._worker}"), tensors)
+
+    def _compare(self, other: int) -> int:
+        """Compares a replica's newest digest with ours of the same update; returns that update, -1 for none."""
+        published = self._server.get_parameters(self._name(f"digest.{other}"))
+        if published is None:
+            return -1
+        index = int(published.tensors["index"])
+        ours = self._digests.get(index)
+        if ours is not None and ours != published.tensors["digest"].tobytes():
+            raise ReplicaError(
+                f"replicas {self._worker} and {other} of job {self._job!r} have other weights after update {index}: "
+                "something but Replica.step changed them, or their optimizers, torch releases or processors compute "
+                "differently"
+            )
+        return index
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().contiguous().numpy()
+    return np.array(value)
+
+
+def _flatten(gradients: Iterable[Tensor | None], into: NDArray[np.float32]) -> None:
+    start = 0
+    whole = torch.from_numpy(into)
+    for gradient in gradients:
+        if gradient is None:
+            raise ConfigError("a parameter has no gradient: call backward() before step(), on a loss of all parameters")
+        whole[start : start + gradient.numel()].copy_(gradient.reshape(-1))
+        start += gradient.numel()
+
+
+def _unflatten(mean: NDArray[np.float32], parameters: list[nn.Parameter]) -> None:
+    start = 0
+    whole = torch.from_numpy(mean)
+    for parameter in parameters:
+        part = whole[start : start + parameter.numel()].view(parameter.shape)
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(part)
+        start += parameter.numel()

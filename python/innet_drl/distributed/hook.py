@@ -1,0 +1,157 @@
+"""A communication hook for `DistributedDataParallel`: the mean of each bucket is taken in the network.
+
+DDP hands over its buckets in the same order in every process, so the rounds of the job are theirs. A bucket is summed
+when it is handed over: what goes wrong is raised by `backward()`, as the class it is in `innet_drl.errors`.
+"""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
+
+from types import TracebackType
+from typing import Literal, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+import innet_drl as innet
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Gradients that float32 holds exactly: they are widened, summed, and rounded back."""
+
+
+class State:
+    """A worker of a job, as the first argument of `register_comm_hook`. Use it as a context manager, or `close` it.
+
+    Args:
+        worker: The worker, which takes part in nothing else.
+        deadline: Seconds that a bucket may wait for the other workers; the job's own where it is `None`.
+    """
+
+    def __init__(self, worker: innet.GradientWorker, *, deadline: float | None = None) -> None:
+        self.worker = worker
+        self.deadline = deadline
+        self._connection: innet.Replay | None = None
+        self._staging: dict[torch.device, Tensor] = {}
+
+    @classmethod
+    def join(
+        cls,
+        address: str,
+        job: str,
+        *,
+        worker: int | None = None,
+        workers: int | None = None,
+        arithmetic: Literal["float32", "fixed"] = "float32",
+        deadline: float = 30.0,
+        token: str | None = None,
+        tls_ca: str | None = None,
+    ) -> Self:
+        """Connects to a server and joins a job there.
+
+        Args:
+            address: `innet://host:port` or `innets://host:port` of a server with `--gradients`.
+            job: The job's name, the same in all workers and nobody else's.
+            worker: This worker's number from 0; the rank in the default process group where it is `None`.
+            workers: Their number; the size of that group where it is `None`.
+            arithmetic: `float32`, or `fixed`, whose sums do not depend on the order of arrival.
+            deadline: Seconds that anything may wait for a worker.
+            token: As of `innet_drl.connect`.
+            tls_ca: As of `innet_drl.connect`.
+
+        Raises:
+            innet_drl.ReplayError: The server cannot be reached, takes no gradients, or refuses the job.
+        """
+        number = dist.get_rank() if worker is None else worker
+        count = dist.get_world_size() if workers is None else workers
+        connection = innet.connect(address, token=token, tls_ca=tls_ca)
+        try:
+            joined = connection.join_gradients(
+                job, number, count, name=f"rank {number}", arithmetic=arithmetic, deadline=deadline
+            )
+        except BaseException:
+            connection.close()
+            raise
+        state = cls(joined)
+        state._connection = connection
+        return state
+
+    def close(self) -> None:
+        """Leaves the job."""
+        self.worker.leave()
+        if self._connection is not None:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Replaces values by their mean over all workers, and returns them.
+
+        Args:
+            values: float32, float16 or bfloat16 of any shape, contiguous, on any device; as many in every worker.
+
+        Raises:
+            TypeError: Another dtype.
+            innet_drl.ReplayError: The mean came to nothing.
+        """
+        return summed(self.worker, values, mean=True, deadline=self.deadline, staging=self._staging)
+
+
+def hook(state: State, bucket: GradBucket) -> Future[Tensor]:
+    """The mean of a bucket: for `model.register_comm_hook(state, hook)`."""
+    buffer = bucket.buffer()
+    on_device: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
+    future: Future[Tensor] = Future(devices=on_device)
+    future.set_result(state.mean(buffer))
+    return future
+
+
+def summed(
+    worker: innet.GradientWorker,
+    values: Tensor,
+    *,
+    mean: bool,
+    deadline: float | None = None,
+    staging: dict[torch.device, Tensor] | None = None,
+) -> Tensor:
+    """Replaces values by their sum or mean over all workers, and returns them.
+
+    Args:
+        worker: Of the job.
+        values: float32, float16 or bfloat16, contiguous, on any device.
+        mean: Divide by the number of workers.
+        deadline: Seconds; the job's own where it is `None`.
+        staging: Keeps page-locked memory from call to call.
+
+    Raises:
+        TypeError: Another dtype.
+        innet_drl.ReplayError: The sum came to nothing.
+    """
+    if values.dtype == torch.float32 and values.device.type == "cpu":
+        worker.sum(values.detach().numpy(), mean=mean, deadline=deadline)
+        return values
+    if values.dtype != torch.float32 and values.dtype not in NARROW:
+        raise TypeError(
+            f"{values.dtype} would be rounded to float32 in the network: train in float32, float16 or bfloat16 "
+            "(model.float()), or leave these gradients to another backend"
+        )
+    here = _staged(values, {} if staging is None else staging)
+    here.copy_(values)
+    worker.sum(here.numpy(), mean=mean, deadline=deadline)
+    with torch.no_grad():
+        values.copy_(here)
+    return values
+
+
+def _staged(values: Tensor, staging: dict[torch.device, Tensor]) -> Tensor:
+    """float32 on the CPU, of the shape of these values; page-locked where they are on a GPU."""
+    kept = staging.get(values.device)
+    if kept is None or kept.numel() < values.numel():
+        kept = torch.empty(values.numel(), dtype=torch.float32, pin_memory=values.device.type == "cuda")
+        staging[values.device] = kept
+    return kept[: values.numel()].view(values.shape)

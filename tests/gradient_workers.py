@@ -1,0 +1,111 @@
+"""Processes for the tests of gradients: each runs a function with its number, and says what it returned or raised."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from innet_drl import learners
+from innet_drl.processes import Failure, end_with_parent, forking, prepare
+
+SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
+SECONDS = 60.0
+"""Longer than anything takes but what hangs."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a worker raised."""
+
+    kind: str
+    message: str
+    missing: tuple[int, ...] = ()
+    trace: str = ""
+
+
+@contextlib.contextmanager
+def gradient_server() -> Iterator[str]:
+    """A real `innet-replay serve --gradients`; its address."""
+    command = [*SERVE, "--listen", "innet://127.0.0.1:0", "--gradients", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        try:
+            yield next(word for word in line.split() if word.startswith("innet://")).rstrip(",;")
+        finally:
+            server.terminate()
+
+
+def run_workers(function: Callable[..., Any], workers: int, *arguments: Any) -> list[Any]:
+    """What `function(number, workers, *arguments)` returns in each process: `Raised`, or `None` where it died."""
+    prepare()
+    started = []
+    for number in range(workers):
+        ours, theirs = forking.Pipe(duplex=False)
+        process = forking.Process(target=_run, args=(theirs, function, number, workers, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    results = []
+    for _, pipe in started:
+        try:
+            assert pipe.poll(SECONDS), "a worker hangs"
+            results.append(pipe.recv())
+        except EOFError:
+            results.append(None)
+    for process, pipe in started:
+        process.join(SECONDS)
+        assert not process.is_alive(), "a worker does not end"
+        pipe.close()
+    return results
+
+
+def returned(results: list[Any]) -> list[Any]:
+    """The same, where every worker returned."""
+    for result in results:
+        assert not isinstance(result, Raised), result.trace
+        assert result is not None, "a worker died"
+    return results
+
+
+def _run(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> None:
+    import torch
+
+    end_with_parent()
+    torch.set_num_threads(1)
+    try:
+        pipe.send(function(*arguments))
+    except Exception as error:
+        pipe.send(
+            Raised(type(error).__name__, str(error), tuple(getattr(error, "missing", ())), traceback.format_exc())
+        )
+    pipe.close()
+
+
+def die_while_learning(assignment: learners.Assignment, pipe: Connection) -> None:
+    """The main function of a learner that is killed before its twentieth mean."""
+    mean = learners.SharedGradients.mean
+    left = 20
+
+    def mean_or_die(gradients: learners.SharedGradients) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        mean(gradients)
+
+    learners.SharedGradients.mean = mean_or_die  # type: ignore[assignment, method-assign]
+    learners.run_learner(assignment, pipe)
+
+
+def fail_to_begin(assignment: learners.Assignment, pipe: Connection) -> None:
+    """The main function of a learner that fails at once."""
+    pipe.send(Failure("no place here", fatal=True))

@@ -1,0 +1,65 @@
+"""`innet-drl bench gradients`: every system for a moment; a wrong sum would be an error."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from innet_drl import _core
+from innet_drl.cli import main
+
+SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
+
+
+@pytest.mark.timeout(300)
+def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--workers", "2", "--sizes", "4000,100000", "--rounds", "1", "--seconds", "0.05", "--loss", "0.01"]
+    flags += ["--training-workers", "2", "--training-seconds", "1", "--training-goal", "12"]
+    assert main(["bench", "gradients", *flags, "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    trainings = [row for row in rows if "what" in row]
+    assert [row["system"] for row in trainings] == SYSTEMS
+    for row in trainings:
+        assert row["bytes"] > 3_000_000
+        assert 0 < row["communication"] < 1
+        assert row["updates_per_s"] > 0
+        assert (row["seconds_to_goal"] is None) == (row["score"] < 12)
+    rows = [row for row in rows if "what" not in row]
+    for size in (4000, 100_000):
+        told = {(row["system"], row["path"], row["loss"]) for row in rows if row["bytes"] == size}
+        straight = {(system, "loopback", 0.0) for system in SYSTEMS}
+        assert told == straight | {("innet", "relay", 0.0), ("innet", "relay", 0.01)}
+    for row in rows:
+        assert row["workers"] == 2
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+        assert row["count"] >= 8
+        assert row["cpu_ms"] > 0
+    assert "over a relay that loses 1.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--workers", "0"], "--workers 0"),
+        (["--sizes", "big"], "--sizes big"),
+        (["--systems", "mpi"], "'mpi' is none of innet"),
+        (["--loss", "much"], "--loss much"),
+        (["--loss", "1.5"], "--loss 1.5"),
+    ],
+)
+def test_flags_that_cannot_be_used(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gradients", *flags]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_a_parameter_server_that_ends_is_an_error() -> None:
+    server = _core.ParameterServer(1, 100)
+    worker = _core.ParameterWorker(server.address, deadline=10)
+    values = np.ones(25, np.float32)
+    worker.sum(values)
+    assert values.tolist() == [1.0] * 25
+    with pytest.raises(innet.errors.StorageError):
+        worker.sum(np.ones(26, np.float32))
