@@ -399,7 +399,7 @@ class LossyPath:
         ConfigError: `to` is no IP address and port, or `loss` is no probability below 1.
     """
 
-    def __init__(self, to: str, loss: float, *, seed: int = 0) -> None: ...
+    def __new__(cls, to: str, loss: float, *, seed: int = 0) -> Self: ...
     @property
     def address(self) -> str:
         """`host:port` on loopback: workers send there in place of `to`."""
@@ -412,7 +412,7 @@ class ParameterServer:
         StorageError: It cannot be started.
     """
 
-    def __init__(self, workers: int, max_bytes: int) -> None: ...
+    def __new__(cls, workers: int, max_bytes: int) -> Self: ...
     @property
     def address(self) -> str:
         """`host:port`."""
@@ -426,7 +426,7 @@ class ParameterWorker:
         StorageError: The server cannot be reached, or has ended.
     """
 
-    def __init__(self, address: str, *, deadline: float = 60.0) -> None: ...
+    def __new__(cls, address: str, *, deadline: float = 60.0) -> Self: ...
     def sum(self, values: NDArray[np.float32]) -> None:
         """Replaces the values, one dimension, by their sum over all workers."""
 

@@ -18,7 +18,7 @@ fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     error::to_python(py, Error::Io { what, source })
 }
 
-/// Sums vectors of workers over TCP.
+/// Sums vectors of `workers` over TCP on loopback: what `innet-drl bench gradients` measures against.
 #[pyclass(name = "ParameterServer", module = "innet_drl", frozen)]
 pub struct PyParameterServer(ParameterServer);
 
@@ -38,7 +38,7 @@ impl PyParameterServer {
     }
 }
 
-/// A worker of a `ParameterServer`.
+/// A worker of a `ParameterServer`; it waits at most `deadline` seconds for a byte.
 #[pyclass(name = "ParameterWorker", module = "innet_drl")]
 pub struct PyParameterWorker(ParameterWorker);
 
@@ -64,7 +64,7 @@ impl PyParameterWorker {
     }
 }
 
-/// Carries datagrams to an aggregator and back, and loses some.
+/// Carries datagrams between workers and an aggregator, and loses some: for `innet-drl bench gradients`.
 #[pyclass(name = "LossyPath", module = "innet_drl", frozen)]
 pub struct PyLossyPath(LossyPath);
 
