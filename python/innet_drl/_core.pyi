@@ -402,7 +402,7 @@ class LossyPath:
     def __new__(cls, to: str, loss: float, *, seed: int = 0) -> Self: ...
     @property
     def address(self) -> str:
-        """`host:port` on loopback: workers send there in place of `to`."""
+        """Where workers send to: `host:port`."""
 
 @final
 class ParameterServer:
@@ -415,7 +415,7 @@ class ParameterServer:
     def __new__(cls, workers: int, max_bytes: int) -> Self: ...
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """Where it listens: `host:port`."""
 
 @final
 class ParameterWorker:
@@ -428,7 +428,7 @@ class ParameterWorker:
 
     def __new__(cls, address: str, *, deadline: float = 60.0) -> Self: ...
     def sum(self, values: NDArray[np.float32]) -> None:
-        """Replaces the values, one dimension, by their sum over all workers."""
+        """Replaces the values by their sum over all workers."""
 
 @final
 class Parameters:
@@ -621,7 +621,7 @@ class GradientUpdates:
     def index(self) -> int:
         """The update that was taken last, or restarted from."""
     def offer(self, gradient: NDArray[np.float32], index: int) -> bool:
-        """Contributes a gradient, of which a copy is made; `False` while the one before is on its way.
+        """Contributes a gradient of the weights of update `index`; `False` while the one before is on its way.
 
         Parts of it that would be older than the job's staleness bound are dropped, and counted.
 
@@ -633,14 +633,14 @@ class GradientUpdates:
             ConfigError: `gradient` or `index` is not such a one.
         """
     def take(self, mean: NDArray[np.float32]) -> int | None:
-        """Copies the mean of the next update into `mean`, and returns that update's number; `None` if it is not there.
+        """Copies the mean of the next update into `mean`, if it is there, and returns that update's number.
 
         Raises:
             GradientError: Nothing goes on, see above.
             ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
         """
     def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
-        """Waits until there is a mean to take; `False` where it did not come to that in time.
+        """Waits until there is a mean to take, or room for a gradient; `False` where the deadline came first.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.
@@ -651,7 +651,7 @@ class GradientUpdates:
             DisconnectedError: The server has gone.
         """
     def restart(self, index: int) -> None:
-        """Goes on from the weights of update `index`, which came from elsewhere. A gradient under way is dropped."""
+        """Goes on from the weights of update `index`."""
     def contributions(self) -> dict[str, int]:
         """What became of the gradients.
 
