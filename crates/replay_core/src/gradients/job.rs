@@ -5,6 +5,7 @@ mod deadline;
 mod parent;
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::aggregator::{Counters, Upstream};
@@ -21,6 +22,15 @@ pub enum Seat {
     Joined(Member),
     /// Its worker has gone; this was its name.
     Left(String),
+}
+
+impl Seat {
+    fn member(&self) -> Option<&Member> {
+        match self {
+            Seat::Joined(member) => Some(member),
+            _ => None,
+        }
+    }
 }
 
 /// A worker that has joined.
@@ -170,10 +180,7 @@ impl Job {
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {
-        self.seats.iter().filter_map(|seat| match seat {
-            Seat::Joined(member) => Some(member),
-            _ => None,
-        })
+        self.seats.iter().filter_map(Seat::member)
     }
 
     /// Workers that have joined and not left.
@@ -256,7 +263,7 @@ impl Job {
             State::Done => {
                 counters.duplicates += u64::from(counted);
                 counters.late += u64::from(!counted);
-                self.send_sum(worker, index, out);
+                self.send_sum(worker..worker + 1, index, out);
             }
             _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
                 let text = format!(
@@ -355,32 +362,32 @@ impl Job {
     fn finish<T: Transmit>(&mut self, index: usize, counters: &mut Counters, out: &mut T) {
         self.slots.slot_mut(index).state = State::Done;
         counters.sums += 1;
-        for worker in 0..self.terms.workers {
-            self.send_sum(worker, index, out);
-        }
+        self.send_sum(0..self.terms.workers, index, out);
     }
 
-    /// Sends a sum to one worker, if it has shown where it is.
-    fn send_sum<T: Transmit>(&self, worker: u16, index: usize, out: &mut T) {
-        let Seat::Joined(Member {
-            path: Some(path),
-            session,
-            ..
-        }) = &self.seats[usize::from(worker)]
-        else {
-            return;
-        };
+    /// Sends a sum to these workers, if they have shown where they are.
+    fn send_sum<T: Transmit>(&self, workers: Range<u16>, index: usize, out: &mut T) {
         let slot = self.slots.slot(index);
         let Tag { round, segment } = slot.tag;
+        let reach = |kind| {
+            let seats = &self.seats[usize::from(workers.start)..usize::from(workers.end)];
+            seats.iter().filter_map(move |seat| {
+                let member = seat.member()?;
+                let header = Header::new(kind, member.session, round, segment);
+                Some((member.path?, header.encode()))
+            })
+        };
+        let values = self.slots.values(index);
         if slot.counted == self.everybody() {
-            let header = Header::new(slot.kind, *session, round, segment);
-            return out.send(*path, &header.encode(), self.slots.values(index));
+            return out.send_each(reach(slot.kind), values);
         }
-        let header = Header::new(Kind::Partial, *session, round, segment);
-        let mut head = [0; HEADER_BYTES + 8];
-        head[..HEADER_BYTES].copy_from_slice(&header.encode());
-        head[HEADER_BYTES..].copy_from_slice(&slot.counted.to_le_bytes());
-        out.send(*path, &head, self.slots.values(index));
+        let with_who = |(to, header): (SocketAddr, [u8; HEADER_BYTES])| {
+            let mut head = [0; HEADER_BYTES + 8];
+            head[..HEADER_BYTES].copy_from_slice(&header);
+            head[HEADER_BYTES..].copy_from_slice(&slot.counted.to_le_bytes());
+            (to, head)
+        };
+        out.send_each(reach(Kind::Partial).map(with_who), values);
     }
 
     /// Says what became of a segment, or sends it.
@@ -405,7 +412,7 @@ impl Job {
         let slot = self.slots.slot(index);
         let counted = slot.counted;
         match slot.state {
-            State::Done => self.send_sum(worker, index, out),
+            State::Done => self.send_sum(worker..worker + 1, index, out),
             _ if counted & 1 << worker == 0 => self.want(worker, tag, out),
             State::Raised => self.ask_parent(index, out),
             _ => {

@@ -80,6 +80,15 @@ pub use worker::{Call, Command, Exchange, Failure, Worker};
 pub trait Transmit {
     /// Sends `head` and `body`, one after the other, as one datagram. Both are borrowed for this call alone.
     fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]);
+
+    /// Sends `body` to each of these places, behind a head of its own.
+    fn send_each<const HEAD: usize>(
+        &mut self,
+        to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>,
+        body: &[u8],
+    ) {
+        to.for_each(|(to, head)| self.send(to, &head, body));
+    }
 }
 
 /// How a worker asks to take part in a job. All workers of a job say the same, but for their number and name.

@@ -60,6 +60,8 @@ pub enum Place {
 /// The slots of a job.
 pub struct Slots {
     places: u32,
+    /// Of a segment's number, for its place: a division takes a tenth of what a small contribution does.
+    mask: Option<u32>,
     /// Slots of each place: one to add up, the others for the sums before.
     depth: usize,
     stride: usize,
@@ -84,6 +86,7 @@ impl Slots {
         let count = depth * places as usize;
         Slots {
             places,
+            mask: places.is_power_of_two().then(|| places - 1),
             depth,
             stride,
             slots: vec![empty; count],
@@ -99,8 +102,23 @@ impl Slots {
     }
 
     /// Where `tag` is, or may go.
+    #[inline]
     pub fn find(&self, tag: Tag) -> Place {
-        let first = self.depth * (tag.segment % self.places) as usize;
+        let place = match self.mask {
+            Some(mask) => tag.segment & mask,
+            None => tag.segment % self.places,
+        };
+        let first = self.depth * place as usize;
+        let slots = &self.slots[first..first + self.depth];
+        let found = |slot: &Slot| slot.tag == tag && slot.state != State::Empty;
+        match slots.iter().position(found) {
+            Some(at) => Place::Found(first + at),
+            None => self.room(first, tag),
+        }
+    }
+
+    /// Where `tag` may go, which is at none of the slots of its place.
+    fn room(&self, first: usize, tag: Tag) -> Place {
         let mut newest: Option<&Slot> = None;
         let mut free = None;
         let mut oldest = first;
@@ -108,9 +126,6 @@ impl Slots {
             if slot.state == State::Empty {
                 free = free.or(Some(index));
                 continue;
-            }
-            if slot.tag == tag {
-                return Place::Found(index);
             }
             if newest.is_none_or(|newest| newest.tag < slot.tag) {
                 newest = Some(slot);
@@ -129,11 +144,13 @@ impl Slots {
     }
 
     /// A slot.
+    #[inline]
     pub fn slot(&self, index: usize) -> &Slot {
         &self.slots[index]
     }
 
     /// A slot, to change.
+    #[inline]
     pub fn slot_mut(&mut self, index: usize) -> &mut Slot {
         &mut self.slots[index]
     }
@@ -144,6 +161,7 @@ impl Slots {
     }
 
     /// The values of a slot: its sum so far.
+    #[inline]
     pub fn values(&self, index: usize) -> &[u8] {
         let start = index * self.stride;
         &self.bytes[start..start + self.slots[index].bytes]
@@ -171,6 +189,7 @@ impl Slots {
     }
 
     /// Adds the contribution of another worker, which is as long as the first one.
+    #[inline]
     pub fn add(&mut self, index: usize, worker: u16, body: &[u8]) {
         let slot = &mut self.slots[index];
         slot.counted |= 1 << worker;

@@ -53,6 +53,7 @@ pub struct Found {
 
 impl Frame {
     /// What `frame` is to the station at `here`, which has `ports` UDP ports from that one on.
+    #[inline]
     pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Frame {
         match Headers::of(frame) {
             None => Arp::read(frame).map_or(Frame::Other, Frame::Arp),
@@ -122,14 +123,19 @@ fn pseudo(length: usize) -> u64 {
 
 /// The one's complement sum of RFC 1071, not folded yet. It is that of the words as a little-endian machine reads them, which is the same
 /// sum with its bytes swapped.
-fn sum(bytes: &[u8]) -> u64 {
+#[inline]
+pub fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     let words = words
         .iter()
         .map(|word| u64::from(u32::from_le_bytes(*word)));
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    words.sum::<u64>() + u64::from(u32::from_le_bytes(last))
+    let last = match *rest {
+        [a, b, c] => u32::from_le_bytes([a, b, c, 0]),
+        [a, b] => u32::from_le_bytes([a, b, 0, 0]),
+        [a] => a.into(),
+        _ => 0,
+    };
+    words.sum::<u64>() + u64::from(last)
 }
 
 fn fold(sum: u64) -> u16 {
@@ -174,29 +180,44 @@ impl Route {
 
     /// Writes the frame of a datagram of two parts to the beginning of `room`, which has [`MAX_FRAME`] bytes; returns its length. `None`
     /// for a datagram that is too long.
+    #[inline]
     pub fn write(&self, room: &mut [u8; MAX_FRAME], head: &[u8], body: &[u8]) -> Option<usize> {
+        self.write_summed(room, head, body, sum(body))
+    }
+
+    /// [`Route::write`] of a second part whose [`sum`] is known.
+    #[inline]
+    pub fn write_summed(
+        &self,
+        room: &mut [u8; MAX_FRAME],
+        head: &[u8],
+        body: &[u8],
+        body_sum: u64,
+    ) -> Option<usize> {
         let payload = head.len() + body.len();
         let end = PAYLOAD_AT + payload;
-        room[..PAYLOAD_AT].copy_from_slice(&self.head);
-        room.get_mut(PAYLOAD_AT..PAYLOAD_AT + head.len())?
-            .copy_from_slice(head);
-        room.get_mut(PAYLOAD_AT + head.len()..end)?
-            .copy_from_slice(body);
-        let (length, total) = (UDP + payload, IP + UDP + payload);
-        room[16..18].copy_from_slice(&(total as u16).to_be_bytes());
-        room[38..40].copy_from_slice(&(length as u16).to_be_bytes());
-        let two = |at: usize, room: &[u8; MAX_FRAME]| {
-            u64::from(u16::from_le_bytes([room[at], room[at + 1]]))
+        let (start, rest) = room.split_first_chunk_mut::<PAYLOAD_AT>()?;
+        let (head_room, rest) = rest.split_at_mut_checked(head.len())?;
+        *start = self.head;
+        head_room.copy_from_slice(head);
+        rest.get_mut(..body.len())?.copy_from_slice(body);
+        let word = |length: usize| u16::from_le_bytes((length as u16).to_be_bytes());
+        let (total, length) = (word(IP + UDP + payload), word(UDP + payload));
+        let ip = !fold(self.ip_sum + u64::from(total));
+        // Summed where they come from: to read what has just been written takes longer.
+        let body_sum = match head.len() % 2 {
+            0 => body_sum,
+            _ => fold(body_sum).swap_bytes().into(),
         };
-        let ip = !fold(self.ip_sum + two(16, room));
-        room[24..26].copy_from_slice(&ip.to_le_bytes());
-        let sums = self.udp_sum + two(38, room) + pseudo(length) + sum(&room[PAYLOAD_AT..end]);
+        let udp_sum = self.udp_sum + u64::from(length) + pseudo(UDP + payload);
         // 0 would be none; its complement is as good.
-        let udp = match !fold(sums) {
+        let udp = match !fold(udp_sum + sum(head) + body_sum) {
             0 => u16::MAX,
             udp => udp,
         };
-        room[40..42].copy_from_slice(&udp.to_le_bytes());
+        for (at, word) in [(16, total), (24, ip), (38, length), (40, udp)] {
+            start[at..at + 2].copy_from_slice(&word.to_le_bytes());
+        }
         if end < MIN_FRAME {
             room[end..MIN_FRAME].fill(0);
         }

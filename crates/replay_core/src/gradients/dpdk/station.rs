@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::device::{self, BURST, Blanks, Device, Packet, Pool, Receiver, Sender};
-use super::frame::{Arp, Frame, MAX_FRAME, Route};
+use super::frame::{Arp, Frame, MAX_FRAME, Route, sum};
 use super::neighbours::{Neighbours, Place};
 use crate::gradients::Transmit;
 use crate::gradients::hash::IntegerMap;
@@ -338,27 +338,45 @@ impl Outbox {
     }
 }
 
-impl Transmit for Outbox {
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+impl Outbox {
+    /// Sends a datagram of two parts, of which the second one's [`sum`] is known.
+    #[inline]
+    fn send_summed(&mut self, to: SocketAddr, head: &[u8], body: &[u8], body_sum: u64) {
         let SocketAddr::V4(to) = to else {
             self.counters.unresolved += 1;
             return;
         };
         let key = u64::from(to.ip().to_bits()) << 16 | u64::from(to.port());
-        if !self.routes.contains_key(&key) {
-            let Some(route) = self.find(to) else {
-                self.counters.unresolved += 1;
-                return;
-            };
-            self.routes.insert(key, route);
-        }
         let Some((port, route)) = self.routes.get(&key) else {
-            return;
+            return match self.find(to) {
+                Some(route) => {
+                    self.routes.insert(key, route);
+                    self.send_summed(to.into(), head, body, body_sum);
+                }
+                None => self.counters.unresolved += 1,
+            };
         };
-        match self.blanks.fill(|room| route.write(room, head, body)) {
+        let write = |room: &mut _| route.write_summed(room, head, body, body_sum);
+        match self.blanks.fill(write) {
             Some(packet) => self.senders[*port].send(packet),
             None => self.counters.refused += 1,
         }
+    }
+}
+
+impl Transmit for Outbox {
+    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+        self.send_summed(to, head, body, sum(body));
+    }
+
+    #[inline]
+    fn send_each<const HEAD: usize>(
+        &mut self,
+        to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>,
+        body: &[u8],
+    ) {
+        let body_sum = sum(body);
+        to.for_each(|(to, head)| self.send_summed(to, &head, body, body_sum));
     }
 }
 
