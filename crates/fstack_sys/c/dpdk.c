@@ -135,6 +135,14 @@ void innet_pktmbuf_set_len(struct rte_mbuf *packet, uint16_t bytes)
     packet->pkt_len = bytes;
 }
 
+void innet_pktmbuf_set_lengths(struct rte_mbuf *const *packets, const uint16_t *bytes, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        if (bytes[i])
+            innet_pktmbuf_set_len(packets[i], bytes[i]);
+    }
+}
+
 int innet_errno(void)
 {
     return rte_errno;

@@ -162,6 +162,12 @@ unsafe extern "C" {
     pub fn innet_pktmbuf_segments(packet: *const rte_mbuf) -> u16;
     /// Sets the length of a packet of one segment.
     pub fn innet_pktmbuf_set_len(packet: *mut rte_mbuf, bytes: u16);
+    /// Sets the lengths of packets of one segment, but for those whose length is 0 here.
+    pub fn innet_pktmbuf_set_lengths(
+        packets: *const *mut rte_mbuf,
+        bytes: *const u16,
+        count: c_uint,
+    );
     /// The error of the last call on this thread that tells one by null.
     pub fn innet_errno() -> c_int;
 }

@@ -1,8 +1,9 @@
-//! How many packets one core takes and sends over DPDK's memif. Prints one JSON object a line: `{"benchmark", "workers", "values",
-//! "frame_bytes", "received_per_s", "sent_per_s", "packets_per_s", "payload_bytes_per_s"}`. `memif_sum` is the aggregator, which sums frames of so
-//! many float32 values; `memif_echo`, the control, sends each frame back as it came. Packets received and sent are those of that core; the
-//! length of frames is Ethernet's, with the check sequence; payload is the values, of both directions. Another core plays all workers, with
-//! frames that it has prepared. `cargo bench --features dpdk --bench dpdk`; without `--bench` everything is done once, to show that it works.
+//! How many packets one core takes and sends over DPDK's memif. Prints one JSON object a line: `{"benchmark", "workers", "hugepages",
+//! "values", "frame_bytes", "received_per_s", "sent_per_s", "packets_per_s", "payload_bytes_per_s"}`. `memif_sum` is the aggregator, which
+//! sums frames of so many float32 values; `memif_echo`, the control, sends each frame back as it came. Packets received and sent are those
+//! of that core; the length of frames is Ethernet's, with the check sequence; payload is the values, of both directions. Another core plays
+//! all workers, with frames that it has prepared. `cargo bench --features dpdk --bench dpdk`; without `--bench` everything is done once, to
+//! show that it works.
 
 use std::io::Write;
 use std::net::SocketAddrV4;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use replay_core::gradients::dpdk::device::{self, Blanks, Device, Packet, Pool, Receiver, Sender};
+use replay_core::gradients::dpdk::device::{Blanks, Device, Pool, Receiver, Sender};
 use replay_core::gradients::dpdk::frame::{Arp, Frame, MAX_FRAME, Mac, Route};
 use replay_core::gradients::dpdk::{DpdkAggregator, DpdkConfig, cores, eal};
 use replay_core::gradients::packet::{HEADER_BYTES, Header, Kind, MAX_SEGMENT_VALUES};
@@ -27,12 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 fn main() {
     let measure = std::env::args().any(|argument| argument == "--bench");
-    let eal = ["--no-huge", "-m", "512", "--no-pci"].map(str::to_owned);
+    let huge = free_hugepages() >= 256;
+    let pages = if huge { "--in-memory" } else { "--no-huge" };
+    let eal = [pages, "-m", "512", "--no-pci"].map(str::to_owned);
     // Before anything is pinned.
     let allowed = cores::allowed();
     let places = Places {
         taking: allowed[0],
         playing: allowed[allowed.len() - 1],
+        huge,
     };
     eal::start(&eal).expect("DPDK starts");
     for values in [2, MAX_SEGMENT_VALUES as u16] {
@@ -46,10 +50,19 @@ fn main() {
     }
 }
 
+/// Of 2 MiB each; with them a figure is a tenth higher.
+fn free_hugepages() -> u64 {
+    let free = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    let count = std::fs::read_to_string(free).ok();
+    count.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+}
+
 /// The core that takes and sends, and the one that plays the workers.
 struct Places {
     taking: usize,
     playing: usize,
+    /// Whether DPDK's memory is in hugepages.
+    huge: bool,
 }
 
 /// Both devices of a memif, and the folder of its socket.
@@ -69,12 +82,13 @@ fn memif(number: usize) -> (tempfile::TempDir, [String; 2]) {
     (folder, devices)
 }
 
-fn print(benchmark: &str, values: u16, took: Duration, received: u64, sent: u64) {
+fn print(benchmark: &str, places: &Places, values: u16, took: Duration, received: u64, sent: u64) {
     let seconds = took.as_secs_f64();
     let per_s = |packets: u64| packets as f64 / seconds;
     let line = serde_json::json!({
         "benchmark": benchmark,
         "workers": WORKERS,
+        "hugepages": places.huge,
         "values": values,
         "frame_bytes": 14 + 20 + 8 + HEADER_BYTES + 4 * usize::from(values) + 4,
         "received_per_s": per_s(received),
@@ -133,7 +147,7 @@ fn sum(eal: &[String], places: &Places, values: u16, rounds: u32) {
     assert_eq!(counters.counted, packets, "{counters:?}");
     assert_eq!(counters.sums * u64::from(WORKERS), packets);
     assert_eq!(counters.received - before.received, packets);
-    print("memif_sum", values, took, packets, packets);
+    print("memif_sum", places, values, took, packets, packets);
 }
 
 fn echo(places: &Places, values: u16, rounds: u32) {
@@ -150,7 +164,12 @@ fn echo(places: &Places, values: u16, rounds: u32) {
             let mut sender = Sender::new(device, 0);
             // Pairs with the store below; nothing is published with it.
             while !stop.load(Ordering::Relaxed) {
-                receivers[0].receive(|packet| sender.send(packet));
+                for at in 0..receivers[0].fetch() {
+                    receivers[0]
+                        .take(at)
+                        .into_iter()
+                        .for_each(|p| sender.send(p));
+                }
                 sender.flush();
             }
             drop(pool);
@@ -165,7 +184,7 @@ fn echo(places: &Places, values: u16, rounds: u32) {
     player.wait_for_peer(&templates[0]);
     let took = player.play(&templates, 256, rounds);
     let packets = u64::from(rounds) * 256 * u64::from(WORKERS);
-    print("memif_echo", values, took, packets, packets);
+    print("memif_echo", places, values, took, packets, packets);
     // Pairs with the load above.
     stop.store(true, Ordering::Relaxed);
     echoing.join().expect("it echoes");
@@ -212,8 +231,6 @@ impl Template {
 
 /// All workers, on one core.
 struct Player {
-    /// Taken last; before what their memory belongs to.
-    taken: Vec<Packet>,
     mac: Mac,
     receiver: Receiver,
     sender: Sender,
@@ -231,7 +248,6 @@ impl Player {
             receiver: receivers.remove(0),
             sender: Sender::new(device, 0),
             blanks: Blanks::new(pool),
-            taken: Vec::new(),
             _registered: eal::Registered::new(),
         }
     }
@@ -253,11 +269,9 @@ impl Player {
             self.sender.flush();
             let sent = Instant::now();
             while sent.elapsed() < Duration::from_millis(20) {
-                let mut taken = None;
-                self.receiver.receive(|packet| {
-                    taken = taken.take().or_else(|| packet.frame().and_then(&answer));
-                });
-                if let Some(taken) = taken {
+                let count = self.receiver.fetch();
+                let mut frames = (0..count).filter_map(|at| self.receiver.frame(at));
+                if let Some(taken) = frames.find_map(&answer) {
                     return taken;
                 }
             }
@@ -270,7 +284,7 @@ impl Player {
         self.ask(|room| template.write(room, 0, 0), |_| Some(()));
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(20) {
-            self.receiver.receive(drop);
+            self.receiver.fetch();
         }
         self.sender.refused = 0;
     }
@@ -336,16 +350,8 @@ impl Player {
     fn take(&mut self, taken: &mut u64, at_least: u64) {
         let begun = Instant::now();
         let mut turns = 0u32;
-        loop {
-            let burst = &mut self.taken;
-            let before = burst.len();
-            *taken += self.receiver.receive(|packet| burst.push(packet)) as u64;
-            if burst.len() > before {
-                device::free(burst.drain(..before));
-            }
-            if *taken >= at_least {
-                return;
-            }
+        while *taken < at_least {
+            *taken += self.receiver.fetch() as u64;
             turns = turns.wrapping_add(1);
             assert!(
                 !turns.is_multiple_of(1 << 20) || begun.elapsed() < PATIENCE,
@@ -355,11 +361,8 @@ impl Player {
     }
 
     fn last_values(&self, from: SocketAddrV4) -> Vec<f32> {
-        let frame = self
-            .taken
-            .last()
-            .and_then(Packet::frame)
-            .unwrap_or_default();
+        let last = self.receiver.count() - 1;
+        let frame = self.receiver.frame(last).expect("a burst");
         let worker: SocketAddrV4 = PLAYER.parse().expect("an address");
         let to = SocketAddrV4::new(*worker.ip(), worker.port() + WORKERS - 1);
         let Frame::Datagram(found) = Frame::read(frame, to, 1) else {

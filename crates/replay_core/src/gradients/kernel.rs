@@ -262,8 +262,14 @@ impl Link for Socket<'_> {
         self.inbox.wait(time)
     }
 
-    fn split(&mut self) -> (impl Iterator<Item = (SocketAddr, &[u8])>, &mut Outbox) {
-        (self.inbox.iter(), self.out)
+    fn receive(&mut self, mut take: impl FnMut(SocketAddr, &[u8], &mut Outbox)) {
+        for (from, datagram) in self.inbox.iter() {
+            take(from, datagram, self.out);
+        }
+    }
+
+    fn out(&mut self) -> &mut Outbox {
+        self.out
     }
 
     fn flush(&mut self) {

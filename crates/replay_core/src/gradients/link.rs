@@ -19,8 +19,11 @@ pub trait Link {
     /// Those of the system. A signal is none: then nothing has arrived.
     fn wait(&mut self, time: Duration) -> io::Result<()>;
 
-    /// What the last [`Link::wait`] took, sources and datagrams; and what to send through.
-    fn split(&mut self) -> (impl Iterator<Item = (SocketAddr, &[u8])>, &mut Self::Out);
+    /// Gives `take` what the last [`Link::wait`] took, once: sources and datagrams, and what to send through.
+    fn receive(&mut self, take: impl FnMut(SocketAddr, &[u8], &mut Self::Out));
+
+    /// What to send through.
+    fn out(&mut self) -> &mut Self::Out;
 
     /// Hands to the network what was sent.
     fn flush(&mut self);
@@ -35,9 +38,7 @@ pub fn drive<E: Exchange, L: Link>(
     let mut check = Instant::now() + Wait::CHECK_EVERY;
     loop {
         let now = Instant::now();
-        let (_, out) = link.split();
-        let end = exchange.poll(now, out);
-        if let Some(end) = end {
+        if let Some(end) = exchange.poll(now, link.out()) {
             link.flush();
             return end;
         }
@@ -52,9 +53,6 @@ pub fn drive<E: Exchange, L: Link>(
         link.wait(time)
             .map_err(|error| Failure::Io(error.to_string()))?;
         let now = Instant::now();
-        let (arrived, out) = link.split();
-        for (from, datagram) in arrived {
-            exchange.receive(now, from, datagram, out);
-        }
+        link.receive(|from, datagram, out| exchange.receive(now, from, datagram, out));
     }
 }

@@ -108,7 +108,7 @@ impl DpdkPlane {
                 number,
                 place: config.cores.get(number).copied(),
                 idle_sleep: config.idle_sleep,
-                inbox: Inbox::new(station.clone(), queues, pool.clone()),
+                inbox: Inbox::new(station.clone(), number, queues, pool.clone()),
                 out: Outbox::new(station.clone(), &devices, number, pool.clone()),
             };
             let shared = shared.clone();
@@ -283,24 +283,25 @@ impl Core {
         } = self;
         let mine = &shared.cores[*number];
         out.begin(now);
-        let frames = inbox.poll(out, |datagram, out| {
-            let owner = usize::from(datagram.port);
-            if owner == *number {
-                return Some(datagram);
-            }
-            if shared.cores[owner].passed.push(datagram).is_err() {
-                out.overrun();
-            }
-            None
-        });
-        let passed = std::iter::from_fn(|| mine.passed.pop());
-        passed.take(BURST).for_each(|datagram| inbox.add(datagram));
+        let frames = inbox.fetch();
         let due = now >= *deadline;
-        let busy = frames > 0 || !inbox.is_empty() || !mine.letters.is_empty();
+        let busy = frames > 0 || !mine.passed.is_empty() || !mine.letters.is_empty();
         if busy || due {
             let mut state = mine.state();
-            for (from, datagram) in inbox.iter() {
-                state.aggregator.receive(now, from, datagram, out);
+            let aggregator = &mut state.aggregator;
+            inbox.read(
+                out,
+                |from, datagram, out| aggregator.receive(now, from, datagram, out),
+                |datagram, out| {
+                    let owner = &shared.cores[usize::from(datagram.port)];
+                    if owner.passed.push(datagram).is_err() {
+                        out.overrun();
+                    }
+                },
+            );
+            let passed = std::iter::from_fn(|| mine.passed.pop());
+            for datagram in passed.take(BURST) {
+                aggregator.receive(now, datagram.from(), datagram.bytes(), out);
             }
             while let Some((to, letter)) = mine.letters.pop() {
                 out.send(to, &letter, &[]);

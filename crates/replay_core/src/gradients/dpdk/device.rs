@@ -1,7 +1,7 @@
 //! DPDK's devices, their queues, and the packets that come and go there.
 
 use std::ffi::{CString, c_int};
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,6 +85,8 @@ pub struct Packet {
     bytes: u16,
     /// Whether the first segment is all of it.
     whole: bool,
+    /// Whether DPDK does not know yet how long it is.
+    fresh: bool,
 }
 
 // SAFETY: a packet belongs to whoever has it, on every thread.
@@ -107,28 +109,6 @@ impl Drop for Packet {
     fn drop(&mut self) {
         // SAFETY: this one's alone.
         unsafe { rte::innet_pktmbuf_free_bulk(&mut self.packet.as_ptr(), 1) };
-    }
-}
-
-/// Gives packets back, many at a time.
-pub fn free(packets: impl Iterator<Item = Packet>) {
-    // Not cleared first: that would take longer than the rest of it where there are few.
-    let mut burst = [const { MaybeUninit::uninit() }; BURST];
-    let mut count = 0;
-    let give_back = |burst: &mut [MaybeUninit<*mut rte::rte_mbuf>; BURST], count: usize| {
-        // SAFETY: so many packets have been put there, which nobody else has.
-        unsafe { rte::innet_pktmbuf_free_bulk(burst.as_mut_ptr().cast(), count as u32) };
-    };
-    for packet in packets {
-        if count == BURST {
-            give_back(&mut burst, count);
-            count = 0;
-        }
-        burst[count].write(packet.into_raw());
-        count += 1;
-    }
-    if count > 0 {
-        give_back(&mut burst, count);
     }
 }
 
@@ -156,6 +136,7 @@ impl Blanks {
 
     /// A packet with the frame that `write` puts into the room it is given; it says how long the frame is. `None` where `write` has none,
     /// or where all packets are in use.
+    #[inline]
     pub fn fill(
         &mut self,
         write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
@@ -181,14 +162,12 @@ impl Blanks {
         // SAFETY: a packet that is fresh from the pool has at least so many bytes from here on, as is asserted above, and belongs to this.
         let bytes = write(unsafe { &mut *data.as_ptr().cast() })?.min(MAX_FRAME) as u16;
         self.left = at;
-        // SAFETY: a packet of one segment, of which so many bytes have been written: the rest of its room is initialised, too, as pools are
-        // made of cleared pages.
-        unsafe { rte::innet_pktmbuf_set_len(packet.as_ptr(), bytes) };
         Some(Packet {
             packet,
             data,
             bytes,
             whole: true,
+            fresh: true,
         })
     }
 }
@@ -273,10 +252,9 @@ impl Device {
         let receiver = |queue| Receiver {
             device: device.clone(),
             queue,
-            burst: Burst {
-                packets: [ptr::null_mut(); BURST],
-                frames: [EMPTY; BURST],
-            },
+            packets: [ptr::null_mut(); BURST],
+            frames: [EMPTY; BURST],
+            count: 0,
         };
         let receivers = (0..queues as u16).map(receiver).collect();
         Ok((device, receivers))
@@ -363,50 +341,81 @@ impl Drop for Claim {
     }
 }
 
-/// A receive queue. There is one of each, so that one thread at a time takes from it.
+/// A receive queue, and the burst that was fetched from it last. There is one of each, so that one thread at a time takes from it.
 pub struct Receiver {
     device: Arc<Device>,
     queue: u16,
-    burst: Burst,
-}
-
-/// Room for packets that are taken together, and is not cleared for each of these.
-struct Burst {
+    /// Null where a packet has been taken out.
     packets: [*mut rte::rte_mbuf; BURST],
     frames: [rte::innet_frame; BURST],
+    count: usize,
 }
 
-// SAFETY: packets that are left there belong to others, and are not touched.
+// SAFETY: the packets belong to this.
 unsafe impl Send for Receiver {}
 
 impl Receiver {
-    /// Takes what has arrived: the number of packets, each of which `take` is given.
-    pub fn receive(&mut self, mut take: impl FnMut(Packet)) -> usize {
-        let Burst { packets, frames } = &mut self.burst;
+    /// Fetches what has arrived, in place of the burst before: the number of packets.
+    pub fn fetch(&mut self) -> usize {
+        self.clear();
         // SAFETY: room for as many as are asked for; nobody else takes from this queue.
         let count = unsafe {
             rte::innet_eth_rx_frames(
                 self.device.port,
                 self.queue,
-                packets.as_mut_ptr(),
-                frames.as_mut_ptr(),
+                self.packets.as_mut_ptr(),
+                self.frames.as_mut_ptr(),
                 BURST as u16,
             )
         };
-        let count = usize::from(count);
-        for (&packet, frame) in packets[..count].iter().zip(&*frames) {
-            if let (Some(packet), Some(data)) =
-                (NonNull::new(packet), NonNull::new(frame.data.cast::<u8>()))
-            {
-                take(Packet {
-                    packet,
-                    data,
-                    bytes: frame.bytes,
-                    whole: frame.segments == 1,
-                });
-            }
+        self.count = usize::from(count).min(BURST);
+        self.count
+    }
+
+    /// Packets of the burst.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The frame of the burst's packet `at`. `None` where it was taken out, or lies in several segments: then it is longer than any of
+    /// this protocol.
+    #[inline]
+    pub fn frame(&self, at: usize) -> Option<&[u8]> {
+        let (packet, frame) = (self.packets[..self.count].get(at)?, self.frames.get(at)?);
+        if packet.is_null() || frame.segments != 1 || frame.data.is_null() {
+            return None;
         }
-        count
+        // SAFETY: so many bytes of a packet that belongs to this.
+        Some(unsafe { std::slice::from_raw_parts(frame.data.cast(), frame.bytes.into()) })
+    }
+
+    /// Takes the burst's packet `at` out of it.
+    pub fn take(&mut self, at: usize) -> Option<Packet> {
+        let frame = self.frames.get(at)?;
+        let packet = self.packets[..self.count].get_mut(at)?;
+        let (packet, data) = (
+            NonNull::new(std::mem::replace(packet, ptr::null_mut()))?,
+            NonNull::new(frame.data.cast())?,
+        );
+        Some(Packet {
+            packet,
+            data,
+            bytes: frame.bytes,
+            whole: frame.segments == 1,
+            fresh: false,
+        })
+    }
+
+    fn clear(&mut self) {
+        let count = std::mem::take(&mut self.count) as u32;
+        // SAFETY: packets that nobody else has, or null.
+        unsafe { rte::innet_pktmbuf_free_bulk(self.packets.as_mut_ptr(), count) };
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -438,6 +447,8 @@ pub struct Sender {
     device: Arc<Device>,
     queue: u16,
     packets: [*mut rte::rte_mbuf; BURST],
+    /// Of packets whose length DPDK does not know yet, 0 of the others.
+    bytes: [u16; BURST],
     count: usize,
     /// Packets that the device took.
     pub sent: u64,
@@ -455,6 +466,7 @@ impl Sender {
             queue: (queue % device.sending.len()) as u16,
             device,
             packets: [ptr::null_mut(); BURST],
+            bytes: [0; BURST],
             count: 0,
             sent: 0,
             refused: 0,
@@ -467,10 +479,12 @@ impl Sender {
     }
 
     /// Sends a packet, with the next burst.
+    #[inline]
     pub fn send(&mut self, packet: Packet) {
         if self.count == BURST {
             self.flush();
         }
+        self.bytes[self.count] = if packet.fresh { packet.bytes } else { 0 };
         self.packets[self.count] = packet.into_raw();
         self.count += 1;
     }
@@ -481,6 +495,11 @@ impl Sender {
             return;
         }
         let mut left = &mut self.packets[..self.count];
+        // SAFETY: packets that nobody else has, of one segment where there is a length, of which so many bytes have been written: the rest
+        // of their room is initialised, too, as pools are made of cleared pages.
+        unsafe {
+            rte::innet_pktmbuf_set_lengths(left.as_ptr(), self.bytes.as_ptr(), left.len() as u32);
+        }
         self.count = 0;
         let turn = &self.device.sending[usize::from(self.queue)];
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);

@@ -70,18 +70,21 @@ impl Frame {
 struct Headers<'a>(&'a [u8; PAYLOAD_AT]);
 
 impl<'a> Headers<'a> {
+    #[inline]
     fn of(frame: &'a [u8]) -> Option<Self> {
         let head: &[u8; PAYLOAD_AT] = frame.first_chunk()?;
         (head[12..14] == IPV4 && head[14] >> 4 == 4).then_some(Headers(head))
     }
 
     /// The lower two bits of the traffic class are the path's, not the sender's (RFC 3168).
+    #[inline]
     fn is_for(&self, here: Ipv4Addr) -> bool {
         u32::from(self.0[15] >> 2) == DSCP
             && self.0[23] == PROTOCOL_UDP
             && self.0[30..34] == here.octets()
     }
 
+    #[inline]
     fn datagram(&self, frame: &[u8], first_port: u16, ports: u16) -> Option<Found> {
         let head = self.0;
         let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -138,6 +141,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
     words.sum::<u64>() + u64::from(last)
 }
 
+#[inline]
 fn fold(sum: u64) -> u16 {
     let sum = (sum >> 32) + (sum & 0xFFFF_FFFF);
     let sum = (sum >> 32) + (sum & 0xFFFF_FFFF);

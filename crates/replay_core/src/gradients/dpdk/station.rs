@@ -5,14 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::device::{self, BURST, Blanks, Device, Packet, Pool, Receiver, Sender};
+use super::device::{self, Blanks, Device, Packet, Pool, Receiver, Sender};
 use super::frame::{Arp, Frame, MAX_FRAME, Route, sum};
 use super::neighbours::{Neighbours, Place};
 use crate::gradients::Transmit;
-use crate::gradients::hash::IntegerMap;
 
-/// Routes that a core keeps; beyond them it begins anew.
-const ROUTES: usize = 4096;
+/// Routes that a core keeps, each at a place of its own, which others may take.
+const ROUTES: usize = 1024;
 
 /// A place in an IPv4 network, behind one or more ports.
 pub struct Station {
@@ -114,88 +113,77 @@ impl Datagram {
 /// What arrives at one core.
 pub struct Inbox {
     station: Arc<Station>,
-    /// One queue of each port, by the port's number; none where cores outnumber queues.
+    /// Of the station's ports, from 0.
+    number: u16,
+    /// One queue of each device, by the device's number; none where cores outnumber queues.
     receivers: Vec<Option<Receiver>>,
-    arrived: Vec<Datagram>,
-    /// Packets that have been looked at.
-    used: Vec<Packet>,
     /// Of the packets: freed after them.
     _pool: Arc<Pool>,
 }
 
 impl Inbox {
-    /// Takes from one queue of each port.
-    pub fn new(station: Arc<Station>, receivers: Vec<Option<Receiver>>, pool: Arc<Pool>) -> Self {
+    /// Takes what is for port `number` of the station, from one queue of each device.
+    pub fn new(
+        station: Arc<Station>,
+        number: usize,
+        receivers: Vec<Option<Receiver>>,
+        pool: Arc<Pool>,
+    ) -> Self {
         Inbox {
             _pool: pool,
+            number: number as u16,
             station,
             receivers,
-            arrived: Vec::with_capacity(2 * BURST),
-            used: Vec::with_capacity(2 * BURST),
         }
     }
 
-    /// Takes one burst of each port in place of what was there before: see [`Inbox::iter`]. `keep` gives away the datagrams that are not
-    /// for this core. Returns the number of frames.
-    pub fn poll(
+    /// Fetches one burst of each device, in place of those before: the number of frames.
+    pub fn fetch(&mut self) -> usize {
+        let receivers = self.receivers.iter_mut().flatten();
+        receivers.map(Receiver::fetch).sum()
+    }
+
+    /// Reads what was fetched. `take` is given the datagrams for this core, and where they are from; `pass` those for others.
+    #[inline]
+    pub fn read(
         &mut self,
         out: &mut Outbox,
-        mut keep: impl FnMut(Datagram, &mut Outbox) -> Option<Datagram>,
-    ) -> usize {
-        device::free(self.used.drain(..));
-        device::free(self.arrived.drain(..).map(|datagram| datagram.packet));
-        let devices = self.receivers.len();
-        let mut taken = 0;
+        mut take: impl FnMut(SocketAddr, &[u8], &mut Outbox),
+        mut pass: impl FnMut(Datagram, &mut Outbox),
+    ) {
+        let is_switch = self.receivers.len() == 2;
+        let (here, ports) = (self.station.address, self.station.ports);
         for (port, receiver) in self.receivers.iter_mut().enumerate() {
             let Some(receiver) = receiver else { continue };
-            let (station, arrived, used) = (&self.station, &mut self.arrived, &mut self.used);
-            taken += receiver.receive(|packet| {
-                let frame = packet.frame();
-                let read = frame.map_or(Frame::Other, |frame| {
-                    Frame::read(frame, station.address, station.ports)
-                });
-                match read {
-                    Frame::Datagram(found) => {
-                        let datagram = Datagram {
+            out.counters.received += receiver.count() as u64;
+            for at in 0..receiver.count() {
+                let frame = receiver.frame(at);
+                let read = frame.map_or(Frame::Other, |frame| Frame::read(frame, here, ports));
+                match (read, frame) {
+                    (Frame::Datagram(found), Some(frame)) if found.port == self.number => {
+                        take(found.from.into(), &frame[found.at], out);
+                    }
+                    (Frame::Datagram(found), _) => {
+                        let datagram = receiver.take(at).map(|packet| Datagram {
                             packet,
                             from: found.from,
                             port: found.port,
                             at: found.at.start as u16..found.at.end as u16,
-                        };
-                        arrived.extend(keep(datagram, out));
+                        });
+                        datagram.into_iter().for_each(|one| pass(one, out));
                     }
-                    Frame::Arp(arp) if out.hear(&arp, port) => used.push(packet),
-                    Frame::Broken => {
-                        out.counters.broken += 1;
-                        used.push(packet);
+                    (Frame::Arp(arp), _) if out.hear(&arp, port) => {}
+                    (Frame::Broken, _) => out.counters.broken += 1,
+                    (Frame::Arp(_) | Frame::Other, _) if is_switch => {
+                        let packet = receiver.take(at);
+                        packet
+                            .into_iter()
+                            .for_each(|one| out.forward(1 - port, one));
                     }
-                    // With two ports this is a switch.
-                    Frame::Arp(_) | Frame::Other if devices == 2 => out.forward(1 - port, packet),
-                    Frame::Arp(_) | Frame::Other => {
-                        out.counters.others += 1;
-                        used.push(packet);
-                    }
+                    (Frame::Arp(_) | Frame::Other, _) => out.counters.others += 1,
                 }
-            });
+            }
         }
-        out.counters.received += taken as u64;
-        taken
-    }
-
-    /// Adds a datagram that another core has received.
-    pub fn add(&mut self, datagram: Datagram) {
-        self.arrived.push(datagram);
-    }
-
-    /// What is here: sources and datagrams.
-    pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
-        let arrived = self.arrived.iter();
-        arrived.map(|datagram| (datagram.from(), datagram.bytes()))
-    }
-
-    /// Whether no datagram is here.
-    pub fn is_empty(&self) -> bool {
-        self.arrived.is_empty()
     }
 
     /// Lets memifs look for their other end: see [`device::look_for_peer`].
@@ -206,6 +194,14 @@ impl Inbox {
     }
 }
 
+/// How an address is reached.
+struct Reach {
+    to: SocketAddrV4,
+    /// Number of the device.
+    port: usize,
+    route: Route,
+}
+
 /// What one core sends.
 pub struct Outbox {
     station: Arc<Station>,
@@ -214,7 +210,7 @@ pub struct Outbox {
     /// By the port's number.
     senders: Vec<Sender>,
     blanks: Blanks,
-    routes: IntegerMap<u64, (usize, Route)>,
+    routes: Vec<Option<Reach>>,
     /// Of the neighbours, when the routes were made.
     version: u64,
     now: Instant,
@@ -236,7 +232,7 @@ impl Outbox {
             station,
             senders: devices.iter().map(sender).collect(),
             blanks: Blanks::new(pool),
-            routes: IntegerMap::default(),
+            routes: (0..ROUTES).map(|_| None).collect(),
             now: Instant::now(),
             counters: FrameCounters::default(),
         }
@@ -256,8 +252,8 @@ impl Outbox {
     pub fn begin(&mut self, now: Instant) {
         self.now = now;
         let version = self.station.neighbours.version();
-        if version != self.version || self.routes.len() > ROUTES {
-            self.routes.clear();
+        if version != self.version {
+            self.routes.fill_with(|| None);
             self.version = version;
         }
     }
@@ -321,12 +317,16 @@ impl Outbox {
     }
 
     /// Finds the way to an address, or asks for it.
-    fn find(&mut self, to: SocketAddrV4) -> Option<(usize, Route)> {
+    fn find(&mut self, to: SocketAddrV4) -> Option<Reach> {
         let hop = self.station.next_hop(*to.ip())?;
         match self.station.neighbours.find(hop, self.now) {
             Ok(Place { mac, port }) => {
                 let from = (self.from, self.senders.get(port)?.device().mac());
-                Some((port, Route::new(from, (to, mac))))
+                Some(Reach {
+                    to,
+                    port,
+                    route: Route::new(from, (to, mac)),
+                })
             }
             Err(ask) => {
                 if ask {
@@ -346,19 +346,18 @@ impl Outbox {
             self.counters.unresolved += 1;
             return;
         };
-        let key = u64::from(to.ip().to_bits()) << 16 | u64::from(to.port());
-        let Some((port, route)) = self.routes.get(&key) else {
-            return match self.find(to) {
-                Some(route) => {
-                    self.routes.insert(key, route);
-                    self.send_summed(to.into(), head, body, body_sum);
-                }
-                None => self.counters.unresolved += 1,
-            };
+        let at = (to.ip().to_bits() as usize).wrapping_add(to.port().into()) % ROUTES;
+        let reach = match &self.routes[at] {
+            Some(reach) if reach.to == to => reach,
+            _ => match self.find(to) {
+                Some(reach) => self.routes[at].insert(reach),
+                None => return self.counters.unresolved += 1,
+            },
         };
+        let route = &reach.route;
         let write = |room: &mut _| route.write_summed(room, head, body, body_sum);
         match self.blanks.fill(write) {
-            Some(packet) => self.senders[*port].send(packet),
+            Some(packet) => self.senders[reach.port].send(packet),
             None => self.counters.refused += 1,
         }
     }

@@ -48,7 +48,7 @@ impl DpdkEnd {
             .into_iter()
             .map(|queues| queues.into_iter().next());
         Ok(DpdkEnd {
-            inbox: Inbox::new(station.clone(), receivers.collect(), pool.clone()),
+            inbox: Inbox::new(station.clone(), 0, receivers.collect(), pool.clone()),
             out: Outbox::new(station, &devices, 0, pool),
             idle_sleep: config.idle_sleep,
             look_for_peer: Instant::now() + LOOK_FOR_PEER,
@@ -70,10 +70,8 @@ impl Link for DpdkEnd {
         loop {
             let now = Instant::now();
             self.out.begin(now);
-            self.inbox.poll(&mut self.out, |datagram, _| Some(datagram));
-            // What was sent before the wait, and answers of ARP.
             self.out.flush();
-            if !self.inbox.is_empty() || now >= until {
+            if self.inbox.fetch() > 0 || now >= until {
                 return Ok(());
             }
             if now >= self.look_for_peer {
@@ -89,8 +87,13 @@ impl Link for DpdkEnd {
         }
     }
 
-    fn split(&mut self) -> (impl Iterator<Item = (SocketAddr, &[u8])>, &mut Outbox) {
-        (self.inbox.iter(), &mut self.out)
+    fn receive(&mut self, take: impl FnMut(SocketAddr, &[u8], &mut Outbox)) {
+        // A worker has one port, so that nothing is anybody else's.
+        self.inbox.read(&mut self.out, take, |_, _| {});
+    }
+
+    fn out(&mut self) -> &mut Outbox {
+        &mut self.out
     }
 
     fn flush(&mut self) {
