@@ -27,6 +27,7 @@ __all__ = [
     "Replay",
     "Sequence",
     "Server",
+    "Station",
     "SumTree",
     "Table",
     "UpdateReceipt",
@@ -738,6 +739,37 @@ class GradientWorker:
     ) -> None: ...
 
 @final
+class Station:
+    """A DPDK device of a worker, and its address there.
+
+    `Replay.join_gradients` takes it, in a package that was built with the cargo feature `dpdk`; others raise
+    `ConfigError`. The device is opened then, and let go of when the worker leaves. A worker polls while it waits, with
+    its core whole.
+
+    Args:
+        device: As DPDK's `--vdev` takes it (`net_memif0,role=client,id=0,socket=PATH`), or a card's PCI address.
+        address: `ip:port` of the worker on the device's network: an IPv4 address that the kernel does not have.
+        eal: Arguments for DPDK, with spaces between them (`--no-huge -m 64 --no-pci`): the same in all of a process.
+        prefix: Bits of the network's part of the address, 0 to 32.
+        gateway: The IPv4 address by which other networks are reached.
+        idle_sleep_us: Microseconds that a waiting worker sleeps when nothing comes; 0 looks again at once.
+
+    Raises:
+        ConfigError: An address that is none.
+    """
+
+    def __new__(
+        cls,
+        device: str,
+        address: str,
+        *,
+        eal: str = "",
+        prefix: int = 24,
+        gateway: str | None = None,
+        idle_sleep_us: int = 0,
+    ) -> Self: ...
+
+@final
 class Server:
     """A server in front of a `Replay` of this process.
 
@@ -959,6 +991,7 @@ class Replay:
         segment_values: int = 360,
         deadline: float = 30.0,
         via: str | None = None,
+        station: Station | None = None,
     ) -> GradientWorker:
         """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
 
@@ -978,9 +1011,11 @@ class Replay:
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, this call too: then it fails, and names who was missing.
             via: `ip:port` that datagrams go to in place of the server's own: a relay, or an address that is translated.
+            station: The DPDK device that datagrams go over; the connection is the kernel's.
 
         Raises:
-            ConfigError: The server sums no gradients; arguments out of range, or not those of the other workers.
+            ConfigError: The server sums no gradients; arguments out of range, or not those of the other workers; a
+                station whose device cannot be used, or a package that was built without DPDK.
             TooLargeError: One job too many.
             SilentAggregatorError: Datagrams do not get through.
             ConnectError: Nobody answers at the address.

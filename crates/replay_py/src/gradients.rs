@@ -14,6 +14,7 @@ use replay_core::gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet}
 use replay_core::replay::Wait;
 
 use crate::handle::Handle;
+use crate::station::PyStation;
 use crate::turns::Turns;
 use crate::{array, error, wait};
 
@@ -119,11 +120,21 @@ impl PyGradientWorker {
         client: &Client,
         request: &JoinJob,
         via: Option<&str>,
+        station: Option<&PyStation>,
     ) -> PyResult<Self> {
         let via = via.map(|via| socket_address(py, via)).transpose()?;
-        let worker = wait::blocking(py, None, |wait| match via {
-            None => client.join_gradients(request, wait),
-            Some(via) => client.join_gradients_via(request, via, wait),
+        let station = station.map(|station| &station.config);
+        if let (Some(via), Some(_)) = (via, station) {
+            let advice = "a station sends to the server's own address: leave one out";
+            return Err(error::config(
+                py,
+                format!("both via ({via}) and station: {advice}"),
+            ));
+        }
+        let worker = wait::blocking(py, None, |wait| match (via, station) {
+            (Some(via), _) => client.join_gradients_via(request, via, wait),
+            (_, Some(station)) => client.join_gradients_on(request, station, wait),
+            (None, None) => client.join_gradients(request, wait),
         })?;
         let round = AtomicU64::new(worker.next_round());
         let shared = Shared {

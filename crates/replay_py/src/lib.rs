@@ -7,6 +7,7 @@
 //! | `writer` | `Writer` |
 //! | `draw`, `batch`, `batches` | from a draw to `Batch`, and `Batches` that decode ahead |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
+//! | `station` | `Station`, a worker's DPDK device |
 //! | `sum_tree` | `SumTree` and what it draws, `Drawn` |
 //! | `parameter_server` | what `innet-drl bench gradients` measures against and over |
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
@@ -35,6 +36,7 @@ mod parameter_server;
 mod parameters;
 mod replay;
 mod server;
+mod station;
 mod sum_tree;
 mod table;
 mod turns;
@@ -67,6 +69,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<replay::PyReplay>()?;
     module.add_class::<view::PySequence>()?;
     module.add_class::<server::PyServer>()?;
+    module.add_class::<station::PyStation>()?;
     module.add_class::<sum_tree::PySumTree>()?;
     module.add_class::<table::PyTable>()?;
     module.add_class::<replay::PyUpdateReceipt>()?;

@@ -27,6 +27,7 @@ use crate::gradients::{JoinArguments, PyGradientWorker};
 use crate::handle::Handle;
 use crate::parameters::{self, PyParameters};
 use crate::server::{self, PyServer, ServeOptions};
+use crate::station::PyStation;
 use crate::table::PyTable;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
@@ -475,7 +476,7 @@ impl PyReplay {
     #[pyo3(
         signature = (
             job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
-            via = None
+            via = None, station = None
         )
     )]
     #[expect(
@@ -494,6 +495,7 @@ impl PyReplay {
         segment_values: u16,
         deadline: f64,
         via: Option<&str>,
+        station: Option<PyRef<'_, PyStation>>,
     ) -> PyResult<PyGradientWorker> {
         let client = self.gradient_client(py)?;
         let arguments = JoinArguments {
@@ -507,7 +509,13 @@ impl PyReplay {
             deadline,
             asynchronous: None,
         };
-        PyGradientWorker::join(py, &client, &arguments.request(py)?, via)
+        PyGradientWorker::join(
+            py,
+            &client,
+            &arguments.request(py)?,
+            via,
+            station.as_deref(),
+        )
     }
 
     /// Takes part in an asynchronous job, whose workers do not wait for each other.

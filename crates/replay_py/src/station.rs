@@ -1,0 +1,63 @@
+//! `Station`: the DPDK device that a worker of a gradient job sends and receives on.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use replay_core::gradients::plane::DpdkConfig;
+
+use crate::error;
+
+/// A DPDK device of a worker, and its address there.
+#[pyclass(name = "Station", module = "innet_drl", frozen)]
+pub struct PyStation {
+    pub config: DpdkConfig,
+}
+
+#[pymethods]
+impl PyStation {
+    #[new]
+    #[pyo3(signature = (device, address, *, eal = "", prefix = 24, gateway = None, idle_sleep_us = 0))]
+    fn new(
+        py: Python<'_>,
+        device: String,
+        address: &str,
+        eal: &str,
+        prefix: u8,
+        gateway: Option<&str>,
+        idle_sleep_us: u64,
+    ) -> PyResult<Self> {
+        let address: SocketAddrV4 = address.parse().map_err(|_| {
+            let wanted =
+                "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
+            error::config(py, format!("address is {wanted}, got {address:?}"))
+        })?;
+        let gateway = gateway.map(|text| {
+            text.parse::<Ipv4Addr>()
+                .map_err(|_| error::config(py, format!("gateway is an IPv4 address, got {text:?}")))
+        });
+        Ok(PyStation {
+            config: DpdkConfig {
+                eal: eal.split_whitespace().map(str::to_owned).collect(),
+                devices: vec![device],
+                address,
+                prefix,
+                gateway: gateway.transpose()?,
+                threads: 1,
+                cores: Vec::new(),
+                idle_sleep: Duration::from_micros(idle_sleep_us),
+            },
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        let DpdkConfig {
+            devices,
+            address,
+            prefix,
+            ..
+        } = &self.config;
+        format!("<Station {address}/{prefix} on {}>", devices.join(", "))
+    }
+}
