@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use fstack_sys::fstack as ff;
 
 use super::Fstack;
-use super::config::Config;
 use super::handle::Handle;
 use super::reactor::{Reactor, end_loop};
 use crate::error::{Error, Result};
 use crate::net::Stack;
+use crate::net::fstack_config::Config;
 
 /// A trial that has not come to its end by then will not: hardware takes a few seconds.
 const TRIAL: Duration = Duration::from_secs(60);
