@@ -83,6 +83,7 @@ dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 # Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif
 	cargo test --package fstack_sys --features fstack
+	cargo test --package replay_core --features fstack --lib net::
 	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --package replay_core --features fstack --test fstack -- --show-output links::
 
 # For the whole workspace, as the Rust tests: that is one build for both.

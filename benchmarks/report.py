@@ -18,7 +18,7 @@ from benchmarks.catalogue import Benchmark, Goal
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
 
-RESULTS = ("results.jsonl", "README.md", "growth.svg", "sweep.json")
+RESULTS = ("results.jsonl", "README.md", "growth.svg", "sweep.json", "calls.json")
 """What the benchmarks write beside themselves."""
 
 

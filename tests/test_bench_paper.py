@@ -1,11 +1,14 @@
 """`innet-drl bench paper`: every system for a moment, and the rows, tables and picture that it leaves."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from innet_drl.bench import figures
+import innet_drl as innet
+from innet_drl import _core
+from innet_drl.bench import figures, results
 from innet_drl.cli import main
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
@@ -15,6 +18,11 @@ SHORT = ["bench", "paper", "--actors", "2", "--seconds", "0.3", "--actor-ms", "5
 def rows_of(path: Path) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = json.loads(path.read_text())["rows"]
     return rows
+
+
+def machine_of(path: Path) -> dict[str, object]:
+    machine: dict[str, object] = json.loads(path.read_text())["machine"]
+    return machine
 
 
 @pytest.mark.parametrize("format_name", ["frames", "stacks"])
@@ -39,6 +47,10 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr().out
     assert f"fstack is left out: {reason}" in told
     assert "up to 2 actors, the learner and the server share" in told
+    machine = machine_of(out)
+    assert machine["innet_drl"] == innet.__version__
+    assert machine["fstack"] == _core.fstack_release
+    assert "redis" not in machine
     rows = rows_of(out)
     assert {(row["system"], row["stack"], row["link"], row["format"], row["actors"]) for row in rows} == {
         ("shared", "kernel", "loopback", format_name, 2),
@@ -78,6 +90,37 @@ def test_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert status == 0
     assert {(row["system"], row["stack"]) for row in rows_of(out)} == {("redis", "kernel")}
     assert {row["what"] for row in rows_of(out)} >= LATENCIES
+    release = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    assert f" v={machine_of(out)['redis']} " in release
+
+
+def test_the_results_name_the_commit_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the checkout that has the package, and no other repository's."""
+
+    def git(*arguments: str) -> str:
+        flags = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+        return subprocess.run(["git", *flags, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+    package = tmp_path / "innet_drl" / "__init__.py"
+    package.parent.mkdir()
+    package.touch()
+    monkeypatch.setattr(innet, "__file__", str(package))
+
+    monkeypatch.setattr(results, "_commit", results._commit.__wrapped__)
+
+    def commit() -> object:
+        results.write(tmp_path / "out.json", [], {})
+        return machine_of(tmp_path / "out.json")["commit"]
+
+    assert commit() is None
+    git("init")
+    git("commit", "--allow-empty", "--message", "nothing of it")
+    assert commit() is None
+    git("add", "innet_drl")
+    git("commit", "--message", "the package")
+    assert commit() == git("describe", "--always")
+    package.write_text("changed = True")
+    assert commit() == git("describe", "--always") + "-dirty"
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,17 @@ def test_doctor_says_what_is_there() -> None:
     parts = json.loads(as_json.stdout)
     assert parts["ok"] == (as_json.returncode == 0)
     assert [part["ok"] for part in parts["parts"]] == [state == "ok" for state in states]
+
+
+def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
+    config = tmp_path / "fstack.ini"
+    config.write_text("[dpdk]\nlcore_mask=1\nno_huge=1\n[port0]\n[innet]\neal = --no-pci\neal = --vdev=net_memif0\n")
+    command = [*COMMAND, "doctor", "--json", "--stack-config"]
+    told = subprocess.run([*command, str(config)], capture_output=True, text=True, check=False)
+    parts = {part["part"]: part for part in json.loads(told.stdout)["parts"]}
+    for part in ("hugepages", "driver", "devices"):
+        assert parts[part]["ok"]
+        assert "not needed" in parts[part]["found"]
+    wrong = subprocess.run([*command, str(tmp_path / "missing.ini")], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "missing.ini" in wrong.stderr

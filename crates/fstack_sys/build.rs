@@ -1,7 +1,8 @@
 //! Finds F-Stack and DPDK, each only for its feature.
 //!
 //! A library that is missing is a warning here and an error of the linker: `cargo check`, clippy and rustdoc need no
-//! library, and whatever is linked fails right below the text that says what was looked for.
+//! library, and whatever is linked fails right below the text that says what was looked for. It is looked for again when
+//! one of the places changes.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -23,20 +24,53 @@ const UNDER_FSTACK: [&str; 9] = [
     "crypto",
 ];
 
+/// Written whenever a system's packages bring libraries, also into folders that were not there before.
+const LIBRARIES: &str = "/etc/ld.so.cache";
+
 /// The interface that the bindings were checked against; `rte_eth_bond_members_get` is newer.
 const DPDK_VERSION: &str = "22.11";
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found)");
+    println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found, dpdk_headers)");
     println!("cargo::rerun-if-env-changed={FF_PATH}");
-    for source in ["build.rs", "c/dpdk.c", "c/fstack.c", "c/fstack_layout.c"] {
-        println!("cargo::rerun-if-changed={source}");
+    for source in [
+        "build.rs",
+        "c/dpdk.c",
+        "c/fstack.c",
+        "c/fstack_layout.c",
+        "c/fstack_ports.c",
+    ] {
+        watch(source);
     }
     if env::var_os("CARGO_FEATURE_FSTACK").is_some() {
         fstack();
     }
     if env::var_os("CARGO_FEATURE_DPDK").is_some() {
         dpdk();
+    }
+}
+
+/// Looks again when this changes. Cargo goes through all of a folder; what does not exist counts as changed, always.
+fn watch(path: impl AsRef<Path>) {
+    println!("cargo::rerun-if-changed={}", path.as_ref().display());
+}
+
+/// Looks again when pkg-config may know more. A folder that the user has named is watched even where there is none.
+fn watch_packages() {
+    let named = env::var_os("PKG_CONFIG_PATH").unwrap_or_default();
+    let empty = |folder: &PathBuf| folder.as_os_str().is_empty();
+    env::split_paths(&named)
+        .filter(|f| !empty(f))
+        .for_each(watch);
+    let others = pkg_config::get_variable("pkg-config", "pc_path").unwrap_or_default();
+    let others = env::split_paths(&others).chain([LIBRARIES.into()]);
+    others.filter(|path| path.exists()).for_each(watch);
+}
+
+/// Looks again when this package of pkg-config is another one.
+fn watch_package(name: &str) {
+    if let Ok(folder) = pkg_config::get_variable(name, "pcfiledir") {
+        watch(Path::new(&folder).join(format!("{name}.pc")));
     }
 }
 
@@ -60,17 +94,24 @@ fn fstack() {
                  {FF_PATH} to its folder, or PKG_CONFIG_PATH to that of its libfstack.pc"
             );
             println!("cargo::rustc-link-lib=fstack");
+            match env::var_os(FF_PATH) {
+                Some(path) => watch(path),
+                None => watch_packages(),
+            }
             return;
         }
     };
     println!("cargo::rustc-cfg=fstack_found");
+    watch(found.include.join("ff_api.h"));
     if let Some(version) = found.version {
         println!("cargo::rustc-env=FSTACK_VERSION={version}");
     }
     let folder = found.library.display();
     println!("cargo::rustc-link-search=native={folder}");
+    let shared = found.library.join("libfstack.so");
     // A build script cannot pass these to what is linked above it; each package there asks for them.
-    if found.library.join("libfstack.so").exists() {
+    if shared.exists() {
+        watch(shared);
         println!("cargo::rustc-link-lib=dylib=fstack");
         for library in ["rte_ethdev", "rte_eal"] {
             println!("cargo::rustc-link-lib=dylib={library}");
@@ -78,6 +119,7 @@ fn fstack() {
         println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
         println!("cargo::metadata=link_args=-Wl,-rpath,{folder}");
     } else {
+        watch(found.library.join("libfstack.a"));
         // FreeBSD's linker sets are found by their sections' names alone, which lld takes for garbage.
         println!("cargo::rustc-link-lib=static:+whole-archive,-bundle=fstack");
         println!("cargo::rustc-link-arg=-Wl,-z,nostart-stop-gc");
@@ -90,6 +132,10 @@ fn fstack() {
         .files(["c/fstack.c", "c/fstack_layout.c"])
         .include(found.include)
         .compile("innet_fstack");
+    if let Ok(dpdk) = probe_dpdk() {
+        println!("cargo::rustc-cfg=dpdk_headers");
+        with_dpdk(&dpdk, "c/fstack_ports.c").compile("innet_fstack_ports");
+    }
 }
 
 fn in_folder(path: &Path) -> Result<Found, String> {
@@ -125,6 +171,7 @@ fn by_pkg_config() -> Result<Found, String> {
         .cargo_metadata(false)
         .probe("libfstack")
         .map_err(|_| format!("{FF_PATH} is not set, and pkg-config knows no libfstack"))?;
+    watch_package("libfstack");
     let first = |paths: &[PathBuf], what| {
         let missing = || format!("pkg-config knows libfstack, but names no folder of its {what}");
         paths.first().cloned().ok_or_else(missing)
@@ -137,35 +184,44 @@ fn by_pkg_config() -> Result<Found, String> {
 }
 
 fn dpdk() {
-    let found = pkg_config::Config::new()
-        .cargo_metadata(false)
-        .atleast_version(DPDK_VERSION)
-        .probe("libdpdk");
-    let Ok(found) = found else {
+    let Ok(found) = probe_dpdk() else {
         println!(
             "cargo::warning=DPDK was not found: pkg-config knows no libdpdk of version {DPDK_VERSION} or newer. Checks need \
              none, but nothing can be linked with the feature `dpdk`: install it (Debian: apt install libdpdk-dev), or \
              set PKG_CONFIG_PATH to the folder of its libdpdk.pc"
         );
         println!("cargo::rustc-link-lib=rte_ethdev");
+        watch_packages();
         return;
     };
     println!("cargo::rustc-cfg=dpdk_found");
     println!("cargo::rustc-env=DPDK_VERSION={}", found.version);
-    let mut shim = cc::Build::new();
-    shim.file("c/dpdk.c").includes(&found.include_paths);
-    // The headers' inline functions use instructions up to SSE4.2, which every machine that runs DPDK has.
-    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
-        shim.flag("-march=corei7");
-    }
     // The shim first: linkers resolve it from what follows.
-    shim.flag("-include")
-        .flag("rte_config.h")
-        .compile("innet_dpdk");
+    with_dpdk(&found, "c/dpdk.c").compile("innet_dpdk");
     for path in &found.link_paths {
         println!("cargo::rustc-link-search=native={}", path.display());
     }
     for library in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
+}
+
+fn probe_dpdk() -> Result<pkg_config::Library, pkg_config::Error> {
+    pkg_config::Config::new()
+        .cargo_metadata(false)
+        .atleast_version(DPDK_VERSION)
+        .probe("libdpdk")
+        .inspect(|_| watch_package("libdpdk"))
+}
+
+/// Compiles what uses DPDK's headers.
+fn with_dpdk(found: &pkg_config::Library, source: &str) -> cc::Build {
+    let mut build = cc::Build::new();
+    build.file(source).includes(&found.include_paths);
+    // The headers' inline functions use instructions up to SSE4.2, which every machine that runs DPDK has.
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        build.flag("-march=corei7");
+    }
+    build.flag("-include").flag("rte_config.h");
+    build
 }

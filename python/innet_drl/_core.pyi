@@ -35,11 +35,14 @@ __all__ = [
     "Writer",
     "__version__",
     "connect",
+    "fstack_release",
     "run_server_cli",
 ]
 
 __version__: str
 """The release, of the Python package and of the Rust crates."""
+fstack_release: str | None
+"""The release of F-Stack that it was built with, `"unknown"` where `FF_PATH` named it; `None` without F-Stack."""
 
 _Array: TypeAlias = NDArray[Any]
 

@@ -79,6 +79,10 @@ class RedisMemory:
         )
         self._ask(self._client.ping)
 
+    def version(self) -> str:
+        """The release of the Redis."""
+        return str(self._ask(lambda: self._client.info("server"))["redis_version"])
+
     def holds_experience(self) -> bool:
         """Whether anybody pushed under this run's name."""
         return bool(self._ask(lambda: self._client.exists(self._experience, self._parameters)))

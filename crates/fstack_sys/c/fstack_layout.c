@@ -24,13 +24,31 @@ const int32_t innet_fstack_constants[] = {
     EVFILT_READ, EVFILT_WRITE, EV_ADD, EV_DELETE, EV_ONESHOT, EV_CLEAR, EV_EOF, EV_ERROR, AF_INET6_LINUX, DPDK_CONFIG_NUM,
 };
 
-/* The compiler checks the types of the functions that the bindings use: a header that declares another one fails. */
-int (*const innet_ff_kevent)(int, const struct kevent *, int, struct kevent *, int, const struct timespec *) = ff_kevent;
-int (*const innet_ff_accept)(int, struct linux_sockaddr *, socklen_t *) = ff_accept;
-int (*const innet_ff_connect)(int, const struct linux_sockaddr *, socklen_t) = ff_connect;
-int (*const innet_ff_setsockopt)(int, int, int, const void *, socklen_t) = ff_setsockopt;
-int (*const innet_ff_getsockopt)(int, int, int, void *, socklen_t *) = ff_getsockopt;
-int (*const innet_ff_ioctl)(int, unsigned long, ...) = ff_ioctl;
-ssize_t (*const innet_ff_read)(int, void *, size_t) = ff_read;
-ssize_t (*const innet_ff_writev)(int, const struct iovec *, int) = ff_writev;
-void (*const innet_ff_run)(int (*)(void *), void *) = ff_run;
+/* A header that declares another type than src/fstack.rs does not compile. */
+#define DECLARED(function, type) \
+    _Static_assert(__builtin_types_compatible_p(__typeof__(function), type), #function " is not as src/fstack.rs has it")
+
+DECLARED(ff_load_config, int(int, char *const *));
+DECLARED(ff_init, int(int, char *const *));
+DECLARED(ff_run, void(int (*)(void *), void *));
+DECLARED(ff_stop_run, void(void));
+DECLARED(ff_socket, int(int, int, int));
+DECLARED(ff_ioctl, int(int, unsigned long, ...));
+DECLARED(ff_setsockopt, int(int, int, int, const void *, socklen_t));
+DECLARED(ff_getsockopt, int(int, int, int, void *, socklen_t *));
+DECLARED(ff_bind, int(int, const struct linux_sockaddr *, socklen_t));
+DECLARED(ff_listen, int(int, int));
+DECLARED(ff_accept, int(int, struct linux_sockaddr *, socklen_t *));
+DECLARED(ff_connect, int(int, const struct linux_sockaddr *, socklen_t));
+DECLARED(ff_shutdown, int(int, int));
+DECLARED(ff_close, int(int));
+DECLARED(ff_getsockname, int(int, struct linux_sockaddr *, socklen_t *));
+DECLARED(ff_getpeername, int(int, struct linux_sockaddr *, socklen_t *));
+DECLARED(ff_read, ssize_t(int, void *, size_t));
+DECLARED(ff_readv, ssize_t(int, const struct iovec *, int));
+DECLARED(ff_write, ssize_t(int, const void *, size_t));
+DECLARED(ff_writev, ssize_t(int, const struct iovec *, int));
+DECLARED(ff_kqueue, int(void));
+DECLARED(ff_kevent, int(int, const struct kevent *, int, struct kevent *, int, const struct timespec *));
+DECLARED(dpdk_argc, int);
+DECLARED(dpdk_argv, char *[DPDK_CONFIG_NUM + 1]);

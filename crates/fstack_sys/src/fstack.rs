@@ -84,7 +84,7 @@ pub const AF_INET6_LINUX: c_int = 10;
 /// Room for arguments in [`dpdk_argv`].
 pub const DPDK_CONFIG_NUM: usize = 16;
 
-// SAFETY: the signatures are those of the headers and of the steps in F-Stack 1.25's `ff_init`; structures and constants
+// SAFETY: the signatures are those of the steps in F-Stack 1.25's `ff_init`, and of the headers, compared in c/; structures and constants
 // are compared with the headers by tests/fstack_layout.rs.
 unsafe extern "C" {
     /// The arguments for EAL that [`ff_load_config`] made.

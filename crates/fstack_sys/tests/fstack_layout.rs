@@ -2,6 +2,7 @@
 #![cfg(all(feature = "fstack", fstack_found))]
 #![allow(clippy::print_stdout, reason = "what could not be checked")]
 
+use std::collections::BTreeSet;
 use std::mem::{align_of, offset_of, size_of};
 
 use fstack_sys::fstack::*;
@@ -38,6 +39,28 @@ fn structures_are_laid_out_as_the_headers_say() {
     assert_eq!(ours, address);
 }
 
+/// Only where pkg-config knows DPDK, too.
+#[cfg(dpdk_headers)]
+#[test]
+fn links_of_ports_are_laid_out_as_the_headers_say() {
+    // SAFETY: defined with these types in c/fstack_ports.c.
+    unsafe extern "C" {
+        static innet_eth_link_layout: [usize; 3];
+        static innet_link_up: rte_eth_link;
+        static innet_link_down: rte_eth_link;
+    }
+    // SAFETY: constants.
+    let (theirs, up, down) = unsafe { (innet_eth_link_layout, innet_link_up, innet_link_down) };
+    let ours = [
+        size_of::<rte_eth_link>(),
+        align_of::<rte_eth_link>(),
+        offset_of!(rte_eth_link, link_speed),
+    ];
+    assert_eq!(ours, theirs);
+    assert_eq!((up.link_speed, down.link_speed), (10, 10));
+    assert!(up.is_up() && !down.is_up() && down.bits != 0);
+}
+
 #[test]
 fn constants_are_those_of_the_headers() {
     // SAFETY: a constant array of this length in c/fstack_layout.c.
@@ -71,32 +94,57 @@ fn the_library_is_of_a_release_that_is_known_to_work() {
     );
 }
 
+/// Names and addresses of functions: taking an address makes the linker resolve it; none is called.
+macro_rules! functions {
+    ($($name:ident,)*) => { [$((stringify!($name), $name as *const ())),*] };
+}
+
 #[test]
 fn the_library_exports_every_function() {
-    // Taking an address makes the linker resolve it; none is called.
-    let exported: [*const (); 22] = [
-        ff_load_config as *const (),
-        ff_dpdk_init as *const (),
-        ff_freebsd_init as *const (),
-        ff_dpdk_if_up as *const (),
-        ff_init as *const (),
-        ff_run as *const (),
-        ff_stop_run as *const (),
-        ff_socket as *const (),
-        ff_ioctl as *const (),
-        ff_setsockopt as *const (),
-        ff_getsockopt as *const (),
-        ff_bind as *const (),
-        ff_listen as *const (),
-        ff_accept as *const (),
-        ff_connect as *const (),
-        ff_shutdown as *const (),
-        ff_close as *const (),
-        ff_getsockname as *const (),
-        ff_getpeername as *const (),
-        ff_kqueue as *const (),
-        ff_kevent as *const (),
-        ff_writev as *const (),
+    let exported = functions![
+        ff_load_config,
+        ff_dpdk_init,
+        innet_ff_no_checksums_on_first_port,
+        ff_freebsd_init,
+        ff_dpdk_if_up,
+        ff_init,
+        ff_run,
+        ff_stop_run,
+        rte_delay_us_callback_register,
+        rte_delay_us_block,
+        rte_eth_dev_count_avail,
+        rte_eth_dev_get_port_by_name,
+        rte_eth_link_get_nowait,
+        rte_eth_dev_start,
+        rte_eth_dev_stop,
+        ff_socket,
+        ff_ioctl,
+        ff_setsockopt,
+        ff_getsockopt,
+        ff_bind,
+        ff_listen,
+        ff_accept,
+        ff_connect,
+        ff_shutdown,
+        ff_close,
+        ff_getsockname,
+        ff_getpeername,
+        ff_read,
+        ff_readv,
+        ff_write,
+        ff_writev,
+        ff_kqueue,
+        ff_kevent,
     ];
-    assert!(exported.iter().all(|function| !function.is_null()));
+    assert!(exported.iter().all(|(_, function)| !function.is_null()));
+    let (_, bindings) = include_str!("../src/fstack.rs")
+        .split_once("extern \"C\" {")
+        .unwrap();
+    let bound = bindings
+        .lines()
+        .filter_map(|line| Some(line.trim().strip_prefix("pub fn ")?.split_once('(')?.0));
+    assert_eq!(
+        BTreeSet::from(exported.map(|(name, _)| name)),
+        bound.collect()
+    );
 }

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use replay_core::net::fstack::{self, config::Config, socket::Stream};
-use replay_core::net::{Address, Stack};
+use replay_core::net::fstack::{self, socket::Stream};
+use replay_core::net::{Address, Stack, fstack_config::Config};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

@@ -195,9 +195,9 @@ impl Server {
 
     #[cfg(feature = "fstack")]
     fn start_on_fstack(self: Arc<Self>, config: &ServerConfig, bound: Bound) -> Result<Part> {
-        use crate::net::fstack;
+        use crate::net::{fstack, fstack_config::Config};
         let path = config.stack_config.as_deref().unwrap_or(Path::new(""));
-        let reactor = fstack::start(&fstack::config::Config::read(path)?)?;
+        let reactor = fstack::start(&Config::read(path)?)?;
         let listen = config.listen.clone();
         let (end, ended) = std::sync::mpsc::channel();
         reactor.spawn(move |stack| async move {

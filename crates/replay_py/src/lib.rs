@@ -44,6 +44,17 @@ mod view;
 mod wait;
 mod writer;
 
+/// The release of F-Stack that is linked.
+#[cfg(feature = "fstack")]
+fn fstack_release() -> Option<&'static str> {
+    Some(fstack_sys::fstack::RELEASE.unwrap_or("unknown"))
+}
+
+#[cfg(not(feature = "fstack"))]
+fn fstack_release() -> Option<&'static str> {
+    None
+}
+
 /// Runs the command line of `innet-replay` and returns its exit status.
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
@@ -55,6 +66,7 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("fstack_release", fstack_release())?;
     module.add_class::<batch::PyBatch>()?;
     module.add_class::<batches::PyBatches>()?;
     module.add_class::<table::PyColumn>()?;

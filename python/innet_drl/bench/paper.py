@@ -79,6 +79,7 @@ def run(flags: PaperFlags) -> None:
     )
     rows: list[Row] = []
     left_out: set[str] = set()
+    versions: dict[str, str | None] = {}
     with tempfile.TemporaryDirectory(prefix="innet-") as directory:
         played = Path(directory) / "scene.npz"
         scene.record(played)
@@ -92,7 +93,7 @@ def run(flags: PaperFlags) -> None:
                             system, stack, format_name, number, flags.seconds, flags.actor_ms, flags.update_ms, played
                         )
                         try:
-                            rows += _rows(case, _measured(case, flags))
+                            rows += _rows(case, _measured(case, flags, versions))
                         except BenchError as error:
                             if stack.name != "fstack":
                                 raise
@@ -102,7 +103,7 @@ def run(flags: PaperFlags) -> None:
                             continue
                         print(figures.line(rows, case), flush=True)
                         if flags.json is not None:
-                            results.write(flags.json, rows, _settings(flags))
+                            results.write(flags.json, rows, _settings(flags), versions)
     print()
     print(figures.tables(rows))
     if flags.json is not None:
@@ -113,9 +114,9 @@ def run(flags: PaperFlags) -> None:
         print(f"picture: {plot}")
 
 
-def _measured(case: Case, flags: PaperFlags) -> Measured:
+def _measured(case: Case, flags: PaperFlags, versions: dict[str, str | None]) -> Measured:
     with contextlib.ExitStack() as running:
-        server = services.redis(flags.redis) if case.system == "redis" else services.ours(case.stack)
+        server = services.redis(flags.redis, versions) if case.system == "redis" else services.ours(case.stack)
         return measure(case, running.enter_context(server))
 
 

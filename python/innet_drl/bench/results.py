@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import innet_drl as innet
+from innet_drl._core import fstack_release
 from innet_drl.faults import ConfigurationError
 from innet_drl.folder import writing
 from innet_drl.machine import cores
@@ -20,14 +23,26 @@ from innet_drl.machine import cores
 Row = dict[str, Any]
 
 
-def write(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
-    """Writes machine, settings and rows as JSON, one row a line: files of two runs can be compared."""
+def write(
+    path: Path, rows: list[Row], settings: dict[str, Any], versions: Mapping[str, str | None] | None = None
+) -> None:
+    """Writes machine, settings and rows as JSON, one row a line: files of two runs can be compared.
+
+    Args:
+        path: The file.
+        rows: What was measured.
+        settings: How.
+        versions: Of what else took part, by its name.
+    """
     machine = {
+        "commit": _commit(),
         "processor": _processor(),
         "cores": cores(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "innet_drl": innet.__version__,
+        "fstack": fstack_release,
+        **(versions or {}),
         "argv": " ".join(sys.argv[1:]),
         "load": os.getloadavg()[0],
     }
@@ -71,6 +86,23 @@ def names(text: str, known: Iterable[str], flag: str) -> list[str]:
         if name not in known:
             raise ConfigurationError(f"--{flag} {text}: {name!r} is none of {', '.join(known)}")
     return found
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Of the checkout that this package is in, with `-dirty` where it has changes; `None` for an installed one.
+
+    It is asked for once: the results may be files of the checkout themselves.
+    """
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["git", "-C", str(Path(innet.__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with contextlib.suppress(OSError):
+        if git("ls-files", "--error-unmatch", "__init__.py").returncode == 0:
+            return git("describe", "--always", "--dirty").stdout.strip()
+    return None
 
 
 def _processor() -> str:

@@ -32,14 +32,20 @@ def why_not_redis(named: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def redis(named: str | None) -> Iterator[str]:
-    """A Redis without anything on the disk, or the one that was named; the keys of the benchmark are removed."""
+def redis(named: str | None, versions: dict[str, str | None]) -> Iterator[str]:
+    """A Redis without anything on the disk, or the one that was named; the keys of the benchmark are removed.
+
+    Args:
+        named: Its URL, or `None` to start one.
+        versions: Gets its release.
+    """
     from innet_drl.redis_memory import RedisMemory
 
     with contextlib.ExitStack() as running:
         address = named or running.enter_context(_redis_server())
         keys = running.enter_context(contextlib.closing(RedisMemory(address, "bench", "", {})))
         keys.clear()
+        versions["redis"] = keys.version()
         try:
             yield address
         finally:

@@ -38,12 +38,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     let done = match command_line.command {
-        Command::Serve(flags) => serve::run(&flags),
-        Command::Stats(flags) => stats::run(&flags),
-        Command::Doctor(flags) => return doctor::run(&flags),
+        Command::Serve(flags) => serve::run(&flags).map(|()| 0),
+        Command::Stats(flags) => stats::run(&flags).map(|()| 0),
+        Command::Doctor(flags) => doctor::run(&flags),
     };
     match done {
-        Ok(()) => 0,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("innet-replay: {error}");
             match error {

@@ -17,9 +17,9 @@ use super::keys::{Incarnations, Stamp};
 use super::link::{self, Link};
 use super::{ConnectOptions, tls};
 use crate::error::{Error, Result};
-#[cfg(feature = "fstack")]
-use crate::net::fstack;
 use crate::net::{Address, StackName, kernel};
+#[cfg(feature = "fstack")]
+use crate::net::{fstack, fstack_config::Config};
 use crate::replay::Wait;
 use crate::wire::{Limits, ReplyBody, RequestBody};
 
@@ -98,7 +98,7 @@ impl Dialer {
         let reactor = match over_fstack {
             Some(file) => {
                 fstack::socket_address(&address)?;
-                Some(fstack::start(&fstack::config::Config::read(file)?)?)
+                Some(fstack::start(&Config::read(file)?)?)
             }
             None => None,
         };

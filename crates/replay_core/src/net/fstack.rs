@@ -2,7 +2,6 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`config`] | the file that F-Stack reads, and the section in it that it does not |
 //! | `start` | F-Stack's start: once in a process, tried in a child first |
 //! | [`reactor`] | tasks, timers and readiness, turned by F-Stack's loop |
 //! | [`socket`] | streams and listeners |
@@ -12,7 +11,6 @@
 //! [`socket::Stream`] may therefore go anywhere, but they find their reactor by the thread they are on, and elsewhere
 //! fail with an error.
 
-pub mod config;
 pub mod handle;
 pub mod reactor;
 pub mod socket;

@@ -5,6 +5,7 @@
 pub mod address;
 #[cfg(feature = "fstack")]
 pub mod fstack;
+pub mod fstack_config;
 pub mod kernel;
 pub mod sim;
 

@@ -5,9 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Finding;
+use crate::net::fstack_config::Config;
 
-/// Drivers through which DPDK has a card to itself.
-const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+/// Drivers that hand a card to DPDK, the one to prefer first.
+const USER_SPACE_DRIVERS: [&str; 3] = [VFIO, "igb_uio", "uio_pci_generic"];
+/// It wants an IOMMU, or its unsafe mode.
+const VFIO: &str = "vfio-pci";
+const VFIO_DEVICE: &str = "dev/vfio/vfio";
+const UNSAFE_MODE: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 
 /// Where libraries are, on Debian and elsewhere.
 const LIBRARY_FOLDERS: [&str; 8] = [
@@ -28,7 +33,32 @@ const CAPABILITIES: [(u32, &str); 3] = [
     (14, "cap_ipc_lock"),
 ];
 
-const NO_NIC: &str = "af_packet, af_xdp and memif devices need none";
+const NO_NIC: &str =
+    "af_packet, af_xdp and memif devices need none (--stack-config FILE looks for what FILE needs)";
+const NOT_NEEDED: &str = "not needed: the configuration names virtual devices alone";
+
+/// What the devices of a stack need.
+#[derive(Clone, Copy)]
+pub struct Needs {
+    card: bool,
+    hugepages: bool,
+}
+
+impl Needs {
+    /// A network card, on hugepages.
+    pub const A_CARD: Needs = Needs {
+        card: true,
+        hugepages: true,
+    };
+
+    /// What this configuration asks for.
+    pub fn of(config: &Config) -> Self {
+        Needs {
+            card: !config.virtual_only,
+            hugepages: config.hugepages,
+        }
+    }
+}
 
 /// A machine to look at.
 pub struct Machine {
@@ -51,13 +81,13 @@ impl Machine {
     }
 
     /// Every part, in the order in which one would set them up.
-    pub fn findings(&self) -> Vec<Finding> {
+    pub fn findings(&self, needs: Needs) -> Vec<Finding> {
         vec![
             self.support(),
             self.dpdk(),
-            self.hugepages(),
-            self.vfio(),
-            self.devices(),
+            self.hugepages(needs),
+            self.driver(needs),
+            self.devices(needs),
             self.rights(),
             self.cores(),
         ]
@@ -95,8 +125,11 @@ impl Machine {
         }
     }
 
-    fn hugepages(&self) -> Finding {
+    fn hugepages(&self, needs: Needs) -> Finding {
         const PART: &str = "hugepages";
+        if !needs.hugepages {
+            return Finding::ok(PART, "not needed: the configuration says no_huge");
+        }
         let mut reserved = Vec::new();
         let (mut total, mut free) = (0, 0);
         for size in names(&self.at("sys/kernel/mm/hugepages")) {
@@ -134,33 +167,64 @@ impl Machine {
         Finding::ok(PART, format!("{found}, at {mount}"))
     }
 
-    fn vfio(&self) -> Finding {
-        const PART: &str = "vfio";
-        if !self.at("dev/vfio/vfio").exists() {
-            return Finding::missing(
-                PART,
-                "/dev/vfio/vfio is not there",
-                format!("modprobe vfio-pci; {NO_NIC}"),
-            );
+    fn driver(&self, needs: Needs) -> Finding {
+        const PART: &str = "driver";
+        if !needs.card {
+            return Finding::ok(PART, NOT_NEEDED);
         }
-        let unsafe_mode = self.text("sys/module/vfio/parameters/enable_unsafe_noiommu_mode") == "Y";
-        match (
-            names(&self.at("sys/kernel/iommu_groups")).len(),
-            unsafe_mode,
-        ) {
-            (0, false) => Finding::missing(
-                PART,
-                "there, without an IOMMU",
-                "start the kernel with intel_iommu=on or amd_iommu=on; on a machine without one (most virtual ones), \
-                 echo 1 > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
-            ),
-            (0, true) => Finding::ok(PART, "without an IOMMU, in the unsafe mode"),
-            (groups, _) => Finding::ok(PART, format!("{groups} IOMMU groups")),
+        let ready = self.ready_drivers();
+        if !ready.is_empty() {
+            let how = |driver: &&str| match (*driver, self.iommu_groups()) {
+                (VFIO, 0) => "vfio-pci without an IOMMU, in the unsafe mode".to_owned(),
+                (VFIO, groups) => format!("vfio-pci with {groups} IOMMU groups"),
+                (uio, _) => uio.to_owned(),
+            };
+            let ready: Vec<String> = ready.iter().map(how).collect();
+            return Finding::ok(PART, ready.join("; "));
         }
+        let (found, to_do) = if !self.loaded(VFIO) {
+            (
+                format!("none of {} is loaded", USER_SPACE_DRIVERS.join(", ")),
+                "modprobe vfio-pci, or uio_pci_generic on a machine without an IOMMU".to_owned(),
+            )
+        } else if !self.at(VFIO_DEVICE).exists() {
+            (
+                format!("vfio-pci is loaded, and /{VFIO_DEVICE} is not there"),
+                "modprobe vfio; a container has to be given /dev/vfio".to_owned(),
+            )
+        } else {
+            (
+                "vfio-pci is loaded, and there is no IOMMU".to_owned(),
+                format!(
+                    "start the kernel with intel_iommu=on or amd_iommu=on; on a machine without one (most virtual \
+                     ones), echo 1 > /{UNSAFE_MODE}, or modprobe uio_pci_generic"
+                ),
+            )
+        };
+        Finding::missing(PART, found, format!("{to_do}; {NO_NIC}"))
     }
 
-    fn devices(&self) -> Finding {
+    /// The drivers that can hand a card over, the one to prefer first.
+    fn ready_drivers(&self) -> Vec<&'static str> {
+        let iommu = self.iommu_groups() > 0 || self.text(UNSAFE_MODE) == "Y";
+        let vfio = iommu && self.at(VFIO_DEVICE).exists();
+        let ready = |driver: &&str| self.loaded(driver) && (*driver != VFIO || vfio);
+        USER_SPACE_DRIVERS.into_iter().filter(ready).collect()
+    }
+
+    fn loaded(&self, driver: &str) -> bool {
+        self.at("sys/bus/pci/drivers").join(driver).exists()
+    }
+
+    fn iommu_groups(&self) -> usize {
+        names(&self.at("sys/kernel/iommu_groups")).len()
+    }
+
+    fn devices(&self, needs: Needs) -> Finding {
         const PART: &str = "devices";
+        if !needs.card {
+            return Finding::ok(PART, NOT_NEEDED);
+        }
         let folder = self.at("sys/bus/pci/devices");
         let (mut ready, mut others) = (Vec::new(), Vec::new());
         for address in names(&folder) {
@@ -190,8 +254,9 @@ impl Machine {
             PART,
             format!("no network card is DPDK's: {}", told.join(", ")),
             format!(
-                "dpdk-devbind.py --bind=vfio-pci {address} takes it from the kernel: not the one that you are logged in \
-                 through; {NO_NIC}"
+                "dpdk-devbind.py --bind={} {address} takes it from the kernel: not the one that you are logged in \
+                 through; {NO_NIC}",
+                self.ready_drivers().first().unwrap_or(&VFIO)
             ),
         )
     }
@@ -221,7 +286,8 @@ impl Machine {
             PART,
             format!("not root, and without {}", lacking.join(", ")),
             format!(
-                "run it as root, or setcap {}+ep on the program; for a card also: chown this user /dev/vfio/*",
+                "run it as root, or setcap {}+ep on the program; for a card also: chown this user /dev/vfio/* (the uio \
+                 drivers want root)",
                 all.join(",")
             ),
         )
@@ -292,221 +358,4 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-
-    /// A machine of files; a path that ends in `/` is a folder.
-    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
-        let root = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path_there = root.path().join(path);
-            if path.ends_with('/') {
-                fs::create_dir_all(path_there).unwrap();
-                continue;
-            }
-            fs::create_dir_all(path_there.parent().unwrap()).unwrap();
-            match text.strip_prefix("-> ") {
-                Some(target) => symlink(target, path_there).unwrap(),
-                None => fs::write(path_there, text).unwrap(),
-            }
-        }
-        let machine = Machine {
-            root: root.path().to_owned(),
-            fstack: true,
-            cores: 4,
-        };
-        (root, machine)
-    }
-
-    const PAGES: &str = "sys/kernel/mm/hugepages/hugepages-2048kB";
-    const CARD: &str = "sys/bus/pci/devices/0000:03:00.0";
-
-    fn ready() -> Vec<(String, &'static str)> {
-        vec![
-            ("usr/lib/x86_64-linux-gnu/librte_eal.so.23".into(), ""),
-            (format!("{PAGES}/nr_hugepages"), "512\n"),
-            (format!("{PAGES}/free_hugepages"), "500\n"),
-            (
-                "proc/mounts".into(),
-                "proc /proc proc rw 0 0\nhugetlbfs /dev/hugepages hugetlbfs rw 0 0\n",
-            ),
-            ("dev/vfio/vfio".into(), ""),
-            ("sys/kernel/iommu_groups/0/".into(), ""),
-            ("sys/kernel/iommu_groups/1/".into(), ""),
-            (format!("{CARD}/class"), "0x020000\n"),
-            (format!("{CARD}/driver"), "-> ../../../drivers/vfio-pci"),
-            ("sys/bus/pci/devices/0000:00:02.0/class".into(), "0x030000"),
-            ("sys/devices/system/cpu/isolated".into(), "2-3\n"),
-            (
-                "proc/self/status".into(),
-                "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t0\n",
-            ),
-        ]
-    }
-
-    /// The ready machine with some files replaced, or left out where the text is "gone".
-    fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
-        let mut files = ready();
-        for (path, text) in changes {
-            files.retain(|(known, _)| known != path);
-            if *text != "gone" {
-                files.push(((*path).to_owned(), text));
-            }
-        }
-        let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, *text)).collect();
-        let (_root, machine) = machine(&files);
-        machine.findings()
-    }
-
-    fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
-        findings
-            .iter()
-            .find(|finding| finding.part == name)
-            .unwrap()
-    }
-
-    #[test]
-    fn a_machine_with_everything() {
-        let findings = changed(&[]);
-        assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
-        assert!(findings.iter().all(|finding| finding.to_do.is_empty()));
-        let found = |name| part(&findings, name).found.clone();
-        assert_eq!(
-            found("DPDK"),
-            "librte_eal.so.23 in /usr/lib/x86_64-linux-gnu"
-        );
-        assert_eq!(
-            found("hugepages"),
-            "500 of 512 pages of 2048kB free, at /dev/hugepages"
-        );
-        assert_eq!(found("vfio"), "2 IOMMU groups");
-        assert_eq!(found("devices"), "0000:03:00.0 (vfio-pci)");
-        assert!(found("cores").contains("isolated: 2-3"));
-    }
-
-    /// What is missing after these changes: the one part, what was found, and what to do.
-    fn missing(changes: &[(&str, &'static str)]) -> (&'static str, String, String) {
-        let findings = changed(changes);
-        let missing: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
-        let [one] = missing[..] else {
-            panic!("one part is to be missing: {missing:?}");
-        };
-        (one.part, one.found.clone(), one.to_do.clone())
-    }
-
-    #[test]
-    fn each_part_that_is_missing_says_what_to_do() {
-        let total = format!("{PAGES}/nr_hugepages");
-        let free = format!("{PAGES}/free_hugepages");
-        let driver = format!("{CARD}/driver");
-        let class = format!("{CARD}/class");
-        let groups = [
-            ("sys/kernel/iommu_groups/0/", "gone"),
-            ("sys/kernel/iommu_groups/1/", "gone"),
-        ];
-        let user = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000002000\n";
-        type Changes<'a> = &'a [(&'a str, &'static str)];
-        let cases: [(Changes<'_>, &str, &str, &str); 9] = [
-            (
-                &[("usr/lib/x86_64-linux-gnu/librte_eal.so.23", "gone")],
-                "DPDK",
-                "none of the folders",
-                "libdpdk-dev",
-            ),
-            (
-                &[(&total, "0")],
-                "hugepages",
-                "none are reserved",
-                "nr_hugepages",
-            ),
-            (
-                &[(&free, "0")],
-                "hugepages",
-                "0 of 512",
-                "end who uses them",
-            ),
-            (
-                &[("proc/mounts", "gone")],
-                "hugepages",
-                "not mounted",
-                "mount -t hugetlbfs",
-            ),
-            (
-                &[("dev/vfio/vfio", "gone")],
-                "vfio",
-                "not there",
-                "modprobe vfio-pci",
-            ),
-            (
-                &groups,
-                "vfio",
-                "without an IOMMU",
-                "enable_unsafe_noiommu_mode",
-            ),
-            (
-                &[(&driver, "-> ../../../drivers/i40e")],
-                "devices",
-                "0000:03:00.0 (i40e)",
-                "--bind=vfio-pci 0000:03:00.0",
-            ),
-            (
-                &[(&class, "0x010000")],
-                "devices",
-                "no network card",
-                "memif",
-            ),
-            (
-                &[("proc/self/status", user)],
-                "rights",
-                "without cap_net_admin, cap_ipc_lock",
-                "setcap",
-            ),
-        ];
-        for (changes, part, found, to_do) in cases {
-            let told = missing(changes);
-            assert_eq!(told.0, part);
-            assert!(told.1.contains(found), "{told:?}");
-            assert!(told.2.contains(to_do), "{told:?}");
-        }
-    }
-
-    #[test]
-    fn rights_and_unsafe_modes_that_do() {
-        let able = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000007000\n";
-        let findings = changed(&[
-            ("proc/self/status", able),
-            ("sys/kernel/iommu_groups/0/", "gone"),
-            ("sys/kernel/iommu_groups/1/", "gone"),
-            (
-                "sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
-                "Y\n",
-            ),
-        ]);
-        assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
-    }
-
-    #[test]
-    fn a_bare_machine_misses_all_but_what_it_is() {
-        let (_root, mut machine) = machine(&[]);
-        (machine.fstack, machine.cores) = (false, 1);
-        let findings = machine.findings();
-        assert!(
-            findings
-                .iter()
-                .all(|finding| !finding.ok && !finding.to_do.is_empty())
-        );
-        assert!(
-            part(&findings, "F-Stack support")
-                .to_do
-                .contains("feature `fstack`")
-        );
-        assert!(part(&findings, "cores").to_do.contains("idle_sleep"));
-    }
-
-    #[test]
-    fn this_machine_can_be_looked_at() {
-        assert_eq!(Machine::this().findings().len(), 7);
-    }
-}
+mod tests;

@@ -3,18 +3,26 @@
 mod checks;
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
-use checks::Machine;
+use checks::{Machine, Needs};
+
+use crate::error::Result;
+use crate::net::fstack_config::Config;
 
 /// Say what a server on F-Stack needs that is here, and what is missing.
 ///
 /// One line for each part, `ok` or `missing`, and below what is missing what to do. Nothing is changed. The exit status
-/// is 0 when nothing is missing for a network card, else 1. Serving on the kernel's sockets needs none of it.
+/// is 0 when nothing is missing for a network card, or for the devices of --stack-config, else 1. Serving on the
+/// kernel's sockets needs none of it.
 #[derive(Args)]
 pub struct Flags {
+    /// F-Stack's configuration file, as for serve: what its devices do not need is not missing
+    #[arg(long, value_name = "FILE")]
+    stack_config: Option<PathBuf>,
     /// One JSON object in place of the lines
     #[arg(long)]
     json: bool,
@@ -52,8 +60,15 @@ impl Finding {
 }
 
 /// Looks at this machine and returns the exit code.
-pub fn run(flags: &Flags) -> u8 {
-    let findings = Machine::this().findings();
+///
+/// # Errors
+/// [`Error::Config`](crate::error::Error::Config) for a configuration that cannot be read.
+pub fn run(flags: &Flags) -> Result<u8> {
+    let needs = match &flags.stack_config {
+        Some(path) => Needs::of(&Config::read(path)?),
+        None => Needs::A_CARD,
+    };
+    let findings = Machine::this().findings(needs);
     let text = if flags.json {
         let ok = findings.iter().all(|finding| finding.ok);
         serde_json::json!({ "ok": ok, "parts": findings }).to_string() + "\n"
@@ -62,7 +77,7 @@ pub fn run(flags: &Flags) -> u8 {
     };
     // A closed standard output changes nothing about the machine.
     let _ = io::stdout().lock().write_all(text.as_bytes());
-    code(&findings)
+    Ok(code(&findings))
 }
 
 fn code(findings: &[Finding]) -> u8 {

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use fstack_sys::fstack as ff;
 
 use super::Fstack;
-use super::config::Config;
 use super::handle::Handle;
 use super::reactor::{Reactor, end_loop};
 use crate::error::{Error, Result};
 use crate::net::Stack;
+use crate::net::fstack_config::Config;
 
 /// A trial that has not come to its end by then will not: hardware takes a few seconds.
 const TRIAL: Duration = Duration::from_secs(60);
@@ -276,9 +276,7 @@ fn try_in_child(config: &Config) -> Result<()> {
         child => {
             drop(child_end);
             let said = all_words(words, child);
-            let mut status = 0;
-            // SAFETY: a child of this process that nobody else waits for.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            let status = end_of(child);
             if said.contains(STARTED) {
                 return Ok(());
             }
@@ -376,6 +374,16 @@ fn all_words(mut words: impl Read + AsRawFd, child: libc::pid_t) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
+/// Waits until a child of this process has ended, and returns its status.
+fn end_of(child: libc::pid_t) -> c_int {
+    let mut status = 0;
+    // SAFETY: a child of this process that nobody else waits for.
+    while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1
+        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+    status
+}
+
 /// The end of what was said, on one line.
 fn last_words(said: &str) -> String {
     // Its configuration comes first, as "[section]: key=value".
@@ -427,5 +435,55 @@ impl Drop for Quiet {
                 libc::fclose(self.nowhere);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::{Command, Stdio};
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use super::*;
+
+    static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn interrupted(_: c_int) {
+        INTERRUPTED.store(true, SeqCst);
+    }
+
+    #[test]
+    fn a_child_is_waited_for_through_signals() {
+        // Without SA_RESTART: what a handler interrupts says so.
+        // SAFETY: a handler that stores to an atomic, for a signal that nothing else here uses.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = interrupted as extern "C" fn(c_int) as usize;
+            libc::sigaction(libc::SIGUSR2, &raw const action, ptr::null_mut());
+        }
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "read line; exit 7"]);
+        let mut child = shell.stdin(Stdio::piped()).spawn().unwrap();
+        let id = child.id().cast_signed();
+        let (tell, told) = mpsc::channel();
+        let waiting = thread::spawn(move || {
+            // SAFETY: the names of this thread.
+            tell.send(unsafe { (libc::gettid(), libc::pthread_self()) })
+                .unwrap();
+            end_of(id)
+        });
+        let (task, thread) = told.recv().unwrap();
+        // Asleep: it waits for the child.
+        let state = format!("/proc/self/task/{task}/stat");
+        while !fs::read_to_string(&state).unwrap().contains(") S ") {
+            thread::yield_now();
+        }
+        // SAFETY: the thread goes on until its child ends.
+        unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
+        while !INTERRUPTED.load(SeqCst) {
+            thread::yield_now();
+        }
+        drop(child.stdin.take());
+        assert_eq!(libc::WEXITSTATUS(waiting.join().unwrap()), 7);
     }
 }

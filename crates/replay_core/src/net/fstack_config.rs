@@ -25,6 +25,8 @@ pub struct Config {
     pub eal: Vec<String>,
     /// Whether it names virtual devices alone.
     pub virtual_only: bool,
+    /// Whether DPDK's memory is of hugepages.
+    pub hugepages: bool,
     /// The devices that connect to a memif socket; the other role listens there.
     pub memif_clients: Vec<String>,
     /// Whether packets have checksums: both ends of a memif leave them out, or none does.
@@ -55,6 +57,7 @@ impl Config {
             path: full,
             eal: Vec::new(),
             virtual_only: false,
+            hugepages: true,
             memif_clients: Vec::new(),
             memif_checksums: true,
             idle_sleep: 0,
@@ -121,6 +124,8 @@ impl Config {
                         )
                     })?;
                 }
+                // As F-Stack takes it, by `atoi`.
+                ("dpdk", "no_huge") => self.hugepages = !value.parse().is_ok_and(|n: i32| n != 0),
                 ("dpdk", "lcore_mask") => value.clone_into(&mut self.lcore_mask),
                 _ => {}
             }
@@ -174,15 +179,17 @@ mod tests {
             config.eal,
             ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]
         );
+        assert!(config.hugepages);
         assert!(
             config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty()
         );
         let config = read(
-            "[dpdk]\nlcore_mask=1\n[port0]\n[innet]\neal=--vdev=net_memif0,role=server,socket=a\n\
+            "[dpdk]\nlcore_mask=1\nno_huge=1\n[port0]\n[innet]\neal=--vdev=net_memif0,role=server,socket=a\n\
              eal=--vdev=net_memif1,socket=b,role=client\n",
         )
         .unwrap();
         assert_eq!(config.memif_clients, ["net_memif1"]);
+        assert!(!config.hugepages && !config.virtual_only);
     }
 
     #[test]
