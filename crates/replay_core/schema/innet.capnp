@@ -346,8 +346,8 @@ struct JoinGradients {
   # float32 values of a datagram, at most 360
   deadlineMs @7 :UInt32;
   # how long a segment waits for a worker
-  aggregator @8 :Bool;
-  # this is no worker but the server of some: `workers` counts those that send here
+  below @8 :UInt32;
+  # 0 for a worker. This is a server with sums of so many workers: `worker` and `workers` number the servers that send here
   values @9 :UInt32;
   # of the vector, where workers do not wait for each other; 0 where they do, and then the next two are as well
   threshold @10 :UInt16;

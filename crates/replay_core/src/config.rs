@@ -102,7 +102,7 @@ pub struct ServerConfig {
     pub parent_tls_ca: Option<PathBuf>,
     /// This server's number among those that have its parent, from 0. Default: 0.
     pub rack: u16,
-    /// How many servers have its parent. Default: 1.
+    /// How many servers have its parent, at least 2 with one. Default: 1.
     pub racks: u16,
     /// Tables made at the start; a client that asks for one of them with another definition gets an error, and
     /// no client can drop them. Default: none.

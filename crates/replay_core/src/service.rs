@@ -161,8 +161,8 @@ impl Service {
                 self.memory.table(table)?.close_writer(*writer, *epoch)?;
                 ReplyBody::Done
             }
-            RequestBody::JoinGradients { job, aggregator } => {
-                return self.join_gradients(job, *aggregator);
+            RequestBody::JoinGradients { job, below } => {
+                return self.join_gradients(job, *below);
             }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
                 return Err(Error::Protocol(
@@ -224,8 +224,8 @@ impl Service {
         Ok(())
     }
 
-    fn join_gradients(&self, job: &JoinJob, is_aggregator: bool) -> Result<Outcome> {
-        Ok(match self.aggregators()?.join(job, is_aggregator)? {
+    fn join_gradients(&self, job: &JoinJob, below: Option<u32>) -> Result<Outcome> {
+        Ok(match self.aggregators()?.join(job, below)? {
             Joined::Place(address, ticket) => {
                 Outcome::Ready(ReplyBody::Gradients(GradientsJoined { address, ticket }))
             }

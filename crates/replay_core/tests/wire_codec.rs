@@ -152,8 +152,8 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                 epoch,
             }
         }),
-        (join(), any::<bool>())
-            .prop_map(|(job, aggregator)| RequestBody::JoinGradients { job, aggregator }),
+        (join(), proptest::option::of(1u32..))
+            .prop_map(|(job, below)| RequestBody::JoinGradients { job, below }),
     ]
 }
 

@@ -132,7 +132,7 @@ pub struct Flags {
     /// This server's number among those that have its parent [default: 0]
     #[arg(long, value_name = "N")]
     rack: Option<u16>,
-    /// How many servers have its parent [default: 1]
+    /// How many servers have its parent, 2 to 64
     #[arg(long, value_name = "N")]
     racks: Option<u16>,
 }

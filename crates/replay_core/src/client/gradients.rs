@@ -38,14 +38,14 @@ pub struct Place {
     pub ticket: Ticket,
 }
 
-/// Asks a server for a place in a job; `is_aggregator` for a server that has workers, or others, below it.
+/// Asks a server for a place in a job, for a worker; or, with `below`, for a server that has sums of so many.
 ///
 /// # Errors
 /// [`Error::Deadline`] at `until`; those of connecting, and the server's.
 pub fn take_place(
     dialer: &Dialer,
     request: &JoinJob,
-    is_aggregator: bool,
+    below: Option<u32>,
     until: Instant,
     wait: &Wait<'_>,
 ) -> Result<Place> {
@@ -61,7 +61,7 @@ pub fn take_place(
     let deadline_ms = deadline_ms(Some(Instant::now() + left * 3 / 4));
     let body = RequestBody::JoinGradients {
         job: request.clone(),
-        aggregator: is_aggregator,
+        below,
     };
     let late = || Error::Deadline {
         waited_for: format!(
@@ -133,7 +133,7 @@ pub(super) fn enter(dialer: &Dialer, request: &JoinJob, wait: &Wait<'_>) -> Resu
         deadline: request.deadline * 3 / 4,
         ..request.clone()
     };
-    let place = take_place(dialer, &asked, false, until, wait)?;
+    let place = take_place(dialer, &asked, None, until, wait)?;
     let left = until.saturating_duration_since(Instant::now());
     Ok(Entry { place, asked, left })
 }

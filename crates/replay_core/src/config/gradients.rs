@@ -135,9 +135,16 @@ impl ServerConfig {
                 "the parent is {parent}: parent_tls_ca goes with innets://, and innets:// with parent_tls_ca"
             ));
         }
-        if self.rack >= self.racks || self.racks > 64 {
+        if !(2..=64).contains(&self.racks) {
             return refuse(format!(
-                "rack {} of {}: racks are 1 to 64, numbered from 0",
+                "the parent {parent} adds up the sums of 2 to 64 servers: say in racks how many there are, which is {}, and in rack which of \
+                 them this one is",
+                self.racks
+            ));
+        }
+        if self.rack >= self.racks {
+            return refuse(format!(
+                "rack {} of {}: racks are numbered from 0",
                 self.rack, self.racks
             ));
         }
@@ -215,6 +222,10 @@ mod tests {
             (
                 &format!("{here}parent = \"innet://a:1\"\nrack = 2\nracks = 2"),
                 "rack 2 of 2",
+            ),
+            (
+                &format!("{here}parent = \"innet://a:1\""),
+                "how many there are",
             ),
             (
                 &format!(

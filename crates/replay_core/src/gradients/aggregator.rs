@@ -4,18 +4,14 @@ use std::net::SocketAddr;
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
-use super::arithmetic::Arithmetic;
 use super::hash::IntegerMap;
-use super::job::{Job, JobStatus, Member, Terms};
-use super::packet::{ALL_SEGMENTS, Ack, Cookie, Header, Key, Kind, MAX_SEGMENT_VALUES, Status};
+use super::job::{Job, JobStatus, Member};
+use super::packet::{Ack, Header, Kind, MAX_SEGMENT_VALUES, Status};
 use super::slots::Slots;
-use super::{JoinJob, Ticket, Transmit};
+use super::terms::{self, Terms};
+use super::{JoinJob, Ticket, Transmit, Upstream};
 use crate::error::{Error, Result};
 
-/// Workers have a bit each.
-const MAX_WORKERS: u16 = 64;
-/// Bytes of a job's or a worker's name.
-const MAX_NAME: usize = 64;
 /// Rounds begin here, so that the one before the first has a number.
 const FIRST_ROUND: u64 = 1;
 
@@ -107,45 +103,6 @@ impl AddAssign for Counters {
     }
 }
 
-/// The aggregator above this one, as a job of this one has joined it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upstream {
-    /// Where it is.
-    pub address: SocketAddr,
-    /// Of the ticket it gave.
-    pub session: u32,
-    /// Of the ticket it gave.
-    pub key: Key,
-    /// Of the ticket it gave.
-    pub round: u64,
-    pub(super) cookie: Cookie,
-    pub(super) proved: bool,
-    /// Nothing comes from it any more.
-    pub(super) lost: bool,
-}
-
-impl Upstream {
-    /// The parent at `address` that gave `ticket`.
-    pub fn new(address: SocketAddr, ticket: &Ticket) -> Self {
-        Upstream {
-            address,
-            session: ticket.session,
-            key: ticket.key,
-            round: ticket.round,
-            cookie: Cookie::default(),
-            proved: false,
-            lost: false,
-        }
-    }
-
-    /// Shows the parent that this aggregator receives where it sends from.
-    pub(super) fn prove<T: Transmit>(&self, out: &mut T) {
-        let header = Header::new(Kind::Join, self.session, 0, 0);
-        let body = [self.key.as_slice(), &self.cookie].concat();
-        out.send(self.address, &header.encode(), &body);
-    }
-}
-
 /// Whose session it is.
 #[derive(Debug, Clone, Copy)]
 enum Owner {
@@ -182,11 +139,6 @@ impl Aggregator {
         self.jobs.iter().flatten().count()
     }
 
-    /// Whether a worker that joins with this request is the first of a job that has a parent: then [`Aggregator::join`] needs an [`Upstream`].
-    pub fn needs_parent(&self, request: &JoinJob) -> bool {
-        request.world != u32::from(request.workers) && self.find(&request.job).is_none()
-    }
-
     /// Whether a worker that joins the job `name` finds it there.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
@@ -207,7 +159,7 @@ impl Aggregator {
     }
 
     /// Takes a worker into a job, which is made for the first one. Whoever calls has made sure that it may. A worker whose seat is taken
-    /// replaces the one that has it.
+    /// replaces the one that has it. The first one of a job that has other workers elsewhere comes with the parent.
     ///
     /// # Errors
     /// [`Error::Config`] for a request that does not make sense or differs from those of the other workers, [`Error::TooLarge`] for one
@@ -219,32 +171,60 @@ impl Aggregator {
         upstream: Option<Upstream>,
         out: &mut T,
     ) -> Result<Ticket> {
-        check(request)?;
+        self.admit(now, request, None, upstream, out)
+    }
+
+    /// Takes a rack into a job: an aggregator that sends the sums of `below` workers.
+    ///
+    /// # Errors
+    /// Those of [`Aggregator::join`]; [`Error::Config`] where the workers of all racks cannot be as many as the job has.
+    pub fn join_rack<T: Transmit>(
+        &mut self,
+        now: Instant,
+        request: &JoinJob,
+        below: u32,
+        upstream: Option<Upstream>,
+        out: &mut T,
+    ) -> Result<Ticket> {
+        self.admit(now, request, Some(below), upstream, out)
+    }
+
+    fn admit<T: Transmit>(
+        &mut self,
+        now: Instant,
+        request: &JoinJob,
+        rack: Option<u32>,
+        upstream: Option<Upstream>,
+        out: &mut T,
+    ) -> Result<Ticket> {
+        terms::check(request)?;
         let session = self.draw_session()?;
         let key = random::<16>()?;
+        let terms = Terms::of(request, rack.is_some());
         let index = match self.find(&request.job) {
             Some(index) => index,
-            None => self.make_job(now, request, upstream)?,
+            None => self.make_job(now, request, terms, upstream)?,
         };
         let Some(job) = &mut self.jobs[index] else {
             return Err(Error::Internal("a job vanished while it was joined".into()));
         };
-        let asked = Terms::of(request);
-        if job.terms != asked {
-            return Err(Error::Config(format!(
-                "worker {} joins the gradient job {:?} with {asked:?}, but it was made with {:?}: give all workers the same",
-                request.worker, request.job, job.terms
-            )));
-        }
-        job.heard = now;
         let member = Member {
             name: request.name.clone(),
             session,
             key,
+            workers: rack.unwrap_or(1),
             path: None,
             offered: None,
             heard: now,
         };
+        let agreed = job.terms.admit(request, &terms);
+        if let Err(error) = agreed.and_then(|()| job.count_workers(request.worker, &member)) {
+            if job.joined() == 0 {
+                self.forget(index, out);
+            }
+            return Err(error);
+        }
+        job.heard = now;
         let (replaced, round) = job.seat(request.worker, member, out);
         if let Some(replaced) = replaced {
             self.sessions.remove(&replaced);
@@ -263,6 +243,7 @@ impl Aggregator {
         &mut self,
         now: Instant,
         request: &JoinJob,
+        terms: Terms,
         upstream: Option<Upstream>,
     ) -> Result<usize> {
         let Some(index) = self.jobs.iter().position(Option::is_none) else {
@@ -273,7 +254,6 @@ impl Aggregator {
                 advice: "wait for another job to end, or start the aggregator with room for more",
             });
         };
-        let terms = Terms::of(request);
         let (places, depth) = terms.places(self.limits.window);
         let bytes = Slots::bytes(places, depth, terms.stride());
         if terms.asynchronous.is_some() && bytes > self.limits.job_bytes {
@@ -284,17 +264,21 @@ impl Aggregator {
                 advice: "lower its staleness bound, or start the aggregator with room for more",
             });
         }
-        let has_parent = request.world != u32::from(request.workers);
-        if has_parent != upstream.is_some() {
+        let below = match &upstream {
+            Some(upstream) => upstream.below,
+            // The top of the tree: all there are send here.
+            None if terms.racks => terms.world,
+            None => terms.workers.into(),
+        };
+        if (below != terms.world) != upstream.is_some() {
             return Err(Error::Config(format!(
-                "the gradient job {:?} has {} workers in all and {} here: {}",
+                "the gradient job {:?} has {} workers in all and {below} here: {}",
                 request.job,
                 request.world,
-                request.workers,
-                if has_parent {
-                    "start this aggregator with --parent, or give it all workers"
-                } else {
-                    "with a parent aggregator say how many workers there are in all"
+                match upstream {
+                    None => "start this aggregator with --parent, or give it all workers",
+                    Some(_) =>
+                        "with a parent aggregator say how many workers there are in all",
                 }
             )));
         }
@@ -310,6 +294,7 @@ impl Aggregator {
         }
         let first = upstream.as_ref().map_or(FIRST_ROUND, |up| up.round);
         let mut job = Job::new(&request.job, terms, self.limits.window, first, now);
+        job.below = below;
         job.upstream = upstream;
         self.jobs[index] = Some(job);
         Ok(index)
@@ -496,70 +481,6 @@ impl Aggregator {
         });
         deadlines.flatten().min()
     }
-}
-
-fn check(request: &JoinJob) -> Result<()> {
-    let refuse = |reason: String| Err(Error::Config(format!("a gradient job: {reason}")));
-    let JoinJob {
-        job,
-        worker,
-        workers,
-        world,
-        name,
-        arithmetic,
-        segment_values,
-        deadline,
-        asynchronous,
-    } = request;
-    if job.is_empty() || job.len() > MAX_NAME || name.len() > MAX_NAME {
-        return refuse(format!(
-            "the names of job and worker have at most {MAX_NAME} bytes, and the job's at least one"
-        ));
-    }
-    if *workers == 0 || *workers > MAX_WORKERS {
-        return refuse(format!(
-            "an aggregator takes 1 to {MAX_WORKERS} workers, not {workers}: put aggregators with a parent between"
-        ));
-    }
-    if worker >= workers {
-        return refuse(format!(
-            "worker {worker} of {workers}: numbers begin with 0"
-        ));
-    }
-    if *world < u32::from(*workers) {
-        return refuse(format!(
-            "{world} workers in all, but {workers} at this aggregator"
-        ));
-    }
-    if *segment_values == 0 || usize::from(*segment_values) > MAX_SEGMENT_VALUES {
-        return refuse(format!(
-            "a segment has 1 to {MAX_SEGMENT_VALUES} values, not {segment_values}"
-        ));
-    }
-    if deadline.is_zero() {
-        return refuse("the deadline has to be longer than 0".to_owned());
-    }
-    let Some(terms) = asynchronous else {
-        return Ok(());
-    };
-    if *arithmetic != Arithmetic::Float || *world != u32::from(*workers) {
-        return refuse(
-            "an asynchronous one adds up float32, at an aggregator without a parent".to_owned(),
-        );
-    }
-    if terms.threshold == 0 || terms.threshold > *workers {
-        return refuse(format!(
-            "the threshold is from 1 to the number of workers ({workers}), not {}",
-            terms.threshold
-        ));
-    }
-    let segments = terms.segments(*segment_values);
-    if terms.values == 0 || segments >= ALL_SEGMENTS {
-        return refuse(format!(
-            "an asynchronous one sums vectors of at least one value and fewer than {ALL_SEGMENTS} segments, not {segments}"
-        ));
-    }
-    Ok(())
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {

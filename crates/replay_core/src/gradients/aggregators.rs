@@ -13,8 +13,9 @@ use std::time::Instant;
 use event_listener::{Event, EventListener};
 use serde_json::{Value, json};
 
-use super::job::Terms;
+use super::gathering::Gathering;
 use super::plane::Plane;
+use super::terms::Terms;
 use super::worker::Failure;
 use super::{Counters, JoinJob, Limits, Ticket, Upstream};
 use crate::client::connection::{Connection, Dialer};
@@ -36,7 +37,7 @@ pub struct Parent {
 pub enum Joined {
     /// A place, at the aggregator of this address.
     Place(SocketAddr, Ticket),
-    /// The parent has not answered yet: ask again when something has [`changed`](Aggregators::changed).
+    /// The parent has not answered yet, or other racks have not come: ask again when something has [`changed`](Aggregators::changed).
     Waits {
         /// Who is waited for.
         waited_for: String,
@@ -50,9 +51,27 @@ struct Shared {
     aggregators: Vec<Plane>,
     limits: Limits,
     parent: Option<Parent>,
-    /// The way up, for each job that has one.
-    lifts: Mutex<HashMap<String, Lift>>,
+    ways: Mutex<Ways>,
     changed: Event,
+}
+
+/// What there is of the way up, by the job's name.
+#[derive(Default)]
+struct Ways {
+    lifts: HashMap<String, Lift>,
+    gatherings: HashMap<String, Gathering>,
+}
+
+impl Ways {
+    /// Jobs beside `job` that have not been made yet.
+    fn pending(&self, job: &str) -> usize {
+        let lifts = self.lifts.iter();
+        let lifts = lifts.filter(|(_, lift)| !matches!(lift.state, LiftState::Used));
+        let gatherings = self.gatherings.keys();
+        let gatherings = gatherings.filter(|name| !self.lifts.contains_key(*name));
+        let names = lifts.map(|(name, _)| name).chain(gatherings);
+        names.filter(|name| *name != job).count()
+    }
 }
 
 /// A job's connection to the parent, and the thread that has it.
@@ -88,7 +107,7 @@ impl Aggregators {
             aggregators,
             limits,
             parent,
-            lifts: Mutex::default(),
+            ways: Mutex::default(),
             changed: Event::new(),
         }))
     }
@@ -98,36 +117,46 @@ impl Aggregators {
         self.0.aggregators[0].address()
     }
 
-    /// Takes a worker into a job, or, with `is_aggregator`, a server with some.
+    /// Takes a worker into a job; or, with `below`, a server that has sums of so many.
     ///
     /// # Errors
-    /// Those of [`Aggregator::join`](super::Aggregator::join), and [`Error::Gradients`] where the parent refuses.
-    pub fn join(&self, request: &JoinJob, is_aggregator: bool) -> Result<Joined> {
+    /// Those of [`Aggregator::join_rack`](super::Aggregator::join_rack), and [`Error::Gradients`] where the parent refuses.
+    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Joined> {
         let asked = request;
         let mut request = request.clone();
-        if is_aggregator {
+        if below.is_some() {
             // Where one of its workers is missing, the server below knows it, and speaks first.
             request.deadline = request.deadline * 9 / 8;
         }
-        if is_aggregator && self.0.parent.is_none() && request.world >= request.workers.into() {
-            // The top of the tree: all there are send here.
-            request.world = request.workers.into();
-        }
-        let mut lifts = self.0.lifts();
-        self.0.prune(&mut lifts);
-        let aggregator = self.0.aggregator_for(&request.job)?;
-        let upstream = match &self.0.parent {
-            Some(parent) if aggregator.needs_parent(&request) => {
-                match self.0.lift(&mut lifts, parent, asked)? {
-                    Ok(upstream) => Some(upstream),
+        let mut ways = self.0.ways();
+        self.0.prune(&mut ways);
+        let aggregator = self.0.aggregator_for(&request.job, &ways)?;
+        let mut upstream = None;
+        if let Some(parent) = &self.0.parent
+            && !aggregator.has(&request.job)
+        {
+            let here = match below {
+                None => request.workers.into(),
+                Some(below) => match self.0.gather(&mut ways, &request, below)? {
+                    Ok(here) => here,
+                    Err(waited_for) => return Ok(Joined::Waits { waited_for }),
+                },
+            };
+            if here != request.world {
+                let terms = Terms::of(&request, below.is_some());
+                match self.0.lift(&mut ways.lifts, parent, asked, terms, here)? {
+                    Ok(joined) => upstream = Some(joined),
                     Err(waited_for) => return Ok(Joined::Waits { waited_for }),
                 }
             }
-            _ => None,
-        };
+        }
         let goes_up = upstream.is_some();
-        let ticket = aggregator.join(&request, upstream)?;
-        if goes_up && let Some(lift) = lifts.get_mut(&request.job) {
+        let ticket = match below {
+            None => aggregator.join(&request, upstream)?,
+            Some(below) => aggregator.join_rack(&request, below, upstream)?,
+        };
+        ways.gatherings.remove(&request.job);
+        if goes_up && let Some(lift) = ways.lifts.get_mut(&request.job) {
             lift.state = LiftState::Used;
         }
         Ok(Joined::Place(aggregator.address(), ticket))
@@ -139,7 +168,7 @@ impl Aggregators {
         if let Some(aggregator) = aggregators.find(|one| one.address() == at) {
             aggregator.leave(session);
         }
-        self.0.prune(&mut self.0.lifts());
+        self.0.prune(&mut self.0.ways());
     }
 
     /// Hears when the parent has answered.
@@ -171,7 +200,7 @@ impl Aggregators {
 
 impl Drop for Aggregators {
     fn drop(&mut self) {
-        let lifts = std::mem::take(&mut *self.0.lifts());
+        let lifts = std::mem::take(&mut *self.0.ways()).lifts;
         let threads = lifts
             .into_values()
             .filter_map(|mut lift| lift.thread.take());
@@ -185,12 +214,12 @@ impl Drop for Aggregators {
 
 impl Shared {
     /// A panic while it was held has left whole entries: each is changed by one assignment.
-    fn lifts(&self) -> MutexGuard<'_, HashMap<String, Lift>> {
-        self.lifts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The aggregator that has the job, or the one with the fewest.
-    fn aggregator_for(&self, job: &str) -> Result<&Plane> {
+    fn aggregator_for(&self, job: &str, ways: &Ways) -> Result<&Plane> {
         if let Some(found) = self.aggregators.iter().find(|one| one.has(job)) {
             return Ok(found);
         }
@@ -199,7 +228,7 @@ impl Shared {
             .iter()
             .map(|one| one.jobs().len())
             .collect();
-        let jobs: usize = counts.iter().sum();
+        let jobs = counts.iter().sum::<usize>() + ways.pending(job);
         if jobs >= self.limits.jobs {
             return Err(Error::TooLarge {
                 what: "the number of gradient jobs",
@@ -218,8 +247,10 @@ impl Shared {
     }
 
     /// Lets go of connections whose job has ended, or was never made.
-    fn prune(&self, lifts: &mut HashMap<String, Lift>) {
-        lifts.retain(|job, lift| match lift.state {
+    fn prune(&self, ways: &mut Ways) {
+        ways.gatherings
+            .retain(|_, gathering| !gathering.is_over(Instant::now()));
+        ways.lifts.retain(|job, lift| match lift.state {
             LiftState::Joining => true,
             LiftState::Joined(_) | LiftState::Failed(_) => {
                 lift.begun.elapsed() < lift.terms.deadline
@@ -228,26 +259,65 @@ impl Shared {
         });
     }
 
+    /// How many workers there are below this server; who is waited for where not all racks have said it.
+    fn gather(
+        &self,
+        ways: &mut Ways,
+        request: &JoinJob,
+        below: u32,
+    ) -> Result<std::result::Result<u32, String>> {
+        let terms = Terms::of(request, true);
+        let name = &request.job;
+        ways.gatherings
+            .retain(|of, gathering| of != name || !gathering.is_of_another(&terms));
+        let fresh = || Gathering::new(terms, Instant::now());
+        let gathering = ways.gatherings.entry(name.clone()).or_insert_with(fresh);
+        let added = gathering.add(request, &terms, below);
+        let total = gathering.total();
+        let is_new = added.inspect_err(|_| {
+            // Whoever is still there comes to another one.
+            ways.gatherings.remove(name);
+            self.changed.notify(usize::MAX);
+        })?;
+        Ok(match total {
+            Ok(total) if total > request.world => {
+                return Err(Error::Config(format!(
+                    "the gradient job {:?} has {} workers in all, but the racks of this server {total}: give each worker the number of \
+                     those at its server and in all",
+                    request.job, request.world
+                )));
+            }
+            Ok(total) => {
+                if is_new {
+                    // The others ask again.
+                    self.changed.notify(usize::MAX);
+                }
+                Ok(total)
+            }
+            Err(absent) => {
+                let absent: Vec<String> = absent.iter().map(u16::to_string).collect();
+                let (absent, of) = (absent.join(", "), request.workers);
+                Err(format!("of {of} racks these have not come: {absent}"))
+            }
+        })
+    }
+
     /// The way up for a job that is about to be made; who is waited for where there is none yet.
     fn lift(
         self: &Arc<Self>,
         lifts: &mut HashMap<String, Lift>,
         parent: &Parent,
         request: &JoinJob,
+        terms: Terms,
+        below: u32,
     ) -> Result<std::result::Result<Upstream, String>> {
-        let terms = Terms::of(request);
         let waits = || format!("the parent at {} has not answered", parent.dialer.address);
         let Some(lift) = lifts.get(&request.job) else {
-            let lift = self.clone().begin_lift(parent, request, terms)?;
+            let lift = self.clone().begin_lift(parent, request, terms, below)?;
             lifts.insert(request.job.clone(), lift);
             return Ok(Err(waits()));
         };
-        if lift.terms != terms {
-            return Err(Error::Config(format!(
-                "worker {} joins the gradient job {:?} with {terms:?}, but another one with {:?}: give all workers the same",
-                request.worker, request.job, lift.terms
-            )));
-        }
+        lift.terms.admit(request, &terms)?;
         match &lift.state {
             LiftState::Joining | LiftState::Used => Ok(Err(waits())),
             LiftState::Joined(upstream) => Ok(Ok(upstream.clone())),
@@ -264,6 +334,7 @@ impl Shared {
         parent: &Parent,
         request: &JoinJob,
         terms: Terms,
+        below: u32,
     ) -> Result<Lift> {
         let up = JoinJob {
             worker: parent.rack,
@@ -276,7 +347,7 @@ impl Shared {
             .name("innet-parent".into())
             .spawn({
                 let stop = stop.clone();
-                move || self.hold(&up, &stop)
+                move || self.hold(&up, below, &stop)
             })
             .map_err(|source| Error::Io {
                 what: "cannot start a thread for the parent's connection".into(),
@@ -292,7 +363,7 @@ impl Shared {
     }
 
     /// Joins the parent, and keeps the connection until the job is over or the parent goes.
-    fn hold(&self, request: &JoinJob, stop: &Arc<AtomicBool>) {
+    fn hold(&self, request: &JoinJob, below: u32, stop: &Arc<AtomicBool>) {
         let Some(parent) = &self.parent else { return };
         // Pairs with the store in `Lift::drop`.
         let stopped = || stop.load(Ordering::Relaxed);
@@ -301,10 +372,10 @@ impl Shared {
             deadline: Some(until),
             interrupted: &stopped,
         };
-        let joined = take_place(&parent.dialer, request, true, until, &wait);
+        let joined = take_place(&parent.dialer, request, Some(below), until, &wait);
         let (state, connection) = match joined {
             Ok(place) => {
-                let upstream = Upstream::new(place.aggregator, &place.ticket);
+                let upstream = Upstream::new(place.aggregator, &place.ticket, below);
                 let kept = (upstream.session, place.connection);
                 (LiftState::Joined(upstream), Some(kept))
             }
@@ -336,7 +407,8 @@ impl Shared {
 
     /// Changes the state of a lift, if it is still the one that `stop` stops.
     fn come_to(&self, job: &str, stop: &Arc<AtomicBool>, state: LiftState) {
-        let mut lifts = self.lifts();
+        let mut ways = self.ways();
+        let lifts = &mut ways.lifts;
         if let Some(lift) = lifts.get_mut(job)
             && Arc::ptr_eq(&lift.stop, stop)
         {
@@ -346,7 +418,7 @@ impl Shared {
                 _ => lift.state = state,
             }
         }
-        drop(lifts);
+        drop(ways);
         self.changed.notify(usize::MAX);
     }
 }

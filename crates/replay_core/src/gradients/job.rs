@@ -6,13 +6,14 @@ mod parent;
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::aggregator::{Counters, Upstream};
-use super::arithmetic::Arithmetic;
+use super::aggregator::Counters;
 use super::packet::{ALL_SEGMENTS, Ack, Cookie, HEADER_BYTES, Header, Key, Kind, Status};
 use super::slots::{Place, Slots, State, Tag};
-use super::{Asynchronous, JoinJob, Transmit};
+use super::terms::{Terms, who};
+use super::{Transmit, Upstream};
+use crate::error::{Error, Result};
 
 /// A worker's place in the membership table.
 pub enum Seat {
@@ -41,6 +42,8 @@ pub struct Member {
     pub session: u32,
     /// In its controls.
     pub key: Key,
+    /// Workers whose sum it sends: 1, or those of a rack.
+    pub workers: u32,
     /// Where it is, once it has shown that it receives there.
     pub path: Option<SocketAddr>,
     /// What was sent to an address that has not been shown to be its own.
@@ -61,6 +64,8 @@ pub struct Job {
     pub heard: Instant,
     /// The aggregator above this one.
     pub upstream: Option<Upstream>,
+    /// Workers that sums from here are of.
+    pub below: u32,
     threshold: u32,
     slots: Slots,
     /// The newest round that a contribution came for.
@@ -71,23 +76,6 @@ pub struct Job {
     contributed: Vec<u64>,
     /// Why nothing is added up until a reset.
     halted: Option<Ack>,
-}
-
-/// What the workers of a job agree on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Workers here.
-    pub workers: u16,
-    /// Workers in all.
-    pub world: u32,
-    /// How it adds up.
-    pub arithmetic: Arithmetic,
-    /// Values of a full segment.
-    pub segment_values: u16,
-    /// How long a segment may wait.
-    pub deadline: Duration,
-    /// Where workers do not wait for each other.
-    pub asynchronous: Option<Asynchronous>,
 }
 
 /// A job as it is, for people.
@@ -110,33 +98,6 @@ pub struct JobStatus {
     pub halted: String,
 }
 
-impl Terms {
-    /// Those that a worker asks for.
-    pub fn of(request: &JoinJob) -> Self {
-        Terms {
-            workers: request.workers,
-            world: request.world,
-            arithmetic: request.arithmetic,
-            segment_values: request.segment_values,
-            deadline: request.deadline,
-            asynchronous: request.asynchronous,
-        }
-    }
-
-    /// Places of its segments, and the depth of each: `window` places, where it is not asynchronous.
-    pub fn places(&self, window: u32) -> (u32, usize) {
-        match &self.asynchronous {
-            None => (window, 2),
-            Some(terms) => (terms.segments(self.segment_values), terms.depth()),
-        }
-    }
-
-    /// Bytes of a full segment.
-    pub fn stride(&self) -> usize {
-        4 * usize::from(self.segment_values)
-    }
-}
-
 impl Job {
     /// A job without workers, whose first round is `first`.
     pub fn new(name: &str, terms: Terms, window: u32, first: u64, now: Instant) -> Self {
@@ -148,6 +109,7 @@ impl Job {
             seats: (0..terms.workers).map(|_| Seat::Empty).collect(),
             heard: now,
             upstream: None,
+            below: terms.world,
             threshold: threshold.into(),
             slots: Slots::new(places, depth, terms.stride(), now),
             newest: first - 1,
@@ -186,6 +148,42 @@ impl Job {
     /// Workers that have joined and not left.
     pub fn joined(&self) -> usize {
         self.members().count()
+    }
+
+    /// Refuses a rack whose workers, with those of the others, cannot be as many as there are: each sum would be of others than it says.
+    ///
+    /// # Errors
+    /// [`Error::Config`], with the workers of each rack.
+    pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
+        if !self.terms.racks {
+            return Ok(());
+        }
+        let seats = self.seats.iter().zip(0..);
+        let others = seats.filter(|&(_, number)| number != rack);
+        let mut known: Vec<(u16, u32)> = others
+            .filter_map(|(seat, number)| Some((number, seat.member()?.workers)))
+            .collect();
+        known.push((rack, member.workers));
+        let total: u64 = known.iter().map(|(_, workers)| u64::from(*workers)).sum();
+        // Each of these will have at least one.
+        let absent = self.seats.len() - known.len();
+        let below = u64::from(self.below);
+        let fits = match absent {
+            0 => total == below,
+            _ => total + absent as u64 <= below,
+        };
+        if fits {
+            return Ok(());
+        }
+        known.sort_unstable();
+        let each = known.iter().map(|(rack, workers)| format!("rack {rack} has {workers}"));
+        Err(Error::Config(format!(
+            "the gradient job {:?} is to have {below} workers here, but {}, of {} racks: give each server a --rack of its own and the same \
+             --racks, and each worker the number of those at its server and in all",
+            self.name,
+            each.collect::<Vec<_>>().join(", "),
+            self.seats.len(),
+        )))
     }
 
     /// Gives a seat to a new member, and returns the session of the one that had it and the round to begin with. What that one

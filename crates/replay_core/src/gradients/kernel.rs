@@ -91,11 +91,6 @@ impl UdpAggregator {
         self.shared.aggregator().has(name)
     }
 
-    /// See [`Aggregator::needs_parent`].
-    pub fn needs_parent(&self, request: &JoinJob) -> bool {
-        self.shared.aggregator().needs_parent(request)
-    }
-
     /// Takes a worker into a job: see [`Aggregator::join`].
     ///
     /// # Errors
@@ -103,6 +98,20 @@ impl UdpAggregator {
     pub fn join(&self, request: &JoinJob, upstream: Option<Upstream>) -> error::Result<Ticket> {
         let now = Instant::now();
         self.change(|aggregator, out| aggregator.join(now, request, upstream, out))
+    }
+
+    /// Takes a rack into a job: see [`Aggregator::join_rack`].
+    ///
+    /// # Errors
+    /// Those of [`Aggregator::join_rack`].
+    pub fn join_rack(
+        &self,
+        request: &JoinJob,
+        below: u32,
+        upstream: Option<Upstream>,
+    ) -> error::Result<Ticket> {
+        let now = Instant::now();
+        self.change(|aggregator, out| aggregator.join_rack(now, request, below, upstream, out))
     }
 
     /// A worker's connection has ended: what waits for it fails at once.

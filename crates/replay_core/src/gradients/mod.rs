@@ -10,8 +10,10 @@
 //! | [`packet`] | the datagrams |
 //! | [`arithmetic`] | float32 and block-floating fixed point |
 //! | [`slots`] | the segments under way, and the sums that are kept |
+//! | [`terms`] | what the workers of a job agree on |
 //! | [`job`] | workers, threshold, contributions and deadlines of one job |
 //! | [`aggregator`] | sessions, jobs and controls |
+//! | [`upstream`] | the aggregator above one |
 //! | [`window`] | how much a worker has under way, and when it asks |
 //! | [`worker`] | a worker's session, and its controls |
 //! | [`round`] | one sum, as a worker sees it |
@@ -50,6 +52,7 @@ pub mod background;
 pub mod datagrams;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
+mod gathering;
 mod hash;
 pub mod job;
 pub mod kernel;
@@ -60,20 +63,23 @@ pub mod parameter_server;
 pub mod plane;
 pub mod round;
 pub mod slots;
+pub mod terms;
 pub mod updates;
+pub mod upstream;
 pub mod window;
 pub mod worker;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub use aggregator::{Aggregator, Counters, Limits, Upstream};
+pub use aggregator::{Aggregator, Counters, Limits};
 pub use aggregators::Aggregators;
 pub use arithmetic::Arithmetic;
 pub use background::UdpUpdates;
 pub use kernel::{UdpAggregator, UdpWorker};
 pub use round::{Round, Sum};
 pub use updates::{Contributions, Updates};
+pub use upstream::Upstream;
 pub use worker::{Call, Command, Exchange, Failure, Worker};
 
 /// Where datagrams go.

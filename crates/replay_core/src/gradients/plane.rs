@@ -125,17 +125,25 @@ impl Plane {
         on!(self, one => one.has(name))
     }
 
-    /// See [`Aggregator::needs_parent`](super::Aggregator::needs_parent).
-    pub fn needs_parent(&self, request: &JoinJob) -> bool {
-        on!(self, one => one.needs_parent(request))
-    }
-
     /// See [`Aggregator::join`](super::Aggregator::join).
     ///
     /// # Errors
     /// Those of [`Aggregator::join`](super::Aggregator::join).
     pub fn join(&self, request: &JoinJob, upstream: Option<Upstream>) -> Result<Ticket> {
         on!(self, one => one.join(request, upstream))
+    }
+
+    /// See [`Aggregator::join_rack`](super::Aggregator::join_rack).
+    ///
+    /// # Errors
+    /// Those of [`Aggregator::join_rack`](super::Aggregator::join_rack).
+    pub fn join_rack(
+        &self,
+        request: &JoinJob,
+        below: u32,
+        upstream: Option<Upstream>,
+    ) -> Result<Ticket> {
+        on!(self, one => one.join_rack(request, below, upstream))
     }
 
     /// A worker's connection has ended: what waits for it fails at once.

@@ -172,7 +172,7 @@ fn request_body(
         Which::JoinGradients(join) => {
             let join = join.map_err(malformed)?;
             RequestBody::JoinGradients {
-                aggregator: join.get_aggregator(),
+                below: (join.get_below() > 0).then(|| join.get_below()),
                 job: self::join(join)?,
             }
         }

@@ -84,9 +84,9 @@ pub fn encode_request(request: &Request) -> Result<Outgoing> {
             out.set_writer(*writer);
             out.set_epoch(*epoch);
         }
-        RequestBody::JoinGradients { job, aggregator } => {
+        RequestBody::JoinGradients { job, below } => {
             let mut out = root.init_join_gradients();
-            out.set_aggregator(*aggregator);
+            out.set_below(below.unwrap_or(0));
             set_join(out, job);
         }
     }

@@ -8501,8 +8501,8 @@ pub mod join_gradients {
             self.reader.get_data_field::<u32>(3)
         }
         #[inline]
-        pub fn get_aggregator(self) -> bool {
-            self.reader.get_bool_field(128)
+        pub fn get_below(self) -> u32 {
+            self.reader.get_data_field::<u32>(4)
         }
         #[inline]
         pub fn get_values(self) -> u32 {
@@ -8651,12 +8651,12 @@ pub mod join_gradients {
             self.builder.set_data_field::<u32>(3, value);
         }
         #[inline]
-        pub fn get_aggregator(self) -> bool {
-            self.builder.get_bool_field(128)
+        pub fn get_below(self) -> u32 {
+            self.builder.get_data_field::<u32>(4)
         }
         #[inline]
-        pub fn set_aggregator(&mut self, value: bool)  {
-            self.builder.set_bool_field(128, value);
+        pub fn set_below(&mut self, value: u32)  {
+            self.builder.set_data_field::<u32>(4, value);
         }
         #[inline]
         pub fn get_values(self) -> u32 {

@@ -143,8 +143,8 @@ pub enum RequestBody {
     JoinGradients {
         /// The job, and the place in it.
         job: JoinJob,
-        /// This is no worker but the server of some.
-        aggregator: bool,
+        /// This is no worker but a server: how many workers it has sums of.
+        below: Option<u32>,
     },
 }
 

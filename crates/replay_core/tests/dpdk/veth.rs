@@ -71,26 +71,21 @@ fn an_aggregator_on_dpdk_passes_its_sums_to_a_parent_of_the_kernel() {
             .unwrap()
             .aggregators();
         let child = &children[2];
-        let rack = |number| request("job", number, 2);
-        let up = parent.join(&rack(0), None).unwrap();
-        let of_parent = |number| JoinJob {
+        let of_three = |number| JoinJob {
             world: 3,
-            ..rack(number)
+            ..request("job", number, 2)
         };
-        let mut upstream = Some(Upstream::new(at, &up));
+        let up = parent.join_rack(&of_three(0), 2, None).unwrap();
+        let mut upstream = Some(Upstream::new(at, &up, 2));
         let mut join = |number| {
-            let request = of_parent(number);
-            assert_eq!(child.needs_parent(&request), upstream.is_some());
+            let request = of_three(number);
             let ticket = child.join(&request, upstream.take()).unwrap();
             Plane::kernel(child.address(), &request, &ticket)
         };
         let mut workers: Vec<_> = (0..2).map(&mut join).collect();
-        // The third is the parent's own.
-        let ticket = parent.join(&rack(1), None).unwrap();
-        let own = JoinJob {
-            world: 3,
-            ..rack(1)
-        };
+        // The third is the parent's own, a rack of one.
+        let own = of_three(1);
+        let ticket = parent.join_rack(&own, 1, None).unwrap();
         workers.push(Plane::kernel(at, &own, &ticket));
         sum_all(workers, 3, 20_000);
         assert_eq!(parent.counters().counted, 2 * parent.counters().sums);

@@ -4,11 +4,23 @@ use std::time::Duration;
 
 use replay_core::gradients::{Arithmetic, Command, Failure, JoinJob, Limits, Upstream, Worker};
 
-use crate::network::{Faults, Network, address, as_f32, exact, gradients, request, whole_numbers};
+use crate::network::{Faults, Network, Port, address, as_f32, exact, gradients, request, whole_numbers};
 
 const RACKS: u16 = 2;
 const PER_RACK: u16 = 3;
 const ALL: usize = (RACKS * PER_RACK) as usize;
+
+/// A rack as it asks its parent.
+fn rack_request(rack: u16, racks: u16, world: u32) -> JoinJob {
+    let request = request(rack, racks);
+    JoinJob {
+        world,
+        name: format!("rack-{rack}"),
+        // As a server's parent has it.
+        deadline: request.deadline * 9 / 8,
+        ..request
+    }
+}
 
 /// Aggregator 0 is the parent of 1 and 2, which have three workers each.
 fn two_levels(network: &mut Network, arithmetic: Arithmetic) -> Vec<Worker> {
@@ -17,32 +29,17 @@ fn two_levels(network: &mut Network, arithmetic: Arithmetic) -> Vec<Worker> {
         let child = network.add_aggregator(Limits::default());
         let up = JoinJob {
             arithmetic,
-            world: ALL as u32,
-            name: format!("rack-{rack}"),
-            ..request(rack, RACKS)
+            ..rack_request(rack, RACKS, ALL as u32)
         };
-        // The parent of parents has all there are.
-        let (parent, ticket) = network
-            .ticket(
-                0,
-                &JoinJob {
-                    world: RACKS.into(),
-                    ..up
-                },
-                None,
-            )
-            .unwrap();
-        let mut upstream = Some(Upstream::new(parent, &ticket));
+        let below = PER_RACK.into();
+        let (parent, ticket) = network.rack_ticket(0, &up, below, None).unwrap();
+        let mut upstream = Some(Upstream::new(parent, &ticket, below));
         for worker in 0..PER_RACK {
             let request = JoinJob {
                 arithmetic,
                 world: ALL as u32,
                 ..request(worker, PER_RACK)
             };
-            assert_eq!(
-                network.aggregators[child].1.needs_parent(&request),
-                upstream.is_some()
-            );
             let (at, ticket) = network.ticket(child, &request, upstream.take()).unwrap();
             workers.push(Worker::new(at, &request, &ticket));
         }
@@ -147,4 +144,59 @@ fn a_parent_that_is_gone_is_named() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("the aggregator at 10.0.0.1:1000"), "{error}");
     }
+}
+
+#[test]
+fn racks_that_differ_are_told_what_differs() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let first = rack_request(0, 2, 2);
+    network.rack_ticket(0, &first, 1, None).unwrap();
+    let second = rack_request(1, 2, 7);
+    let refused = network.rack_ticket(0, &second, 1, None).unwrap_err();
+    assert!(refused.to_string().contains("rack 1 joins"), "{refused}");
+    assert!(refused.to_string().contains("(world: 7, not 2)"), "{refused}");
+    // A worker is no rack.
+    let worker = network.join(0, &JoinJob { world: 2, ..first }).err().unwrap();
+    assert!(worker.to_string().contains("2 (workers), not 2 (racks)"), "{worker}");
+}
+
+#[test]
+fn racks_whose_workers_cannot_add_up_to_all_are_refused_before_the_first_sum() {
+    // Of how many workers in all, the workers of each rack, and the racks that can come.
+    let cases: [(u32, &[u32], usize); 6] = [
+        (4, &[2], 0),
+        (4, &[4, 4], 0),
+        (4, &[2, 3], 1),
+        (4, &[2, 1], 1),
+        (6, &[2, 2, 3], 2),
+        (6, &[2, 2, 2], 3),
+    ];
+    for (world, racks, fit) in cases {
+        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        for (rack, &below) in (0..).zip(racks) {
+            let request = rack_request(rack, racks.len() as u16, world);
+            let joined = network.rack_ticket(0, &request, below, None);
+            assert_eq!(joined.is_ok(), usize::from(rack) < fit, "{joined:?}");
+            if let Err(error) = joined {
+                let said = error.to_string();
+                let part = format!("rack {rack} has {below}");
+                assert!(said.contains(&part) && said.contains("--racks"), "{said}");
+                break;
+            }
+        }
+        assert_eq!(network.aggregators[0].1.jobs(), usize::from(fit > 0));
+    }
+}
+
+#[test]
+fn a_rack_that_comes_back_is_counted_anew() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let (first, second) = (rack_request(0, 2, 4), rack_request(1, 2, 4));
+    network.rack_ticket(0, &first, 1, None).unwrap();
+    let (_, ticket) = network.rack_ticket(0, &second, 3, None).unwrap();
+    assert!(network.rack_ticket(0, &first, 2, None).is_err());
+    let (at, aggregator) = &mut network.aggregators[0];
+    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    network.rack_ticket(0, &first, 2, None).unwrap();
+    network.rack_ticket(0, &second, 2, None).unwrap();
 }

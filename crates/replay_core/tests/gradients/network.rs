@@ -160,6 +160,21 @@ impl Network {
         Ok((*at, aggregator.join(now, request, upstream, &mut port)?))
     }
 
+    /// The same for a rack with sums of `below` workers.
+    pub fn rack_ticket(
+        &mut self,
+        aggregator: usize,
+        request: &JoinJob,
+        below: u32,
+        upstream: Option<Upstream>,
+    ) -> replay_core::Result<(SocketAddr, replay_core::gradients::Ticket)> {
+        let (at, aggregator) = &mut self.aggregators[aggregator];
+        let mut port = Port(&mut self.wire, *at);
+        let now = port.0.now;
+        let ticket = aggregator.join_rack(now, request, below, upstream, &mut port)?;
+        Ok((*at, ticket))
+    }
+
     /// All workers of a job at the first aggregator.
     pub fn join_all(&mut self, requests: &[JoinJob]) -> Vec<Worker> {
         let join = |request| self.join(0, request).unwrap();

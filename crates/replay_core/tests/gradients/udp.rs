@@ -78,13 +78,14 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
     let mut workers = Vec::new();
     for rack in 0..2 {
         let child = start();
-        let up = parent.join(&full(request(rack, 2)), None).unwrap();
-        let mut upstream = Some(Upstream::new(parent.address(), &up));
+        let of_four = |number| JoinJob {
+            world: 4,
+            ..full(request(number, 2))
+        };
+        let up = parent.join_rack(&of_four(rack), 2, None).unwrap();
+        let mut upstream = Some(Upstream::new(parent.address(), &up, 2));
         for number in 0..2 {
-            let request = JoinJob {
-                world: 4,
-                ..full(request(number, 2))
-            };
+            let request = of_four(number);
             let ticket = child.join(&request, upstream.take()).unwrap();
             let at = child.address();
             let worker = UdpWorker::new(at, &request, &ticket, LONG, &Wait::forever());

@@ -141,7 +141,7 @@ fn an_aggregator_that_others_reach_needs_a_token_and_tls_or_trust() {
 fn place(serving: &Serving) -> Place {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
-    take_place(&dialer, &request(0, 1), false, until, &Wait::forever()).unwrap()
+    take_place(&dialer, &request(0, 1), None, until, &Wait::forever()).unwrap()
 }
 
 /// An address of this machine that sends datagrams of a place.

@@ -160,10 +160,10 @@ fn one_connection_is_for_one_worker() {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
     let wait = Wait::until(Some(until));
-    let mut place = take_place(&dialer, &request(0, 2), false, until, &wait).unwrap();
+    let mut place = take_place(&dialer, &request(0, 2), None, until, &wait).unwrap();
     let second = RequestBody::JoinGradients {
         job: request(1, 2),
-        aggregator: false,
+        below: None,
     };
     let error = place.connection.call(&dialer, &wait, second).err().unwrap();
     assert!(

@@ -1,5 +1,6 @@
 //! Servers with a parent: two levels give what one gives.
 
+use std::thread;
 use std::time::Duration;
 
 use replay_core::client::GradientWorker;
@@ -112,6 +113,85 @@ fn three_levels_sum_as_one() {
         assert_eq!(sum.unwrap().workers, 3);
     }
     assert!(vectors.iter().all(|vector| vector == &expected));
+}
+
+#[test]
+fn racks_that_do_not_agree_are_refused_where_a_worker_joins() {
+    let parent = Serving::start(&[]);
+    let racks = [below(&parent, 0), below(&parent, 1)];
+    let _first = racks[0].join(&in_rack(0, 0)).unwrap();
+    let refused = |request: JoinJob| racks[1].join(&request).err().unwrap().to_string();
+    // Another idea of all.
+    let said = refused(JoinJob {
+        world: 7,
+        ..in_rack(1, 0)
+    });
+    assert!(said.contains("world: 7, not 4"), "{said}");
+    // The same one, and workers that do not come to it.
+    let said = refused(JoinJob {
+        workers: 3,
+        ..in_rack(1, 0)
+    });
+    assert!(
+        said.contains("4 workers") && said.contains("rack 0 has 2, rack 1 has 3"),
+        "{said}"
+    );
+    racks[1].join(&in_rack(1, 0)).unwrap();
+}
+
+#[test]
+fn racks_below_racks_sum_as_one() {
+    let top = Serving::start(&[]);
+    let [middle, single] = [below(&top, 0), below(&top, 1)];
+    let leaves = [below(&middle, 0), below(&middle, 1)];
+    // Of the racks below the middle one, the second has to come before the first one's worker is let in.
+    let join = |world| {
+        let joining = |serving: &Serving| {
+            serving.join(&JoinJob {
+                world,
+                ..request(0, 1)
+            })
+        };
+        thread::scope(|scope| {
+            let servers = [&single, &leaves[0], &leaves[1]];
+            let threads = servers.map(|serving| scope.spawn(move || joining(serving)));
+            threads.map(|one| one.join().unwrap())
+        })
+    };
+    let joined = join(4);
+    let refused = joined.iter().filter_map(|joined| joined.as_ref().err());
+    let refused: Vec<String> = refused.map(Error::to_string).collect();
+    assert!(!refused.is_empty());
+    for said in refused {
+        assert!(
+            said.contains("4 workers") && said.contains("rack 0 has 2, rack 1 has 1"),
+            "{said}"
+        );
+    }
+    drop(joined);
+    for serving in [&top, &middle] {
+        serving.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
+    }
+    let mut workers = join(3).map(|joined| joined.unwrap());
+    sum_rounds(&mut workers, 3, 3000);
+    assert_eq!(top.stats()["jobs"]["job"]["workers"], RACKS);
+    drop(workers);
+    // All of a job's workers below the middle one: it does not go on.
+    top.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
+    let two = |serving: &Serving| {
+        let request = JoinJob {
+            world: 2,
+            ..request(0, 1)
+        };
+        serving.join(&request).unwrap()
+    };
+    let mut workers = thread::scope(|scope| {
+        let [first, second] = &leaves;
+        let first = scope.spawn(|| two(first));
+        [two(second), first.join().unwrap()]
+    });
+    sum_rounds(&mut workers, 2, 1000);
+    assert!(top.stats()["jobs"].as_object().unwrap().is_empty());
 }
 
 #[test]

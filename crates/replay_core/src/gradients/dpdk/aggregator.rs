@@ -212,11 +212,6 @@ impl DpdkAggregator {
         self.mine().state().aggregator.has(name)
     }
 
-    /// See [`Aggregator::needs_parent`].
-    pub fn needs_parent(&self, request: &JoinJob) -> bool {
-        self.mine().state().aggregator.needs_parent(request)
-    }
-
     /// Takes a worker into a job: see [`Aggregator::join`].
     ///
     /// # Errors
@@ -226,6 +221,23 @@ impl DpdkAggregator {
         let mut out = Letters(self.mine());
         let mut state = self.mine().state();
         state.aggregator.join(now, request, upstream, &mut out)
+    }
+
+    /// Takes a rack into a job: see [`Aggregator::join_rack`].
+    ///
+    /// # Errors
+    /// Those of [`Aggregator::join_rack`].
+    pub fn join_rack(
+        &self,
+        request: &JoinJob,
+        below: u32,
+        upstream: Option<Upstream>,
+    ) -> Result<Ticket> {
+        let now = Instant::now();
+        let mut out = Letters(self.mine());
+        let mut state = self.mine().state();
+        let aggregator = &mut state.aggregator;
+        aggregator.join_rack(now, request, below, upstream, &mut out)
     }
 
     /// A worker's connection has ended: what waits for it fails at once.
