@@ -34,6 +34,7 @@ Values = NDArray[np.float32]
 SYSTEMS = {
     "innet": "innet-replay serve --gradients, float32",
     "innet-fixed": "the same in fixed point",
+    "innet-memif": "the same as innet over DPDK's memif at both ends, where it was built with DPDK",
     "gloo": "Gloo's all-reduce, a ring over TCP",
     "gather": "Gloo's gather, a sum, Gloo's broadcast",
     "parameter-server": "a parameter server over TCP",
@@ -56,6 +57,8 @@ class Place:
     lossy: dict[float, str]
     """By loss, where datagrams go that are to be lost in this share."""
     parameter_server: str
+    memifs: services.Memifs | None
+    """`None` where they are not measured."""
     store: str
     """File by which Gloo's workers find each other."""
 
@@ -101,7 +104,7 @@ def run(flags: GradientsFlags) -> None:
     print(f"workers, the aggregator and the parameter server share {cores()} cores of this machine")
     rows: list[Row] = []
     for workers in results.numbers(flags.workers, "workers"):
-        with _Bench(workers, max(*sizes, MOST_TRAINED), losses) as bench:
+        with _Bench(workers, max(*sizes, MOST_TRAINED), systems, losses) as bench:
             for size in sizes:
                 for row in bench.measure(4 * (size // 4), systems, flags):
                     rows.append(row)
@@ -121,8 +124,8 @@ def run(flags: GradientsFlags) -> None:
 class _Bench:
     """The servers and workers of one number of workers."""
 
-    def __init__(self, workers: int, max_bytes: int, losses: list[float]) -> None:
-        self._workers, self._max_bytes, self._losses = workers, max_bytes, losses
+    def __init__(self, workers: int, max_bytes: int, systems: list[str], losses: list[float]) -> None:
+        self._workers, self._max_bytes, self._systems, self._losses = workers, max_bytes, systems, losses
         self._running = contextlib.ExitStack()
         self._pipes: list[Connection] = []
         self._servers: dict[str, int] = {}
@@ -136,7 +139,12 @@ class _Bench:
             paths = crew.start(_lose, gradients, self._losses and [0.0, *self._losses])
             parameters = crew.start(_serve_parameters, self._workers, self._max_bytes)
             parameter_server, self._servers["parameter-server"] = crew.hear(parameters)
-            place = Place(self._workers, server, crew.hear(paths), parameter_server, str(Path(folder) / "store"))
+            memifs = None
+            if "innet-memif" in self._systems:
+                memifs = running.enter_context(services.memif_aggregator(Path(folder), self._workers))
+                self._servers["innet-memif"] = memifs.process
+            store = str(Path(folder) / "store")
+            place = Place(self._workers, server, crew.hear(paths), parameter_server, memifs, store)
             self._crew = crew
             self._pipes = [crew.start(_work, place, rank) for rank in range(self._workers)]
             for pipe in self._pipes:
@@ -292,13 +300,19 @@ class _Sums:
     def _worker(self, turn: Turn) -> Any:
         key = (turn.system, turn.loss)
         if key not in self._joined:
+            replay, station = self._replay, None
+            if turn.system == "innet-memif":
+                assert self._place.memifs is not None
+                replay = self._running.enter_context(innet.connect(self._place.memifs.server))
+                station = self._place.memifs.station(self._rank)
             self._joined[key] = self._running.enter_context(
-                self._replay.join_gradients(
+                replay.join_gradients(
                     f"bench-{turn.system}-{turn.loss}",
                     self._rank,
                     self._place.workers,
                     arithmetic="fixed" if turn.system == "innet-fixed" else "float32",
                     via=None if turn.loss is None else self._place.lossy[turn.loss],
+                    station=station,
                 )
             )
         return self._joined[key]

@@ -9,7 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+import innet_drl as innet
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.settings import Stack
 
@@ -17,6 +20,9 @@ MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
 """A batch of 512 in the paper's format has 116 MB, four messages have 181."""
 START_SECONDS = 60.0
+MEMIF_EAL = "--no-huge -m 128 --no-pci"
+MEMIF_SLEEP_US = 1
+"""Workers and the aggregator share fewer cores than they are: who waits lets another one run."""
 
 
 def why_not_redis(named: str | None) -> str | None:
@@ -87,6 +93,38 @@ def aggregator() -> Iterator[tuple[str, str, int]]:
     gradients = f"127.0.0.1:{_free_port(socket.SOCK_DGRAM)}"
     with _serve("--listen", "innet://127.0.0.1:0", "--gradients", gradients) as (address, process):
         yield address, gradients, process
+
+
+@dataclass(frozen=True)
+class Memifs:
+    """An aggregator on DPDK's memif, with a device for each worker."""
+
+    server: str
+    """URL of the server."""
+    sockets: list[str]
+    """Of the workers' devices."""
+    process: int
+
+    def station(self, rank: int) -> innet.Station:
+        """The end of worker `rank`."""
+        device = f"net_memif0,role=client,id=0,socket={self.sockets[rank]}"
+        return innet.Station(device, f"10.8.1.{2 + rank}:7711", eal=MEMIF_EAL, idle_sleep_us=MEMIF_SLEEP_US)
+
+
+@contextlib.contextmanager
+def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
+    """`innet-replay serve --gradients-devices` on so many memifs, whose sockets are in a folder.
+
+    Raises:
+        BenchError: It did not start; the message is what it said.
+    """
+    sockets = [str(folder / f"memif{rank}.sock") for rank in range(workers)]
+    flags = ["--listen", "innet://127.0.0.1:0", "--gradients-only", "--trusted-network", "--gradients", "10.8.1.1:7711"]
+    flags += [f"--gradients-eal={MEMIF_EAL}", f"--gradients-idle-sleep-us={MEMIF_SLEEP_US}"]
+    for number, path in enumerate(sockets):
+        flags += ["--gradients-devices", f"net_memif{number},role=server,id=0,socket={path}"]
+    with _serve(*flags) as (address, process):
+        yield Memifs(address, sockets, process)
 
 
 @contextlib.contextmanager
