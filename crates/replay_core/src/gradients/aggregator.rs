@@ -277,8 +277,7 @@ impl Aggregator {
                 request.world,
                 match upstream {
                     None => "start this aggregator with --parent, or give it all workers",
-                    Some(_) =>
-                        "with a parent aggregator say how many workers there are in all",
+                    Some(_) => "with a parent aggregator say how many workers there are in all",
                 }
             )));
         }

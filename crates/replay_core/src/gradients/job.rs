@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::aggregator::Counters;
 use super::packet::{ALL_SEGMENTS, Ack, Cookie, HEADER_BYTES, Header, Key, Kind, Status};
 use super::slots::{Place, Slots, State, Tag};
-use super::terms::{Terms, who};
+use super::terms::Terms;
 use super::{Transmit, Upstream};
 use crate::error::{Error, Result};
 
@@ -176,7 +176,9 @@ impl Job {
             return Ok(());
         }
         known.sort_unstable();
-        let each = known.iter().map(|(rack, workers)| format!("rack {rack} has {workers}"));
+        let each = known
+            .iter()
+            .map(|(rack, workers)| format!("rack {rack} has {workers}"));
         Err(Error::Config(format!(
             "the gradient job {:?} is to have {below} workers here, but {}, of {} racks: give each server a --rack of its own and the same \
              --racks, and each worker the number of those at its server and in all",

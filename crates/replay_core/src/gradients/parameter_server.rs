@@ -152,7 +152,7 @@ impl ParameterWorker {
     pub fn sum(&mut self, values: &mut [f32]) -> io::Result<()> {
         self.message.clear();
         self.message.extend((4 * values.len() as u64).to_le_bytes());
-        arithmetic::write_floats(values, &mut self.message);
+        self.message.extend_from_slice(arithmetic::bytes_of(values));
         self.stream.write_all(&self.message)?;
         self.stream.read_exact(&mut self.message)?;
         arithmetic::read_floats(&self.message[LENGTH..], values);

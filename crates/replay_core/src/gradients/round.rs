@@ -132,19 +132,25 @@ impl<'a> Round<'a> {
     }
 
     fn send<T: Transmit>(&mut self, segment: u32, out: &mut T) {
-        let mut body = std::mem::take(&mut self.worker.scratch);
-        body.clear();
         let values = self.range(segment, self.worker.segment_values, self.values.len());
-        match self.kind {
+        let mut written = Vec::new();
+        let body = match self.kind {
             Kind::Exponents => {
                 let bytes = self.range(segment, self.segment_bytes(), self.exponents.len());
-                body.extend_from_slice(&self.exponents[bytes]);
+                &self.exponents[bytes]
             }
-            Kind::Fixed => self.grid(segment).write(&self.values[values], &mut body),
-            _ => arithmetic::write_floats(&self.values[values], &mut body),
+            Kind::Fixed => {
+                written = std::mem::take(&mut self.worker.scratch);
+                written.clear();
+                self.grid(segment).write(&self.values[values], &mut written);
+                &written
+            }
+            _ => arithmetic::bytes_of(&self.values[values]),
+        };
+        self.worker.send(self.kind, self.round, segment, body, out);
+        if self.kind == Kind::Fixed {
+            self.worker.scratch = written;
         }
-        self.worker.send(self.kind, self.round, segment, &body, out);
-        self.worker.scratch = body;
     }
 
     fn grid(&self, segment: u32) -> Grid {
@@ -194,7 +200,7 @@ impl<'a> Round<'a> {
                 None => arithmetic::read_floats(body, values),
             }
             if self.mean {
-                values.iter_mut().for_each(|value| *value /= counted as f32);
+                arithmetic::divide(values, counted);
             }
         }
         self.fewest = self.fewest.min(counted);

@@ -278,8 +278,7 @@ impl Updates {
             return None;
         }
         arithmetic::read_floats(body, mean);
-        let workers = counted.count_ones() as f32;
-        mean.iter_mut().for_each(|value| *value /= workers);
+        arithmetic::divide(mean, counted.count_ones());
         arriving.missing -= 1;
         self.segments[header.segment as usize].round += 1;
         self.probe = now + self.worker.window.patience(0);
@@ -342,12 +341,9 @@ impl Updates {
 
     fn send<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
         self.unanswered.get_or_insert(now);
-        let mut body = std::mem::take(&mut self.worker.scratch);
-        body.clear();
-        arithmetic::write_floats(&self.gradient[self.range(segment)], &mut body);
+        let body = arithmetic::bytes_of(&self.gradient[self.range(segment)]);
         let round = self.segments[segment as usize].round;
-        self.worker.send(Kind::Float, round, segment, &body, out);
-        self.worker.scratch = body;
+        self.worker.send(Kind::Float, round, segment, body, out);
     }
 
     fn send_again<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use replay_core::gradients::{Arithmetic, Command, Failure, JoinJob, Limits, Upstream, Worker};
 
-use crate::network::{Faults, Network, Port, address, as_f32, exact, gradients, request, whole_numbers};
+use crate::network::{
+    Faults, Network, Port, address, as_f32, exact, gradients, request, whole_numbers,
+};
 
 const RACKS: u16 = 2;
 const PER_RACK: u16 = 3;
@@ -154,10 +156,19 @@ fn racks_that_differ_are_told_what_differs() {
     let second = rack_request(1, 2, 7);
     let refused = network.rack_ticket(0, &second, 1, None).unwrap_err();
     assert!(refused.to_string().contains("rack 1 joins"), "{refused}");
-    assert!(refused.to_string().contains("(world: 7, not 2)"), "{refused}");
+    assert!(
+        refused.to_string().contains("(world: 7, not 2)"),
+        "{refused}"
+    );
     // A worker is no rack.
-    let worker = network.join(0, &JoinJob { world: 2, ..first }).err().unwrap();
-    assert!(worker.to_string().contains("2 (workers), not 2 (racks)"), "{worker}");
+    let worker = network
+        .join(0, &JoinJob { world: 2, ..first })
+        .err()
+        .unwrap();
+    assert!(
+        worker.to_string().contains("2 (workers), not 2 (racks)"),
+        "{worker}"
+    );
 }
 
 #[test]

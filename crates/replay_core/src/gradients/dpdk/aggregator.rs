@@ -11,7 +11,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::device::{BURST, Pool};
 use super::eal::Registered;
 use super::station::{Datagram, Inbox, Outbox};
-use super::{DpdkConfig, FrameCounters, Opened, cores};
+use super::{DpdkConfig, FrameCounters, Idle, Opened, cores};
 use crate::error::{Error, Result};
 use crate::gradients::job::JobStatus;
 use crate::gradients::{Aggregator, Counters, JoinJob, Limits, Ticket, Transmit, Upstream};
@@ -20,8 +20,6 @@ use crate::gradients::{Aggregator, Counters, JoinJob, Limits, Ticket, Transmit, 
 const PASSED: usize = 16 * BURST;
 /// A core looks for what is overdue at least so often, and at most every millisecond.
 const LOOK_UP: Duration = Duration::from_millis(100);
-/// Turns without a frame after which a core may sleep.
-const IDLE_TURNS: u32 = 64;
 
 /// The devices, and a thread for each core. Dropped, it ends, and its devices are unplugged.
 pub struct DpdkPlane {
@@ -273,17 +271,14 @@ impl Core {
         }
         let _registered = Registered::new();
         let mut deadline = Instant::now();
-        let mut idle = 0;
+        let mut idle = Idle::new(self.idle_sleep);
         // Pairs with the store in `drop`.
         while !shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             if self.turn(shared, now, &mut deadline) {
-                idle = 0;
-            } else if idle < IDLE_TURNS || self.idle_sleep.is_zero() {
-                idle += 1;
-                std::hint::spin_loop();
+                idle.end();
             } else {
-                thread::sleep(self.idle_sleep);
+                idle.wait(LOOK_UP);
             }
         }
     }

@@ -128,6 +128,23 @@ fn pseudo(length: usize) -> u64 {
 /// sum with its bytes swapped.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u64 {
+    // Compiled twice: with AVX2 a whole frame takes half as many steps.
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn with_avx2(bytes: &[u8]) -> u64 {
+            sum_words(bytes)
+        }
+        if bytes.len() >= 128 && is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has AVX2.
+            return unsafe { with_avx2(bytes) };
+        }
+    }
+    sum_words(bytes)
+}
+
+#[inline(always)]
+fn sum_words(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     let words = words
         .iter()

@@ -35,6 +35,8 @@ pub mod station;
 pub mod worker;
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 pub use aggregator::{DpdkAggregator, DpdkPlane};
 pub use station::FrameCounters;
@@ -78,6 +80,40 @@ impl DpdkConfig {
             ));
         }
         Ok(())
+    }
+}
+
+/// What a thread does that polls in vain: it looks again at once, and where it may sleep, soon lets others run, then sleeps.
+struct Idle {
+    turns: u32,
+    sleep: Duration,
+}
+
+impl Idle {
+    /// Turns that are followed by the next one at once.
+    const SPIN: u32 = 32;
+    /// Turns until it sleeps: a thread that has nobody to give way to is back after a microsecond or less.
+    const YIELD: u32 = 128;
+
+    fn new(sleep: Duration) -> Self {
+        Idle { turns: 0, sleep }
+    }
+
+    /// Something has come.
+    fn end(&mut self) {
+        self.turns = 0;
+    }
+
+    /// Nothing has come. Sleeps for `most` at most.
+    fn wait(&mut self, most: Duration) {
+        self.turns = self.turns.saturating_add(1);
+        if self.turns < Self::SPIN || self.sleep.is_zero() {
+            std::hint::spin_loop();
+        } else if self.turns < Self::YIELD {
+            thread::yield_now();
+        } else {
+            thread::sleep(self.sleep.min(most));
+        }
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::station::{Inbox, Outbox};
-use super::{DpdkConfig, FrameCounters, Opened};
+use super::{DpdkConfig, FrameCounters, Idle, Opened};
 use crate::error::{Error, Result};
 use crate::gradients::link::{self, Link};
 use crate::gradients::worker::{Command, Failure, Worker};
@@ -15,8 +14,6 @@ use crate::replay::Wait;
 
 /// How often a memif without a peer looks for one.
 const LOOK_FOR_PEER: Duration = Duration::from_millis(500);
-/// Turns without a frame after which a worker may sleep.
-const IDLE_TURNS: u32 = 1000;
 
 /// A worker's end of the network: a station with one device, which polls while it waits.
 pub struct DpdkEnd {
@@ -66,7 +63,7 @@ impl Link for DpdkEnd {
 
     fn wait(&mut self, time: Duration) -> io::Result<()> {
         let until = Instant::now() + time;
-        let mut idle = 0;
+        let mut idle = Idle::new(self.idle_sleep);
         loop {
             let now = Instant::now();
             self.out.begin(now);
@@ -78,12 +75,7 @@ impl Link for DpdkEnd {
                 self.inbox.look_for_peers();
                 self.look_for_peer = now + LOOK_FOR_PEER;
             }
-            if idle < IDLE_TURNS || self.idle_sleep.is_zero() {
-                idle += 1;
-                std::hint::spin_loop();
-            } else {
-                thread::sleep(self.idle_sleep.min(until - now));
-            }
+            idle.wait(until - now);
         }
     }
 
