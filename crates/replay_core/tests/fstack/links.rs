@@ -104,7 +104,7 @@ fn by_device(device: &str, link: &str, end: &str, filters: &[&str]) {
 
 #[test]
 fn fstack_serves_clients_of_the_kernel() {
-    let suites = ["client::", "client_faults::", "wire::", "traffic::"];
+    let suites = ["client::", "client_faults::", "server::", "traffic::"];
     over_veth("veth, F-Stack serves", "server", &suites);
 }
 
@@ -128,7 +128,7 @@ fn fstack_serves_by_af_xdp() {
         "net_af_xdp0,iface=v1",
         "veth by AF_XDP, F-Stack serves",
         "server",
-        &["client::", "traffic::"],
+        &["client::", "server::", "traffic::"],
     );
 }
 
