@@ -1,12 +1,13 @@
 //! Client and server over F-Stack. `links` runs the other modules in child processes, for F-Stack starts once in a
-//! process: the suites of the client, which know whose TCP is between both ends from their environment, and the tests
-//! of this folder, which are ignored elsewhere.
+//! process: the suites of client and server, which know whose TCP is between both ends from their environment, and the
+//! tests of this folder, which are ignored elsewhere.
 //!
-//! | link | F-Stack | the other end |
-//! | --- | --- | --- |
-//! | veth by af_packet | serves | the kernel |
-//! | veth by af_packet | dials | the kernel |
-//! | memif | dials | F-Stack, in `innet-replay serve` |
+//! | link | F-Stack | the other end | suites |
+//! | --- | --- | --- | --- |
+//! | veth by af_packet | serves | the kernel | the server's, the client's, much at a time |
+//! | veth by af_packet | dials | the kernel | the client's, much at a time |
+//! | veth by AF_XDP | serves | the kernel | the server's, the client's calls, much at a time |
+//! | memif | dials | F-Stack, in `innet-replay serve` | of its own |
 
 #![allow(
     clippy::print_stdout,
@@ -14,7 +15,7 @@
 )]
 #![allow(
     clippy::duplicate_mod,
-    reason = "the suites of the client are tests by themselves, too"
+    reason = "the suites of client and server are tests by themselves, too"
 )]
 
 #[path = "../client.rs"]
@@ -24,11 +25,9 @@ mod client_faults;
 mod command;
 mod links;
 mod memif;
+#[path = "../server/suite/mod.rs"]
+mod server;
 mod setup;
 #[path = "../support/mod.rs"]
 mod support;
 mod traffic;
-mod wire;
-#[allow(dead_code, reason = "what the tests of the server need beside it")]
-#[path = "../server/support.rs"]
-mod wire_client;

@@ -10,7 +10,7 @@ use replay_core::client::{ConnectOptions, connect};
 use replay_core::net::Address;
 use replay_core::replay::{Replay, Wait};
 
-use crate::support::{push, table, writer};
+use crate::suite::{push, table, writer};
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_innet-replay");
 

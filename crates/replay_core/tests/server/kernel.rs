@@ -14,7 +14,7 @@ use replay_core::server::{RunningServer, Server};
 use replay_core::wire::RequestBody;
 use replay_core::{Error, ErrorCode, Result};
 
-use crate::support::{config, draw, refused, table};
+use crate::suite::{config, draw, refused, table};
 
 fn start(config: &ServerConfig) -> Result<RunningServer> {
     Server::start(config, Memory::new(MemoryLimits::default()))

@@ -1,11 +1,10 @@
-//! The server: over the simulated network with a clock of its own (`protocol`, `room`, `handshake`,
-//! `faults`, `shutdown`), over kernel sockets (`kernel`), and as a command (`command`).
+//! The server: its suite on a simulated network and over the kernel's sockets (`suite`, which `tests/fstack` runs over
+//! F-Stack), what only a simulated network shows (`simulated`), every kind of kernel socket with the client that users
+//! have (`kernel`), and as a command (`command`).
 
 mod command;
-mod faults;
-mod handshake;
 mod kernel;
-mod protocol;
-mod room;
-mod shutdown;
+mod simulated;
+mod suite;
+#[path = "../support/mod.rs"]
 mod support;

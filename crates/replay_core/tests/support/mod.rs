@@ -48,6 +48,11 @@ fn fstack_config() -> Option<PathBuf> {
     std::env::var_os(FSTACK_CONFIG).map(PathBuf::from)
 }
 
+/// Whether this process was started to go through F-Stack.
+pub fn goes_through_fstack() -> bool {
+    fstack_config().is_some()
+}
+
 /// The address at which servers listen.
 pub fn host() -> &'static str {
     match (fstack_has("server"), fstack_has("client")) {
@@ -73,7 +78,7 @@ pub fn any_port(scheme: &str) -> String {
 /// Where one server after the other listens: a socket file, or over F-Stack a port that nobody else uses.
 pub fn fixed_place(folder: &tempfile::TempDir) -> String {
     static PORT: AtomicU16 = AtomicU16::new(20_000);
-    if fstack_config().is_none() {
+    if !goes_through_fstack() {
         return format!("unix://{}/replay.sock", folder.path().display());
     }
     let port = PORT.fetch_add(1, Ordering::Relaxed);
@@ -107,21 +112,30 @@ pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     )
 }
 
+/// The configuration with the sockets that this process tests: the kernel's, or F-Stack's.
+pub fn with_sockets_under_test(config: ServerConfig) -> ServerConfig {
+    let (stack, stack_config) = match fstack_has("server") {
+        true => (StackName::Fstack, fstack_config()),
+        false => (StackName::Kernel, None),
+    };
+    ServerConfig {
+        io_threads: 1,
+        stack,
+        stack_config,
+        trusted_network: goes_through_fstack(),
+        ..config
+    }
+}
+
 /// A server on these addresses, with a new memory.
 pub fn serve(listen: &[&str], change: impl FnOnce(&mut ServerConfig)) -> RunningServer {
-    let mut config = ServerConfig {
+    let mut config = with_sockets_under_test(ServerConfig {
         listen: listen
             .iter()
             .map(|address| address.parse().unwrap())
             .collect(),
-        io_threads: 1,
         ..ServerConfig::default()
-    };
-    if fstack_has("server") {
-        config.stack = StackName::Fstack;
-        config.stack_config = fstack_config();
-    }
-    config.trusted_network = fstack_config().is_some();
+    });
     change(&mut config);
     Server::start(&config, Memory::new(MemoryLimits::default())).unwrap()
 }

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use replay_core::ErrorCode;
 use replay_core::config::ServerConfig;
-use replay_core::net::Stack;
 use replay_core::wire::{ReplyBody, RequestBody};
 
-use crate::support::*;
+use super::*;
 
 #[test]
 fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
@@ -21,9 +20,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
                 .until(|world| world.table_stat("blocked_draws") > 0)
                 .await;
             // Applied, and its reply is on the way.
-            world
-                .stack
-                .set_delay(Duration::from_millis(200)..=Duration::from_millis(300));
+            world.slow_down();
             let body = RequestBody::Push(push(1, 1, 1, 0, &[1]));
             writing.send(body, 0).await.unwrap();
             world.until(|world| world.table_stat("steps") == 1).await;
@@ -73,52 +70,47 @@ fn nobody_is_accepted_after_the_end_has_begun() {
         world.server.shut_down();
         assert!(client.receive().await.unwrap().is_none());
         drop(client);
-        world.stack.sleep(Duration::from_secs(1)).await;
-        let address = "innet://127.0.0.1:7710".parse().unwrap();
-        assert!(world.stack.connect(&address).is_err());
+        while world.try_connect().await.is_ok() {
+            world.sleep(Duration::from_millis(1)).await;
+        }
     });
 }
 
 #[test]
 fn a_handshake_does_not_hold_up_the_end() {
     World::run(5, config(table()), |world| async move {
-        let mut silent = TestClient::new(world.connect());
+        let mut silent = TestClient::new(world.connect().await);
         world
             .until(|world| world.server_stat("connections") == 1)
             .await;
-        let start = world.stack.now();
+        let start = world.now();
         world.server.shut_down();
         assert!(silent.receive().await.unwrap().is_none());
-        assert!(world.stack.now() - start < Duration::from_secs(1));
+        world.assert_soon_after(start);
     });
 }
 
 #[test]
 fn a_client_that_does_not_read_cannot_hold_up_the_end() {
     let config = ServerConfig {
-        drain_deadline_ms: 1_000,
+        drain_deadline_ms: 300,
         write_deadline_ms: 600_000,
+        max_frame_bytes: 2 * LARGE as u64,
         ..config(table())
     };
     World::run(3, config, |world| async move {
-        world.stack.set_buffer(256);
         let mut client = world.client().await;
-        for _ in 0..10 {
-            client.send(RequestBody::Stats, 0).await.unwrap();
-        }
+        client.clog().await;
         world
-            .until(|world| world.server_stat("requests") == 10)
+            .until(|world| world.server_stat("requests") == 1 + CLOGGING)
             .await;
-        let start = world.stack.now();
+        let deadline = world.now() + Duration::from_millis(300);
         world.server.shut_down();
         world
             .until(|world| world.server_stat("connections") == 0)
             .await;
-        let took = world.stack.now() - start;
-        assert!(
-            took >= Duration::from_secs(1) && took < Duration::from_secs(2),
-            "{took:?}"
-        );
+        assert!(world.now() >= deadline);
+        world.assert_soon_after(deadline);
     });
 }
 
@@ -131,22 +123,17 @@ fn pushes_that_wait_at_the_end_are_not_applied() {
             let body = RequestBody::Push(push(1, 1, sequence, sequence - 1, &[1]));
             client.send(body, 600_000).await.unwrap();
         }
-        world
-            .until(|world| world.server_stat("requests") == 9)
-            .await;
-        world.server.shut_down();
-        let mut codes = Vec::new();
-        while let Some(reply) = client.receive().await.unwrap() {
-            codes.push(match reply.body {
-                ReplyBody::Error { code, .. } => Some(code),
-                _ => None,
-            });
+        for steps in 1..=5 {
+            let reply = client.receive().await.unwrap().unwrap();
+            assert!(matches!(reply.body, ReplyBody::Pushed { steps: s } if s == steps));
         }
-        let closed = Some(ErrorCode::Closed);
-        assert_eq!(
-            codes,
-            [None, None, None, None, None, closed, closed, closed]
-        );
+        // What came before this has been tried.
+        client.stats().await;
+        world.server.shut_down();
+        for _ in 6..=8 {
+            assert_eq!(client.receive_error().await.1, ErrorCode::Closed);
+        }
+        assert!(client.receive().await.unwrap().is_none());
         assert_eq!(world.table_stat("inserted_steps"), 5);
     });
 }

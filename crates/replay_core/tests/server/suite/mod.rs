@@ -1,0 +1,15 @@
+//! What a server does on any network: requests, handshakes, broken connections, room, its end. Each test runs on the
+//! simulated network and over the kernel's sockets here, and over F-Stack from `tests/fstack`.
+
+mod client;
+mod faults;
+mod handshake;
+mod messages;
+mod protocol;
+mod room;
+mod shutdown;
+mod world;
+
+pub use client::{CLOGGING, LARGE, TestClient};
+pub use messages::*;
+pub use world::{World, config};
