@@ -64,6 +64,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --package replay_core --all-targets --features dpdk --quiet -- --deny warnings
 	cargo clippy --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
+	RUSTDOCFLAGS="--deny warnings" cargo doc --package fstack_sys --package replay_core --features fstack,dpdk --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

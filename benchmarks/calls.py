@@ -29,7 +29,7 @@ from innet_drl.bench import services
 from innet_drl.bench.settings import SPINNING, Stack
 
 RECORD = Path(__file__).parent / "calls.json"
-SIZES = {64: 5_000, 1_024: 5_000, 4_096: 4_000, 65_536: 2_000, 1 << 20: 300, 13_170_000: 30}
+SIZES = {64: 2_000, 1_024: 2_000, 4_096: 2_000, 65_536: 1_000, 1 << 20: 100, 13_170_000: 10}
 """Bytes of the one tensor of the parameters, and calls in a round."""
 SERVER, CLIENT = 0, 1
 """The core of each end: its polling loop and all of its threads."""
