@@ -32,16 +32,33 @@ class Raised:
 
 
 @contextlib.contextmanager
-def gradient_server() -> Iterator[str]:
-    """A real `innet-replay serve --gradients`; its address."""
-    command = [*SERVE, "--listen", "innet://127.0.0.1:0", "--gradients", "127.0.0.1:0"]
+def gradient_process(*flags: str, listen: str = "innet://127.0.0.1:0") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A real `innet-replay serve --gradients`, which may be stopped by a signal; its address, and its process."""
+    command = [*SERVE, "--listen", listen, "--gradients", "127.0.0.1:0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         line = server.stdout.readline()
         try:
-            yield next(word for word in line.split() if word.startswith("innet://")).rstrip(",;")
+            yield next(word for word in line.split() if "://" in word).rstrip(",;"), server
         finally:
             server.terminate()
+            server.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def gradient_server() -> Iterator[str]:
+    """The same; its address."""
+    with gradient_process() as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def gradient_racks(racks: int, *flags: str, listen: str = "innet://127.0.0.1:0") -> Iterator[list[str]]:
+    """Servers below one server; their addresses."""
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(gradient_server())
+        below = [("--parent", parent, "--rack", str(rack), "--racks", str(racks), *flags) for rack in range(racks)]
+        yield [stack.enter_context(gradient_process(*of_rack, listen=listen))[0] for of_rack in below]
 
 
 def run_workers(function: Callable[..., Any], workers: int, *arguments: Any) -> list[Any]:

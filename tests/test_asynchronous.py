@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gradient_workers import Raised, gradient_server, returned, run_workers
+import innet_drl as innet
+from gradient_workers import Raised, gradient_process, gradient_server, returned, run_workers
 from innet_drl import errors
 from innet_drl.distributed import Contributions, Replica
 from innet_drl.learners import digest
@@ -137,6 +140,61 @@ def test_a_new_replica_pulls_weights_and_optimizer(server: str) -> None:
     assert digest(model) == digest(late)
 
 
+def step(replica: Replica) -> None:
+    replica.optimizer.zero_grad()
+    torch.autograd.backward(loss_of(replica.model, torch.Generator().manual_seed(replica.index)))
+    replica.step()
+
+
+def test_a_job_that_failed_goes_on_under_another_name(server: str) -> None:
+    settings: dict[str, Any] = {"workers": 2, "threshold": 2, "publish_period": 1}
+    with Replica(*model_and_optimizer(0), server, "failing", worker=0, deadline=1, **settings) as first:
+        with Replica(*model_and_optimizer(1), server, "failing", worker=1, deadline=1, **settings) as second:
+            while min(first.index, second.index) < 3:
+                step(first)
+                step(second)
+        with pytest.raises(errors.MissingWorkerError, match="begin another one"):
+            while True:
+                step(first)
+    with innet.connect(server) as client:
+        left = client.get_parameters("failing.weights")
+        while "failing" in client.stats()["gradients"]["jobs"]:
+            pass
+    assert left is not None
+    assert left.tensors["index"] >= 2
+    # Under the same name the job would begin anew, and its weights would be of updates to come.
+    with Replica(*model_and_optimizer(2), server, "failing", worker=0, deadline=100, **settings) as again:
+        with pytest.raises(errors.GradientError, match="a name of its own"):
+            while True:
+                step(again)
+    model, optimizer = model_and_optimizer(3)
+    settings |= {"resume": "failing", "deadline": 20}
+    with Replica(model, optimizer, server, "going on", worker=0, **settings) as first:
+        for name, parameter in model.named_parameters():
+            assert np.array_equal(parameter.detach().numpy(), left.tensors[f"model.{name}"])
+        assert int(optimizer.state_dict()["state"][0]["step"]) == left.tensors["index"]
+        with Replica(*model_and_optimizer(4), server, "going on", worker=1, **settings) as second:
+            while min(first.index, second.index) < 3:
+                step(first)
+                step(second)
+    with pytest.raises(errors.ConfigError, match="no replica of job 'nobody'"):
+        Replica(model, optimizer, server, "nothing", worker=0, workers=1, resume="nobody")
+
+
+def test_a_frozen_server_keeps_nobody() -> None:
+    with gradient_process() as (address, process):
+        model, optimizer = model_and_optimizer(0)
+        with Replica(model, optimizer, address, "frozen", worker=0, workers=1, updates=5, deadline=1.0) as replica:
+            step(replica)
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(errors.DeadlineError):
+                replica.check()
+            with pytest.raises((errors.SilentAggregatorError, errors.DeadlineError)):
+                replica.finish()
+        with pytest.raises(errors.ReplayError):
+            Replica(model, optimizer, address, "frozen", worker=0, workers=1, deadline=1.0)
+
+
 def test_a_replica_says_what_it_cannot_take(server: str) -> None:
     model, optimizer = model_and_optimizer(0)
     with pytest.raises(errors.ConfigError, match="float32"):
@@ -147,3 +205,5 @@ def test_a_replica_says_what_it_cannot_take(server: str) -> None:
     with Replica(model, optimizer, server, "alone", worker=0, workers=1) as replica:
         with pytest.raises(errors.ConfigError, match="backward"):
             replica.step()
+        with pytest.raises(errors.ConfigError, match="no last update"):
+            replica.finish()

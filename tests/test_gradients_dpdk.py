@@ -50,7 +50,7 @@ def memif_server(sockets: list[Path]) -> Iterator[str]:
         assert server.stdout is not None
         line = server.stdout.readline()
         try:
-            yield next(word for word in line.split() if word.startswith("innet://")).rstrip(",;")
+            yield next(word for word in line.split() if "://" in word).rstrip(",;")
         finally:
             server.terminate()
 

@@ -802,7 +802,7 @@ class Replay:
 
     Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
     ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server keeps the timeout and says
-    who was waited for; one that does not answer holds a call for up to 5 seconds more. The interpreter is
+    who was waited for; one that does not answer holds a call for up to `grace` of `connect` more. The interpreter is
     free for other threads meanwhile. A replay must not be used in a forked child (`ForkError`): start
     processes with the method "spawn" or "forkserver", and connect there.
 
@@ -1137,6 +1137,7 @@ def connect(
     tls_ca: str | PathLike[str] | None = None,
     spin: bool = False,
     config: str | PathLike[str] | None = None,
+    grace: float = 5.0,
 ) -> Replay:
     """Connects to a server.
 
@@ -1153,6 +1154,7 @@ def connect(
             takes a core whole meanwhile. For clients that do little else, on a machine with a core for each.
         config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its
             own: every such address in the process has the same file.
+        grace: Seconds that a call goes on after its `timeout`: for the answer of a server that says who was waited for.
 
     Raises:
         ConfigError: No address, or one that `tls_ca` does not fit.

@@ -154,8 +154,10 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Connects to a server.
 #[pyfunction]
 #[pyo3(
-    signature = (url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None),
-    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None)"
+    signature = (
+        url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0
+    ),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0)"
 )]
 #[expect(
     clippy::too_many_arguments,
@@ -170,8 +172,11 @@ pub fn connect(
     tls_ca: Option<PathBuf>,
     spin: bool,
     config: Option<PathBuf>,
+    grace: f64,
 ) -> PyResult<PyReplay> {
     log::start(py)?;
+    let grace = Duration::try_from_secs_f64(grace)
+        .map_err(|_| error::config(py, format!("grace is in seconds, got {grace}")))?;
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
     // An empty token is none, also where the environment has one.
@@ -187,6 +192,7 @@ pub fn connect(
         connect_timeout: timeout
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .unwrap_or(LONGEST_CONNECT),
+        grace,
         ..ConnectOptions::default()
     };
     let client = wait::blocking(py, deadline, |wait| {

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -68,12 +68,15 @@ class Replica:
         apply: Makes an update of the mean in the parameters' `grad`; `optimizer.step` where it is `None`. It may clip.
         check_period: Updates from one comparison of the replicas to the next; 0 for none.
         publish_period: Updates from one publication of the weights to the next; S + 1 where it is `None`.
-        deadline: Seconds that anything may wait for others: longer than the slowest of H gradients takes.
+        deadline: Seconds that anything may wait, for others or for the server: longer than the slowest of H gradients
+            takes.
+        resume: An earlier job of this server, from whose newest weights this one goes on, in place of worker 0's own.
         token: As of `innet_drl.connect`.
         tls_ca: As of `innet_drl.connect`.
 
     Raises:
-        innet_drl.ReplayError: The server cannot be reached, takes no gradients, or refuses the job.
+        innet_drl.ReplayError: The server cannot be reached, takes no gradients, or refuses the job; there are no
+            weights of the job to resume.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Replica:
         check_period: int = 100,
         publish_period: int | None = None,
         deadline: float = 30.0,
+        resume: str | None = None,
         token: str | None = None,
         tls_ca: str | None = None,
     ) -> None:
@@ -110,10 +114,11 @@ class Replica:
         self._gradient = np.zeros(values, np.float32)
         self._mean = np.zeros(values, np.float32)
         self._digests: dict[int, bytes] = {}
-        self._seen: dict[int, int] = {}
         self._pulled = 0
         with contextlib.ExitStack() as stack:
-            self._server = stack.enter_context(innet.connect(address, token=token, tls_ca=tls_ca))
+            # The server answers what it is asked here at once, or does not answer.
+            connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline, grace=0)
+            self._server = stack.enter_context(connection)
             self._updates = stack.enter_context(
                 self._server.follow_gradients(
                     job,
@@ -127,7 +132,7 @@ class Replica:
                     deadline=deadline,
                 )
             )
-            self._begin()
+            self._begin(resume)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -178,10 +183,15 @@ class Replica:
         """Applies the job's updates up to its last one, and compares the replicas: for when it has an end.
 
         Raises:
+            innet_drl.errors.ConfigError: The job has no end: `updates` is `None`.
             innet_drl.errors.GradientError: The job failed; the message names who is missing.
             innet_drl.errors.ReplicaError: Replicas differ.
             innet_drl.errors.DeadlineError: A replica did not come so far in time.
         """
+        if self.updates is None:
+            raise ConfigError(
+                f"job {self._job!r} has no last update to wait for: give Replica(updates=...), or call check"
+            )
         while not self.finished:
             self._apply_updates()
             if not self.finished:
@@ -195,10 +205,10 @@ class Replica:
             innet_drl.errors.ReplicaError: Replicas differ.
             innet_drl.errors.DeadlineError: One did not come here in time.
         """
-        self._publish_digest()
         end = time.monotonic() + self._deadline
+        self._publish_digest(self._deadline)
         for other in range(self._workers):
-            while self._compare(other) < self.index:
+            while self._compare(other, _left(end)) < self.index:
                 if time.monotonic() > end:
                     raise DeadlineError(
                         f"replica {other} of job {self._job!r} did not come to update {self.index} within "
@@ -232,41 +242,51 @@ class Replica:
 
     def _after_update(self) -> None:
         index = self.index
+        end = time.monotonic() + self._deadline
         if self._check_period and index % self._check_period == 0:
-            self._publish_digest()
+            self._publish_digest(_left(end))
             for other in range(self._workers):
-                self._compare(other)
+                self._compare(other, _left(end))
         turn, rest = divmod(index, self._publish_period)
         # The last weights by everyone: whose turn it is may be the one that is behind.
         if self.finished or (rest == 0 and turn % self._workers == self._worker):
-            self._publish()
+            self._publish(_left(end))
 
     # What replicas leave at the server for each other.
 
-    def _begin(self) -> None:
+    def _begin(self, resume: str | None) -> None:
         """The first replica of a job publishes its weights, all others take what there is."""
-        if self._worker == 0 and self._server.get_parameters(self._name("weights")) is None:
-            self._publish()
-        else:
+        if self._worker != 0 or self._published(self._deadline) is not None:
             self._pull(newer_than=-1)
+            return
+        if resume is not None:
+            earlier = self._server.get_parameters(f"{resume}.weights", timeout=self._deadline)
+            if earlier is None:
+                raise ConfigError(f"no replica of job {resume!r} left weights at this server: begin without resume")
+            self._load(earlier.tensors)
+        self._publish(self._deadline)
 
     def _name(self, what: str) -> str:
         return f"{self._job}.{what}"
 
-    def _publish(self) -> None:
-        self._server.put_parameters(self._name("weights"), {**self._tensors(), "index": np.array(self.index)})
+    def _publish(self, timeout: float) -> None:
+        tensors = {**self._tensors(), "index": np.array(self.index)}
+        self._server.put_parameters(self._name("weights"), tensors, timeout=timeout)
+
+    def _published(self, timeout: float) -> innet.Parameters | None:
+        """Weights that have not been pulled yet."""
+        return self._server.get_parameters(self._name("weights"), newer_than=self._pulled, timeout=timeout)
 
     def _pull(self, *, newer_than: int) -> None:
         """Takes weights of a later update than that, waiting for them, and goes on from there."""
         end = time.monotonic() + self._deadline
         while True:
-            published = self._server.get_parameters(self._name("weights"), newer_than=self._pulled)
+            published = self._published(_left(end))
             if published is not None:
                 self._pulled = published.version
-                tensors = dict(published.tensors)
-                index = int(tensors.pop("index"))
+                index = int(published.tensors["index"])
                 if index > newer_than:
-                    self._load(tensors)
+                    self._load(published.tensors)
                     if index > self.index:
                         self._updates.restart(index)
                     return
@@ -289,7 +309,7 @@ class Replica:
         }
         return model | moments
 
-    def _load(self, tensors: dict[str, NDArray[Any]]) -> None:
+    def _load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         state = self.optimizer.state_dict()
         state["state"] = {}
         with torch.no_grad():
@@ -302,7 +322,7 @@ class Replica:
                 state["state"].setdefault(int(number), {})[moment] = torch.tensor(value)
         self.optimizer.load_state_dict(state)
 
-    def _publish_digest(self) -> None:
+    def _publish_digest(self, timeout: float) -> None:
         digest = hashlib.sha256()
         for parameter in self._parameters:
             digest.update(_array(parameter).tobytes())
@@ -310,11 +330,11 @@ class Replica:
         for old in list(itertools.islice(self._digests, max(0, len(self._digests) - KEPT_DIGESTS))):
             del self._digests[old]
         tensors = {"index": np.array(self.index), "digest": np.frombuffer(digest.digest(), np.uint8)}
-        self._server.put_parameters(self._name(f"digest.{self._worker}"), tensors)
+        self._server.put_parameters(self._name(f"digest.{self._worker}"), tensors, timeout=timeout)
 
-    def _compare(self, other: int) -> int:
+    def _compare(self, other: int, timeout: float) -> int:
         """Compares a replica's newest digest with ours of the same update; returns that update, -1 for none."""
-        published = self._server.get_parameters(self._name(f"digest.{other}"))
+        published = self._server.get_parameters(self._name(f"digest.{other}"), timeout=timeout)
         if published is None:
             return -1
         index = int(published.tensors["index"])
@@ -326,6 +346,11 @@ class Replica:
                 "differently"
             )
         return index
+
+
+def _left(end: float) -> float:
+    """Seconds until then, and always enough for an answer."""
+    return max(LOOK_SECONDS, end - time.monotonic())
 
 
 def _array(value: Any) -> NDArray[Any]:

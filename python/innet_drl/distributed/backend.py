@@ -3,18 +3,19 @@
     import innet_drl.distributed
     torch.distributed.init_process_group("cpu:innet")             # or "cpu:innet,cuda:nccl"
 
-The server's address is taken from the environment variable INNET_GRADIENTS, a token from INNET_TOKEN. A process
-group is a job of its own, whose name its first rank draws and shares through the store; its workers join with
-their first sum. Like Gloo, it may be used from one thread at a time, and in the same order by all ranks.
+The environment says where the server is (`docs/distributed.md` has the variables). A process group is a job of its
+own, whose name its first rank draws and shares through the store; its workers join with their first sum. Like Gloo,
+it may be used from one thread at a time, and in the same order by all ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import Future as Result
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,10 @@ from innet_drl.errors import ConfigError
 NAME = "innet"
 ADDRESS = "INNET_GRADIENTS"
 """Environment variable with the server's address."""
+TLS_CA = "INNET_TLS_CA"
+"""Environment variable with the certificate of its authority, a PEM file, for `innets://`."""
+RACK = "INNET_RACK"
+"""Environment variable with the name of this rank's rack: ranks of one rack have one server, below that of all."""
 
 HANDED_OVER = (
     "all_gather_single",
@@ -58,7 +63,7 @@ HANDED_OVER = (
 
 
 class SumWork(Work):
-    """A sum under way, in the backend's own thread. Torch asks a work written in Python for no more than this."""
+    """A sum under way, in the backend's own thread."""
 
     def __init__(self, result: Result[None], tensors: list[Tensor]) -> None:
         super().__init__()
@@ -73,6 +78,25 @@ class SumWork(Work):
         """
         self._result.result(timeout.total_seconds() or None)
         return True
+
+    def is_completed(self) -> bool:
+        """Whether it has come to an end, be it a failure."""
+        return self._result.done()
+
+    def is_success(self) -> bool:
+        """Whether the tensors hold the sum."""
+        return self._result.done() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What it came to in place of a sum; `None` while it is under way."""
+        if self._result.cancelled():
+            return CancelledError("the process group was aborted before this sum began")
+        return self._result.exception() if self._result.done() else None
+
+    def result(self) -> list[Tensor]:
+        """The tensors, once they hold the sum: waits for it, and raises as `wait` does."""
+        self.wait()
+        return self._tensors
 
     def get_future(self) -> Future[list[Tensor]]:
         """The tensors, once they hold the sum. A failure is a RuntimeError with the error's text, as torch has it."""
@@ -116,6 +140,8 @@ class InnetBackend(C10DBackend):
         self._options = C10DBackend.Options(NAME, timeout=timeout)
         if rank == 0:
             self._store.set("job", secrets.token_hex(8))
+        self._rack = os.environ.get(RACK, "").strip()
+        self._store.set(f"rack/{rank}", self._rack)
         self._connection: innet.Replay | None = None
         self._worker: innet.GradientWorker | None = None
         # One thread: sums go in the order of the calls.
@@ -153,22 +179,30 @@ class InnetBackend(C10DBackend):
     def _joined(self) -> innet.GradientWorker:
         if self._worker is None:
             job = self._store.get("job").decode()
+            racks = [self._store.get(f"rack/{rank}").decode() for rank in range(self.size())]
             if self._connection is None:
-                self._connection = innet.connect(self._address)
+                tls_ca = os.environ.get(TLS_CA, "").strip() or None
+                self._connection = innet.connect(self._address, tls_ca=tls_ca, timeout=self._timeout.total_seconds())
             self._worker = self._connection.join_gradients(
-                job, self.rank(), self.size(), name=f"rank {self.rank()}", deadline=self._timeout.total_seconds()
+                job,
+                racks[: self.rank()].count(self._rack),
+                racks.count(self._rack),
+                world=self.size(),
+                name=f"rank {self.rank()}",
+                deadline=self._timeout.total_seconds(),
             )
         return self._worker
 
     def shutdown(self) -> None:
         """Ends what is under way, and leaves the job."""
         self._thread.shutdown()
-        if self._worker is not None:
-            self._worker.leave()
-            self._worker = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        worker, connection = self._worker, self._connection
+        self._worker = self._connection = None
+        with contextlib.ExitStack() as stack:
+            if connection is not None:
+                stack.callback(connection.close)
+            if worker is not None:
+                worker.leave()
 
     def abort(self) -> None:
         """Begins nothing more. What is under way ends at its deadline at the latest."""

@@ -43,6 +43,7 @@ class State:
         *,
         worker: int | None = None,
         workers: int | None = None,
+        world: int | None = None,
         arithmetic: Literal["float32", "fixed"] = "float32",
         deadline: float = 30.0,
         token: str | None = None,
@@ -55,6 +56,8 @@ class State:
             job: The job's name, the same in all workers and nobody else's.
             worker: This worker's number from 0; the rank in the default process group where it is `None`.
             workers: Their number; the size of that group where it is `None`.
+            world: Their number in all, where the server is one of several below another: `worker` and `workers` then
+                count those at this server. `None` is `workers`.
             arithmetic: `float32`, or `fixed`, whose sums do not depend on the order of arrival.
             deadline: Seconds that anything may wait for a worker.
             token: As of `innet_drl.connect`.
@@ -65,10 +68,12 @@ class State:
         """
         number = dist.get_rank() if worker is None else worker
         count = dist.get_world_size() if workers is None else workers
-        connection = innet.connect(address, token=token, tls_ca=tls_ca)
+        # People know a process by its rank, also where it has another number at its server.
+        name = f"rank {dist.get_rank() if dist.is_initialized() else number}"
+        connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline)
         try:
             joined = connection.join_gradients(
-                job, number, count, name=f"rank {number}", arithmetic=arithmetic, deadline=deadline
+                job, number, count, world=world, name=name, arithmetic=arithmetic, deadline=deadline
             )
         except BaseException:
             connection.close()
@@ -79,15 +84,23 @@ class State:
 
     def close(self) -> None:
         """Leaves the job."""
-        self.worker.leave()
-        if self._connection is not None:
-            self._connection.close()
+        self.__exit__(None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        self.close()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        try:
+            # After an exception of the block's own, which says more, it waits for nothing.
+            self.worker.__exit__(kind, exception, traceback)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
 
     def mean(self, values: Tensor) -> Tensor:
         """Replaces values by their mean over all workers, and returns them.

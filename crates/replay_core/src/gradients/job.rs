@@ -315,7 +315,12 @@ impl Job {
         counters: &mut Counters,
         out: &mut T,
     ) -> Option<Tag> {
-        let Some(round) = header.round_near(self.newest) else {
+        let round = header.round_near(self.newest);
+        if self.terms.asynchronous.is_some() && round.is_none_or(|round| round > self.newest + 1) {
+            counters.ahead += 1;
+            return self.refuse_weights(worker, header, out);
+        }
+        let Some(round) = round else {
             counters.malformed += 1;
             return None;
         };
@@ -344,6 +349,20 @@ impl Job {
             round,
             segment: header.segment,
         })
+    }
+
+    /// A worker that follows the updates of this job waits for one that comes next at the latest.
+    fn refuse_weights<T: Transmit>(&self, worker: u16, header: Header, out: &mut T) -> Option<Tag> {
+        let refused = Ack {
+            text: format!(
+                "worker {worker} has weights of a later update than this job's newest, {}: they are of an earlier job of this name; give \
+                 each job a name of its own",
+                self.newest
+            ),
+            ..Ack::new(Status::Refused, header.kind)
+        };
+        self.tell(worker, header.round.into(), header.segment, &refused, out);
+        None
     }
 
     /// Sends the sum to everybody, or up, if the threshold is reached.

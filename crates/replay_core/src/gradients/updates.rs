@@ -315,6 +315,7 @@ impl Updates {
             },
             Status::Halted => Failure::Halted(ack.text.clone()),
             Status::Reset => Failure::Reset(ack.text.clone()),
+            Status::Refused if self.is_next(header) => Failure::Refused(ack.text.clone()),
             Status::Gone if self.is_next(header) => Failure::Behind {
                 round: self.index + 1,
             },

@@ -16,7 +16,9 @@ const MOST_CONTROL_PATIENCE: Duration = Duration::from_millis(500);
 #[non_exhaustive]
 pub enum Failure {
     /// Workers are missing.
-    #[error("{reason}; reset the job when all workers are there, or begin again with fewer")]
+    #[error(
+        "{reason}; reset the job when all workers are there, or begin another one, with fewer or where workers do not wait for each other"
+    )]
     Missing {
         /// Their numbers; empty where they are not known.
         workers: Vec<u16>,

@@ -391,6 +391,28 @@ fn a_worker_that_comes_back_does_not_disturb_the_others() {
 }
 
 #[test]
+fn weights_of_an_earlier_job_are_refused_at_once() {
+    for ahead in [1, 5, 700_000] {
+        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        let mut trainers = join_all(&mut network, 2, 2, 3, u64::MAX);
+        trainers[0].updates.restart(ahead, network.wire.now);
+        let at = trainers[0].at;
+        let result = network.drive(vec![(at, &mut trainers[0].updates)]);
+        let Some(Err(Failure::Refused(reason))) = result.first() else {
+            panic!("{ahead}: {result:?}");
+        };
+        assert!(reason.contains("a name of its own"), "{reason}");
+        let answered = network.wire.now;
+        assert!(trainers[1].offer(1.0));
+        pass(&mut network, &mut trainers[1..], Duration::from_secs(1));
+        assert!(
+            network.wire.now - answered <= Duration::from_secs(1),
+            "the job goes on"
+        );
+    }
+}
+
+#[test]
 fn what_cannot_be_kept_is_refused() {
     let mut network = Network::new(
         1,
