@@ -410,13 +410,14 @@ class LossyPath:
 
 @final
 class ParameterServer:
-    """Sums vectors of `workers` over TCP on loopback: what `innet-drl bench gradients` measures against.
+    """Sums vectors of `workers` over TCP, at the IP address `host`: what `innet-drl bench gradients` measures against.
 
     Raises:
+        ConfigError: `host` is no IP address.
         StorageError: It cannot be started.
     """
 
-    def __new__(cls, workers: int, max_bytes: int) -> Self: ...
+    def __new__(cls, workers: int, max_bytes: int, host: str = "127.0.0.1") -> Self: ...
     @property
     def address(self) -> str:
         """Where it listens: `host:port`."""

@@ -114,6 +114,9 @@ class GradientsFlags:
     """`innet` sums float32, `innet-fixed` fixed point; `gloo` is its all-reduce, `gather` its gather and broadcast."""
     loss: str = "0.001,0.01"
     """Shares of datagrams that are lost on the way, over a relay that is also measured without loss; may be empty."""
+    link_mbit: int = 0
+    """Mbit/s of a link that each worker has, in network namespaces, to a switch that our server is in; the parameter
+    server has one, too. 0 for loopback, which has no such limit. Wants root."""
     rounds: int = 3
     """Turns of each system."""
     seconds: float = 1.0

@@ -1,6 +1,7 @@
 //! `ParameterServer`, `ParameterWorker` and `LossyPath`: what `innet-drl bench gradients` measures against and over.
 
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use numpy::{PyArray1, PyArrayMethods};
@@ -18,15 +19,18 @@ fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     error::to_python(py, Error::Io { what, source })
 }
 
-/// Sums vectors of `workers` over TCP on loopback: what `innet-drl bench gradients` measures against.
+/// Sums vectors of `workers` over TCP, at the IP address `host`: what `innet-drl bench gradients` measures against.
 #[pyclass(name = "ParameterServer", module = "innet_drl", frozen)]
 pub struct PyParameterServer(ParameterServer);
 
 #[pymethods]
 impl PyParameterServer {
     #[new]
-    fn new(py: Python<'_>, workers: usize, max_bytes: usize) -> PyResult<Self> {
-        ParameterServer::start(workers, max_bytes)
+    #[pyo3(signature = (workers, max_bytes, host = "127.0.0.1"))]
+    fn new(py: Python<'_>, workers: usize, max_bytes: usize, host: &str) -> PyResult<Self> {
+        let wanted = || error::config(py, format!("host is an IP address, got {host:?}"));
+        let host: IpAddr = host.parse().map_err(|_| wanted())?;
+        ParameterServer::start(host, workers, max_bytes)
             .map(Self)
             .map_err(|source| failed(py, source))
     }

@@ -24,6 +24,7 @@ import innet_drl as innet
 from innet_drl import _core
 from innet_drl.bench import results, services
 from innet_drl.bench.crew import START_SECONDS, BenchError, Crew
+from innet_drl.bench.links import MACHINE_DEVICE, enter, links
 from innet_drl.faults import ConfigurationError
 from innet_drl.flags import GradientsFlags
 from innet_drl.machine import cores, cpu_seconds
@@ -52,8 +53,10 @@ class Place:
     """Where the servers of a run are, for a worker."""
 
     workers: int
-    server: str
-    """URL of our server."""
+    servers: list[str]
+    """URL of our server, by worker."""
+    namespaces: list[str | None]
+    """Network namespaces, by worker; `None` where all share the machine's."""
     lossy: dict[float, str]
     """By loss, where datagrams go that are to be lost in this share."""
     parameter_server: str
@@ -101,10 +104,12 @@ def run(flags: GradientsFlags) -> None:
     sizes = results.numbers(flags.sizes, "sizes")
     systems = results.names(flags.systems, SYSTEMS, "systems")
     losses = _losses(flags.loss)
+    if flags.link_mbit and (losses or "innet-memif" in systems):
+        raise ConfigurationError("--link-mbit: leave out losses (--loss '') and innet-memif, which go other ways")
     print(f"workers, the aggregator and the parameter server share {cores()} cores of this machine")
     rows: list[Row] = []
     for workers in results.numbers(flags.workers, "workers"):
-        with _Bench(workers, max(*sizes, MOST_TRAINED), systems, losses) as bench:
+        with _Bench(workers, max(*sizes, MOST_TRAINED), systems, losses, flags.link_mbit) as bench:
             for size in sizes:
                 for row in bench.measure(4 * (size // 4), systems, flags):
                     rows.append(row)
@@ -124,8 +129,9 @@ def run(flags: GradientsFlags) -> None:
 class _Bench:
     """The servers and workers of one number of workers."""
 
-    def __init__(self, workers: int, max_bytes: int, systems: list[str], losses: list[float]) -> None:
+    def __init__(self, workers: int, max_bytes: int, systems: list[str], losses: list[float], mbit: int) -> None:
         self._workers, self._max_bytes, self._systems, self._losses = workers, max_bytes, systems, losses
+        self._mbit = mbit
         self._running = contextlib.ExitStack()
         self._pipes: list[Connection] = []
         self._servers: dict[str, int] = {}
@@ -135,18 +141,25 @@ class _Bench:
         with contextlib.ExitStack() as running:
             folder = running.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
             crew = running.enter_context(Crew())
-            server, gradients, self._servers["innet"] = running.enter_context(services.aggregator())
+            workers = range(self._workers)
+            made = running.enter_context(links(self._workers + 1, self._mbit)) if self._mbit else None
+            switch = None if made is None else made.switch
+            server, gradients, self._servers["innet"] = running.enter_context(services.aggregator(switch))
+            servers = [server if made is None else server.replace("0.0.0.0", made.switch_address(n)) for n in workers]
             paths = crew.start(_lose, gradients, self._losses and [0.0, *self._losses])
-            parameters = crew.start(_serve_parameters, self._workers, self._max_bytes)
+            # At the end of a link of its own, as a worker is.
+            host = ("127.0.0.1", None) if made is None else (made.address(len(workers)), made.machine(len(workers)))
+            parameters = crew.start(_serve_parameters, self._workers, self._max_bytes, *host)
             parameter_server, self._servers["parameter-server"] = crew.hear(parameters)
             memifs = None
             if "innet-memif" in self._systems:
                 memifs = running.enter_context(services.memif_aggregator(Path(folder), self._workers))
                 self._servers["innet-memif"] = memifs.process
             store = str(Path(folder) / "store")
-            place = Place(self._workers, server, crew.hear(paths), parameter_server, memifs, store)
+            namespaces = [None if made is None else made.machine(number) for number in workers]
+            place = Place(self._workers, servers, namespaces, crew.hear(paths), parameter_server, memifs, store)
             self._crew = crew
-            self._pipes = [crew.start(_work, place, rank) for rank in range(self._workers)]
+            self._pipes = [crew.start(_work, place, rank) for rank in workers]
             for pipe in self._pipes:
                 crew.hear(pipe)
             self._running = running.pop_all()
@@ -179,7 +192,7 @@ class _Bench:
                 "bytes": size,
                 "workers": self._workers,
                 "loss": loss or 0.0,
-                "path": "loopback" if loss is None else "relay",
+                "path": "relay" if loss is not None else f"{self._mbit} Mbit/s" if self._mbit else "loopback",
                 "p50_ms": p50,
                 "p99_ms": p99,
                 "count": len(all_of_it),
@@ -223,15 +236,18 @@ def _lose(pipe: Connection, to: str, losses: list[float]) -> None:
     pipe.recv()
 
 
-def _serve_parameters(pipe: Connection, workers: int, max_bytes: int) -> None:
-    server = _core.ParameterServer(workers, max_bytes)
+def _serve_parameters(pipe: Connection, workers: int, max_bytes: int, host: str, namespace: str | None) -> None:
+    enter(namespace)
+    server = _core.ParameterServer(workers, max_bytes, host)
     pipe.send((server.address, os.getpid()))
     pipe.recv()
 
 
 def _work(pipe: Connection, place: Place, rank: int) -> None:
     """A worker: takes part in all systems, a turn after the other."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    namespace = place.namespaces[rank]
+    enter(namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if namespace is None else MACHINE_DEVICE
     with _Sums(place, rank) as sums:
         pipe.send("ready")
         while True:
@@ -279,7 +295,7 @@ class _Sums:
         dist.init_process_group("gloo", store=store, rank=self._rank, world_size=place.workers)
         self._running.callback(dist.destroy_process_group)
         self._parameters = _core.ParameterWorker(place.parameter_server, deadline=START_SECONDS)
-        self._replay = self._running.enter_context(innet.connect(place.server))
+        self._replay = self._running.enter_context(innet.connect(place.servers[self._rank]))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -356,7 +372,7 @@ def _values(rank: int, size: int) -> Values:
 
 def _name(row: Row) -> str:
     name = str(row["system"])
-    return name if row["path"] == "loopback" else f"{name} over a relay that loses {row['loss']:.1%}"
+    return name if row["path"] != "relay" else f"{name} over a relay that loses {row['loss']:.1%}"
 
 
 def _line(row: Row) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import innet_drl as innet
 from innet_drl.bench.crew import BenchError
+from innet_drl.bench.links import within
 from innet_drl.bench.settings import Stack
 
 MAX_BYTES = "10GiB"
@@ -84,14 +85,19 @@ def ours(stack: Stack) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def aggregator() -> Iterator[tuple[str, str, int]]:
+def aggregator(namespace: str | None = None) -> Iterator[tuple[str, str, int]]:
     """`innet-replay serve --gradients`: its URL, where it takes datagrams, and its process.
+
+    Args:
+        namespace: The network namespace that it is in, at all of its addresses; `None` for loopback.
 
     Raises:
         BenchError: It did not start; the message is what it said.
     """
-    gradients = f"127.0.0.1:{_free_port(socket.SOCK_DGRAM)}"
-    with _serve("--listen", "innet://127.0.0.1:0", "--gradients", gradients) as (address, process):
+    host = "127.0.0.1" if namespace is None else "0.0.0.0"
+    gradients = f"{host}:{_free_port(socket.SOCK_DGRAM)}"
+    flags = ["--listen", f"innet://{host}:0", "--gradients", gradients, "--trusted-network"]
+    with _serve(*flags, namespace=namespace) as (address, process):
         yield address, gradients, process
 
 
@@ -128,8 +134,16 @@ def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
 
 
 @contextlib.contextmanager
-def _serve(*flags: str) -> Iterator[tuple[str, int]]:
-    command = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve", "--log-level", "error"]
+def _serve(*flags: str, namespace: str | None = None) -> Iterator[tuple[str, int]]:
+    command = [
+        *within(namespace),
+        sys.executable,
+        "-c",
+        "from innet_drl.server_cli import main; main()",
+        "serve",
+        "--log-level",
+        "error",
+    ]
     with _process([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -25,12 +25,12 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Starts one on loopback for `workers` connections, for vectors of at most `max_bytes`.
+    /// Starts one at `host` for `workers` connections, for vectors of at most `max_bytes`.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn start(workers: usize, max_bytes: usize) -> io::Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    pub fn start(host: IpAddr, workers: usize, max_bytes: usize) -> io::Result<Self> {
+        let listener = TcpListener::bind((host, 0))?;
         let address = listener.local_addr()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -162,12 +162,16 @@ impl ParameterWorker {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     #[test]
     fn all_workers_get_the_sum_in_every_round() {
         const WORKERS: usize = 3;
-        let server = ParameterServer::start(WORKERS, 1 << 20).unwrap();
+        let server = ParameterServer::start(HERE, WORKERS, 1 << 20).unwrap();
         let work = |worker: usize| {
             let mut parameters =
                 ParameterWorker::connect(server.address(), Duration::from_secs(30)).unwrap();
@@ -187,7 +191,7 @@ mod tests {
 
     #[test]
     fn vectors_of_other_lengths_end_it() {
-        let server = ParameterServer::start(2, 100).unwrap();
+        let server = ParameterServer::start(HERE, 2, 100).unwrap();
         let sum = |length: usize| {
             let mut worker =
                 ParameterWorker::connect(server.address(), Duration::from_secs(30)).unwrap();

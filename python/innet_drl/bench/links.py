@@ -1,0 +1,115 @@
+"""Machines and their links in network namespaces: a switch in the middle, and a link of a certain rate to each machine.
+
+So is a rack built, and so are systems compared that differ in where they stand: in the switch, or at the end of a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from innet_drl.bench.crew import BenchError
+
+BURST = "8kb"
+"""That a link passes at once: few packets, so that even small vectors take their time."""
+QUEUE = "8mb"
+"""That waits for a link: nothing is lost."""
+MACHINE_DEVICE = "uplink"
+"""A machine's end of its link."""
+_CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True)
+class Links:
+    """A switch and the machines at its links."""
+
+    prefix: str
+    """Of the namespaces' names."""
+    mbit: int
+
+    @property
+    def switch(self) -> str:
+        """The namespace of the switch."""
+        return f"{self.prefix}-switch"
+
+    def machine(self, number: int) -> str:
+        """The namespace of a machine."""
+        return f"{self.prefix}-{number}"
+
+    @staticmethod
+    def address(number: int) -> str:
+        """A machine's address."""
+        return f"10.77.{number}.2"
+
+    @staticmethod
+    def switch_address(number: int) -> str:
+        """The switch's address at the link to a machine."""
+        return f"10.77.{number}.1"
+
+
+@contextlib.contextmanager
+def links(machines: int, mbit: int) -> Iterator[Links]:
+    """Makes so many machines with links of so many Mbit/s each way.
+
+    Raises:
+        BenchError: They cannot be made: the right to, or `iproute2`, is missing.
+    """
+    made = Links(f"innet-{os.getpid()}", mbit)
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        raise BenchError("--link-mbit wants the commands ip and tc (Debian: apt install iproute2)")
+    with contextlib.ExitStack() as undo:
+        for name in (made.switch, *map(made.machine, range(machines))):
+            _run("ip", "netns", "add", name)
+            undo.callback(_run, "ip", "netns", "del", name)
+            _within(name, "ip", "link", "set", "lo", "up")
+        _within(made.switch, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        for number in range(machines):
+            _link(made, number)
+        yield made
+
+
+def _link(made: Links, number: int) -> None:
+    switch, machine, end = made.switch, made.machine(number), f"to{number}"
+    pair = ("type", "veth", "peer", "name", MACHINE_DEVICE, "netns", machine)
+    _within(switch, "ip", "link", "add", end, *pair)
+    ends = ((switch, end, made.switch_address(number)), (machine, MACHINE_DEVICE, made.address(number)))
+    for name, device, address in ends:
+        _within(name, "ip", "address", "add", f"{address}/24", "dev", device)
+        _within(name, "ip", "link", "set", device, "up")
+        shape = ("rate", f"{made.mbit}mbit", "burst", BURST, "limit", QUEUE)
+        _within(name, "tc", "qdisc", "add", "dev", device, "root", "tbf", *shape)
+    _within(machine, "ip", "route", "add", "default", "via", made.switch_address(number))
+
+
+def within(name: str | None) -> list[str]:
+    """What stands before a command that runs in a namespace; `None` for this one."""
+    return [] if name is None else ["ip", "netns", "exec", name]
+
+
+def enter(name: str | None) -> None:
+    """Moves this thread, and those that it starts, to a namespace.
+
+    Raises:
+        BenchError: It may not.
+    """
+    if name is None:
+        return
+    with Path("/run/netns", name).open("rb") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise BenchError(f"cannot enter the network namespace {name}: {os.strerror(ctypes.get_errno())}")
+
+
+def _within(name: str, *command: str) -> None:
+    _run(*within(name), *command)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"--link-mbit: {' '.join(command)}: {done.stderr.strip()}")
