@@ -485,5 +485,7 @@ mod tests {
         }
         drop(child.stdin.take());
         assert_eq!(libc::WEXITSTATUS(waiting.join().unwrap()), 7);
+        // It has been waited for already.
+        assert!(child.wait().is_err());
     }
 }
