@@ -56,14 +56,13 @@ class ActorCritic(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.torso = nn.Sequential(nn.Linear(INPUTS, 128), nn.Tanh())
-        self.policy = nn.Linear(128, ACTIONS)
-        self.value = nn.Linear(128, 1)
+        # No weights in common: values of 100 would outweigh the policy in them.
+        self.policy = nn.Sequential(nn.Linear(INPUTS, 128), nn.Tanh(), nn.Linear(128, ACTIONS))
+        self.value = nn.Sequential(nn.Linear(INPUTS, 128), nn.Tanh(), nn.Linear(128, 1))
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, actions] and values [B] of observations [B, inputs]."""
-        hidden = self.torso(observation)
-        return self.policy(hidden), self.value(hidden).squeeze(-1)
+        return self.policy(observation), self.value(observation).squeeze(-1)
 
 
 class Scores:
@@ -126,7 +125,7 @@ def a2c(model: DistributedDataParallel, network: nn.Module, seed: int) -> Iterat
 
 
 def dqn(model: DistributedDataParallel, network: nn.Module, seed: int) -> Iterator[tuple[Tensor, float]]:
-    """Deep Q-learning (Mnih et al., 2015): yields losses, and the mean score of the last games."""
+    """Double deep Q-learning (van Hasselt et al., 2016): yields losses, and the mean score of the last games."""
     environments, batch = 8, 64
     arena = gymnasium.make_vec(ENVIRONMENT, environments, vectorization_mode="vector_entry_point")
     chance = random.Random(seed)
@@ -151,12 +150,13 @@ def dqn(model: DistributedDataParallel, network: nn.Module, seed: int) -> Iterat
         observation = following
         if len(memory) < 500:
             continue
-        if update % 50 == 0:
-            target.load_state_dict(network.state_dict())
         drawn = [np.array(column) for column in zip(*chance.choices(memory, k=batch), strict=True)]
         now, chosen, rewards, then, goes_on = (torch.from_numpy(column) for column in drawn)
         with torch.no_grad():
-            best = target(then).max(1).values
+            # The target follows slowly: a copy now and then makes the scores swing.
+            for old, new in zip(target.parameters(), network.parameters(), strict=True):
+                old.lerp_(new, 0.01)
+            best = target(then).gather(1, network(then).argmax(1, keepdim=True)).squeeze(1)
         q = model(now).gather(1, chosen.unsqueeze(1)).squeeze(1)
         update += 1
         yield functional.huber_loss(q, rewards + 0.99 * goes_on * best), scores.mean
@@ -170,7 +170,8 @@ def work(run: Run, rank: int) -> None:
     network: nn.Module = ActorCritic()
     losses, rate = a2c, 1e-3
     if run.agent == "dqn":
-        network = nn.Sequential(nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, ACTIONS))
+        hidden = (nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
+        network = nn.Sequential(*hidden, nn.Linear(128, ACTIONS))
         losses, rate = dqn, 1e-3
     model = DistributedDataParallel(network)
     if run.gradients != "gloo":
@@ -203,7 +204,7 @@ def main() -> None:
     parser.add_argument("--gradients", help="address of a server with --gradients, or gloo; our own by default")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    updates = flags.updates or {"a2c": 1000, "dqn": 3000}[flags.agent]
+    updates = flags.updates or {"a2c": 600, "dqn": 2000}[flags.agent]
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, innet.Replay([]) as nothing:
         gradients = flags.gradients

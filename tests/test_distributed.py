@@ -406,6 +406,8 @@ def test_one_worker_alone_sums_on_any_device(server: str) -> None:
             assert torch.equal(state.mean(values.clone()), values)
             half = values.to(torch.float16)
             assert torch.equal(summed(state.worker, half.clone(), mean=False), half)
+            weights = nn.Parameter(half.clone())
+            assert torch.equal(state.mean(weights), half)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA tensors want a GPU")

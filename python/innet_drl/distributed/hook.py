@@ -154,7 +154,8 @@ def summed(
             "(model.float()), or leave these gradients to another backend"
         )
     here = _staged(values, {} if staging is None else staging)
-    here.copy_(values)
+    # From a GPU this waits for the kernels that write the values, and on the way back for the copy itself.
+    here.copy_(values.detach())
     worker.sum(here.numpy(), mean=mean, deadline=deadline)
     with torch.no_grad():
         values.copy_(here)
