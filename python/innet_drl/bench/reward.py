@@ -22,7 +22,7 @@ from torch.futures import Future
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-HIDDEN = 906
+HIDDEN = 640
 ENVIRONMENTS = 8
 STEPS = 16
 DISCOUNT = 0.99
@@ -50,13 +50,17 @@ class ActorCritic(nn.Module):
 
     def __init__(self, inputs: int, actions: int) -> None:
         super().__init__()
-        self.torso = nn.Sequential(nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
-        self.policy, self.value = nn.Linear(HIDDEN, actions), nn.Linear(HIDDEN, 1)
+        # No weights in common: values of 100 would outweigh the policy in them.
+        self.policy, self.value = _perceptron(inputs, actions), _perceptron(inputs, 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, actions] and values [B] of observations [B, inputs]."""
-        hidden = self.torso(observation)
-        return self.policy(hidden), self.value(hidden).squeeze(-1)
+        return self.policy(observation), self.value(observation).squeeze(-1)
+
+
+def _perceptron(inputs: int, outputs: int) -> nn.Module:
+    hidden = (nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh())
+    return nn.Sequential(*hidden, nn.Linear(HIDDEN, outputs))
 
 
 class _Timed:
