@@ -1,6 +1,7 @@
 """`innet-drl bench gradients`: every system for a moment; a wrong sum would be an error."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import _core
+from innet_drl.bench.crew import BenchError
+from innet_drl.bench.links import links
 from innet_drl.cli import main
 
 SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
@@ -40,6 +43,30 @@ def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "over a relay that loses 1.0%" in capsys.readouterr().out
 
 
+@pytest.mark.timeout(300)
+def test_links_have_a_rate(tmp_path: Path) -> None:
+    try:
+        with links(1, 100):
+            pass
+    except BenchError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "out.json"
+    flags = ["--workers", "2", "--sizes", "400000", "--rounds", "1", "--seconds", "0.1", "--loss", ""]
+    systems = ["innet", "gloo", "parameter-server"]
+    flags += ["--systems", ",".join(systems), "--training-workers", "0", "--link-mbit", "100", "--json", str(out)]
+    assert main(["bench", "gradients", *flags]) == 0
+    rows = {row["system"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == systems
+    one_way = 400_000 * 8 / 100e6 * 1e3
+    for row in rows.values():
+        assert row["path"] == "100 Mbit/s"
+        # No vector passes a link faster than that.
+        assert row["p50_ms"] > one_way
+    # Its own link carries both workers' vectors in, and both sums out.
+    assert rows["parameter-server"]["p50_ms"] > 2 * one_way
+    assert not [name for name in os.listdir("/run/netns") if name.startswith(f"innet-{os.getpid()}")]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -48,6 +75,7 @@ def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--systems", "mpi"], "'mpi' is none of innet"),
         (["--loss", "much"], "--loss much"),
         (["--loss", "1.5"], "--loss 1.5"),
+        (["--link-mbit", "100"], "leave out losses"),
     ],
 )
 def test_flags_that_cannot_be_used(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
