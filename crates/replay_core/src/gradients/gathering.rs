@@ -56,7 +56,11 @@ impl Gathering {
         let absent = racks.filter_map(|(rack, number)| rack.is_none().then_some(number));
         let absent: Vec<u16> = absent.collect();
         match absent.is_empty() {
-            true => Ok(self.racks.iter().flatten().fold(0, |sum, workers| workers.saturating_add(sum))),
+            true => Ok(self
+                .racks
+                .iter()
+                .flatten()
+                .fold(0, |sum, workers| workers.saturating_add(sum))),
             false => Err(absent),
         }
     }

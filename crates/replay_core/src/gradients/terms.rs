@@ -50,7 +50,8 @@ impl Terms {
         let own = self.named();
         let pairs = own.iter().zip(other.named());
         let differ = pairs.filter(|(mine, theirs)| *mine != theirs);
-        let said = differ.map(|((name, mine), (_, theirs))| format!("{name}: {mine}, not {theirs}"));
+        let said =
+            differ.map(|((name, mine), (_, theirs))| format!("{name}: {mine}, not {theirs}"));
         said.collect::<Vec<_>>().join("; ")
     }
 
@@ -60,11 +61,17 @@ impl Terms {
             format!("of {values} values, threshold {threshold}, staleness {staleness}")
         });
         [
-            ("places at its server", format!("{} ({}s)", self.workers, who(self.racks))),
+            (
+                "places at its server",
+                format!("{} ({}s)", self.workers, who(self.racks)),
+            ),
             ("world", self.world.to_string()),
             ("arithmetic", format!("{:?}", self.arithmetic)),
             ("segment_values", self.segment_values.to_string()),
-            ("deadline in seconds", self.deadline.as_secs_f64().to_string()),
+            (
+                "deadline in seconds",
+                self.deadline.as_secs_f64().to_string(),
+            ),
             ("asynchronous", asynchronous),
         ]
     }
