@@ -225,7 +225,8 @@ impl Aggregator {
             return Err(error);
         }
         job.heard = now;
-        let (replaced, round) = job.seat(request.worker, member, out);
+        job.remind_parent(now, out);
+        let (replaced, round) = job.seat(request.worker, member, &mut self.counters, out);
         if let Some(replaced) = replaced {
             self.sessions.remove(&replaced);
         }
@@ -235,7 +236,7 @@ impl Aggregator {
             session,
             key,
             round,
-            window: self.limits.window,
+            window: job.window,
         })
     }
 
@@ -254,7 +255,10 @@ impl Aggregator {
                 advice: "wait for another job to end, or start the aggregator with room for more",
             });
         };
-        let (places, depth) = terms.places(self.limits.window);
+        // What the parent has no place for does not begin here.
+        let window = upstream.as_ref().map_or(u32::MAX, |up| up.window);
+        let window = self.limits.window.min(window);
+        let (places, depth) = terms.places(window);
         let bytes = Slots::bytes(places, depth, terms.stride());
         if terms.asynchronous.is_some() && bytes > self.limits.job_bytes {
             return Err(Error::TooLarge {
@@ -292,7 +296,7 @@ impl Aggregator {
             ));
         }
         let first = upstream.as_ref().map_or(FIRST_ROUND, |up| up.round);
-        let mut job = Job::new(&request.job, terms, self.limits.window, first, now);
+        let mut job = Job::new(&request.job, terms, window, first, now);
         job.below = below;
         job.upstream = upstream;
         self.jobs[index] = Some(job);
@@ -332,8 +336,7 @@ impl Aggregator {
     fn forget<T: Transmit>(&mut self, index: usize, out: &mut T) {
         let job = self.jobs[index].take();
         if let Some(upstream) = job.and_then(|job| job.upstream) {
-            let header = Header::new(Kind::Leave, upstream.session, 0, 0);
-            out.send(upstream.address, &header.encode(), &upstream.key);
+            upstream.send(Kind::Leave, 0, 0, &upstream.key, out);
         }
         self.sessions.retain(
             |_, owner| !matches!(owner, Owner::Worker(of, _) | Owner::Parent(of) if *of == index),
@@ -356,7 +359,7 @@ impl Aggregator {
         let (index, worker) = match self.sessions.get(&header.session) {
             Some(&Owner::Worker(index, worker)) => (index, worker),
             Some(&Owner::Parent(index)) => {
-                return self.take_from_parent(index, from, header, body, out);
+                return self.take_from_parent(now, index, from, header, body, out);
             }
             None => {
                 self.counters.strangers += 1;
@@ -400,6 +403,7 @@ impl Aggregator {
 
     fn take_from_parent<T: Transmit>(
         &mut self,
+        now: Instant,
         index: usize,
         from: SocketAddr,
         header: Header,
@@ -408,7 +412,7 @@ impl Aggregator {
     ) {
         match &mut self.jobs[index] {
             Some(job) if job.upstream.as_ref().is_some_and(|up| up.address == from) => {
-                job.take_from_parent(header, body, &mut self.counters, out);
+                job.take_from_parent(now, header, body, &mut self.counters, out);
             }
             _ => self.counters.strangers += 1,
         }

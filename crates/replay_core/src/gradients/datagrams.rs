@@ -1,9 +1,10 @@
 //! Datagrams through the kernel: many for each system call, and trains of equal length to one address that go through the stack as one
 //! (segmentation offload), which on one machine also arrive as one.
 
+use std::collections::HashSet;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ const ROOM: usize = u16::MAX as usize;
 const TRAIN_BYTES: usize = 65_000;
 /// Datagrams of a train, as the kernel limits them.
 const TRAIN: usize = 64;
+/// Addresses that are remembered for taking no trains; then each is tried again.
+const MOST_WITHOUT_TRAINS: usize = 1024;
 /// Room for one control message of an integer, aligned as one.
 type Control = [u64; 3];
 /// What is asked for; the system may give less (`net.core.rmem_max`).
@@ -231,8 +234,8 @@ pub struct Outbox {
     trains: Vec<Train>,
     /// Emptied trains, for their memory.
     spare: Vec<Vec<u8>>,
-    /// Whether the system takes trains for where they go.
-    offload: bool,
+    /// Where the system takes no trains to.
+    without_trains: HashSet<IpAddr>,
     /// Datagrams that the system took.
     pub sent: u64,
     /// Datagrams that it did not: they are lost, as others are on their way.
@@ -267,7 +270,7 @@ impl Outbox {
             socket,
             trains: Vec::with_capacity(BATCH),
             spare: Vec::new(),
-            offload: true,
+            without_trains: HashSet::new(),
             sent: 0,
             refused: 0,
         }
@@ -285,13 +288,33 @@ impl Outbox {
                 }
                 Err(error) => {
                     tracing::debug!(%error, datagrams = first.count(), "could not be sent as one");
-                    self.offload &= first.count() == 1;
+                    self.note_refusal(first, &error);
                     self.send_singly(first);
                     left = rest;
                 }
             }
         }
         self.spare = trains.into_iter().map(|train| train.bytes).collect();
+    }
+
+    /// What cannot be reached says nothing about trains, and a device that takes none, or smaller ones, nothing about other devices.
+    fn note_refusal(&mut self, train: &Train, error: &io::Error) {
+        let of_trains = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];
+        if train.count() == 1
+            || error
+                .raw_os_error()
+                .is_none_or(|code| !of_trains.contains(&code))
+        {
+            return;
+        }
+        if self.without_trains.len() == MOST_WITHOUT_TRAINS {
+            self.without_trains.clear();
+        }
+        self.without_trains.insert(train.to.ip());
+    }
+
+    fn takes_trains(&self, to: SocketAddr) -> bool {
+        self.without_trains.is_empty() || !self.without_trains.contains(&to.ip())
     }
 
     fn send_singly(&mut self, train: &Train) {
@@ -355,8 +378,7 @@ impl Transmit for Outbox {
         let length = head.len() + body.len();
         // The newest one to this address: datagrams to one address keep their order.
         let newest = self.trains.iter().rposition(|train| train.to == to);
-        let offload = self.offload;
-        let open = newest.filter(|&at| offload && self.trains[at].takes(length));
+        let open = newest.filter(|&at| self.takes_trains(to) && self.trains[at].takes(length));
         let at = open.unwrap_or_else(|| {
             if self.trains.len() == BATCH {
                 self.flush();
@@ -434,5 +456,31 @@ mod tests {
         let (_, datagram) = inbox.iter().next().unwrap();
         assert!(datagram.len() > MAX_DATAGRAM);
         assert!(super::super::packet::Header::decode(datagram).is_none());
+    }
+
+    #[test]
+    fn who_cannot_be_reached_leaves_the_trains_of_others() {
+        let sender = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut outbox = Outbox::new(sender);
+        // Not without asking for broadcasts: the system says EACCES.
+        let nobody: SocketAddr = "255.255.255.255:9".parse().unwrap();
+        (0..3).for_each(|_| outbox.send(nobody, &[1], &[2]));
+        outbox.flush();
+        assert_eq!((outbox.sent, outbox.refused), (0, 3));
+        assert!(outbox.without_trains.is_empty());
+        // What says that it is about trains is about those to there.
+        outbox.send(nobody, &[1], &[2]);
+        outbox.send(nobody, &[1], &[2]);
+        let train = outbox.trains.pop().unwrap();
+        outbox.note_refusal(&train, &io::Error::from_raw_os_error(libc::EIO));
+        assert!(!outbox.takes_trains(nobody));
+        let other = "127.0.0.1:9".parse().unwrap();
+        assert!(outbox.takes_trains(other));
+        outbox.send(nobody, &[1], &[2]);
+        outbox.send(nobody, &[1], &[2]);
+        outbox.send(other, &[1], &[2]);
+        outbox.send(other, &[1], &[2]);
+        let lengths: Vec<usize> = outbox.trains.iter().map(Train::count).collect();
+        assert_eq!(lengths, [1, 1, 2]);
     }
 }

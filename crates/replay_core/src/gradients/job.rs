@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::aggregator::Counters;
 use super::packet::{ALL_SEGMENTS, Ack, Cookie, HEADER_BYTES, Header, Key, Kind, Status};
 use super::slots::{Place, Slots, State, Tag};
-use super::terms::Terms;
+use super::terms::{Terms, who};
 use super::{Transmit, Upstream};
 use crate::error::{Error, Result};
 
@@ -66,6 +66,8 @@ pub struct Job {
     pub upstream: Option<Upstream>,
     /// Workers that sums from here are of.
     pub below: u32,
+    /// Segments that may be under way.
+    pub window: u32,
     threshold: u32,
     slots: Slots,
     /// The newest round that a contribution came for.
@@ -99,7 +101,7 @@ pub struct JobStatus {
 }
 
 impl Job {
-    /// A job without workers, whose first round is `first`.
+    /// A job without workers, whose first round is `first`, with `window` segments under way where they wait for each other.
     pub fn new(name: &str, terms: Terms, window: u32, first: u64, now: Instant) -> Self {
         let (places, depth) = terms.places(window);
         let threshold = terms.asynchronous.map_or(terms.workers, |a| a.threshold);
@@ -110,6 +112,7 @@ impl Job {
             heard: now,
             upstream: None,
             below: terms.world,
+            window,
             threshold: threshold.into(),
             slots: Slots::new(places, depth, terms.stride(), now),
             newest: first - 1,
@@ -194,6 +197,7 @@ impl Job {
         &mut self,
         worker: u16,
         member: Member,
+        counters: &mut Counters,
         out: &mut T,
     ) -> (Option<u32>, u64) {
         let seat = &mut self.seats[usize::from(worker)];
@@ -204,16 +208,19 @@ impl Job {
         };
         let waited_for = self.terms.asynchronous.is_none();
         if waited_for && self.contributed[usize::from(worker)] >= self.floor {
-            let text = format!("worker {worker} came back as another process ({name})");
+            let who = who(self.terms.racks);
+            let text = format!("{who} {worker} came back as another process ({name})");
             match self.upstream {
-                None => self.reset(self.newest + 1, &text, out),
-                Some(_) => self.halt(
-                    Ack {
-                        text: format!("{text}; reset the job"),
+                None => self.reset(self.newest + control::APART, &text, out),
+                // The parent says what comes next.
+                Some(_) => {
+                    let text = format!("{text}; reset the job");
+                    let halted = Ack {
+                        text,
                         ..Ack::new(Status::Halted, Kind::Join)
-                    },
-                    out,
-                ),
+                    };
+                    self.fail(halted, counters, out);
+                }
             }
         }
         (before, self.floor.max(self.newest))
@@ -371,7 +378,10 @@ impl Job {
             return;
         }
         if self.upstream.is_some() {
-            self.slots.slot_mut(index).state = State::Raised;
+            let heard = self.heard;
+            let slot = self.slots.slot_mut(index);
+            slot.state = State::Raised;
+            slot.opened = heard;
             self.raise(index, out);
         } else {
             self.finish(index, counters, out);
@@ -433,7 +443,14 @@ impl Job {
         match slot.state {
             State::Done => self.send_sum(worker..worker + 1, index, out),
             _ if counted & 1 << worker == 0 => self.want(worker, tag, out),
-            State::Raised => self.ask_parent(index, out),
+            State::Raised => {
+                self.ask_parent(index, out);
+                let waiting = Ack {
+                    text: self.parent_waits_for(tag.round),
+                    ..Ack::new(Status::Waiting, Kind::Help)
+                };
+                self.answer(worker, header, waiting, out);
+            }
             _ => {
                 let missing = self.everybody() & !counted;
                 let waiting = Ack {

@@ -144,6 +144,17 @@ impl Drop for UdpAggregator {
     }
 }
 
+/// Whether to look for what has waited too long. What it waits for may be among the datagrams that there is no room for yet; but where these
+/// never end, as strangers can see to, that is no reason to wait for ever.
+fn is_due(deadline: Instant, now: Instant, more_is_there: bool) -> bool {
+    let most = if more_is_there {
+        LOOK_UP
+    } else {
+        Duration::ZERO
+    };
+    now >= deadline + most
+}
+
 fn serve(shared: &Shared) {
     let mut inbox = Inbox::new(shared.socket.clone());
     let mut out = Outbox::new(shared.socket.clone());
@@ -161,8 +172,7 @@ fn serve(shared: &Shared) {
         for (from, datagram) in inbox.iter() {
             aggregator.receive(now, from, datagram, &mut out);
         }
-        // While datagrams keep coming, only now and then: it looks at every segment.
-        if !inbox.is_full() && now >= deadline {
+        if is_due(deadline, now, inbox.is_full()) {
             aggregator.expire(now, &mut out);
             let next = aggregator.next_deadline().unwrap_or(now + LOOK_UP);
             deadline = next.clamp(now + Duration::from_millis(1), now + LOOK_UP);
@@ -283,5 +293,19 @@ impl Link for Socket<'_> {
 
     fn flush(&mut self) {
         self.out.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_without_end_delay_a_deadline_by_a_bounded_time() {
+        let deadline = Instant::now();
+        let [early, late] = [1, 100].map(|ms| deadline + Duration::from_millis(ms));
+        assert!(is_due(deadline, early, false));
+        assert!(!is_due(deadline, early, true));
+        assert!(is_due(deadline, late, true));
     }
 }

@@ -22,7 +22,7 @@
 //! | `SetH` | key, threshold as u16 | |
 //! | `FBcast` | key: send what there is of this segment, or of all (segment 2^20 - 1) | |
 //! | `Help` | what became of this segment? | the contribution is missing: send it again |
-//! | `Halt` | key, reason as text: suspend the job | |
+//! | `Halt` | key, [`Ack`] with the reason: suspend the job | |
 //! | `Ack` | | [`Ack`] |
 //!
 //! The key has 16 bytes, is given to the worker with its session, and stands in what could harm others. Data and `Help` are told by

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Transmit;
 use super::arithmetic::{self, Arithmetic, Grid};
@@ -14,6 +14,8 @@ use super::worker::{Exchange, Failure, Worker};
 const REORDERING: usize = 8;
 /// Segments asked for at a time, the oldest first.
 const QUESTIONS: usize = 16;
+/// An aggregator that has not answered for so long, in which it was asked several times, is not there.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// What a round came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +45,8 @@ pub struct Round<'a> {
     fewest: u32,
     begun: Instant,
     deadline: Instant,
-    heard: bool,
+    /// When the aggregator was last heard.
+    heard: Option<Instant>,
     /// Who the aggregator waited for when it was last asked, and the same for people.
     missing: u64,
     waits_for: String,
@@ -84,7 +87,7 @@ impl<'a> Round<'a> {
             waiting: 0,
             begun: now,
             deadline,
-            heard: false,
+            heard: None,
             missing: 0,
             waits_for: String::new(),
             over: false,
@@ -116,6 +119,8 @@ impl<'a> Round<'a> {
         self.worker.next_round += 1;
         self.worker.window.begin();
         self.next = 0;
+        self.missing = 0;
+        self.waits_for.clear();
         self.segments = match kind {
             Kind::Exponents => self.exponents.len().div_ceil(self.segment_bytes()),
             _ => self.values.len().div_ceil(self.worker.segment_values),
@@ -268,16 +273,19 @@ impl<'a> Round<'a> {
 
     /// What to say at the deadline.
     fn late(&self, now: Instant) -> Failure {
-        let waited_ms = now.saturating_duration_since(self.begun).as_millis();
-        if !self.heard {
+        let since = |then| now.saturating_duration_since(then);
+        // Whoever it waited for when it was last heard, it has not said so since.
+        let silent = self.heard.is_none_or(|heard| since(heard) >= SILENCE);
+        if silent {
             return Failure::Silent {
                 address: self.worker.aggregator,
-                waited_ms,
+                waited_ms: since(self.heard.unwrap_or(self.begun)).as_millis(),
             };
         }
-        let whom = match self.missing {
-            0 => format!("the aggregator at {}", self.worker.aggregator),
-            _ => self.waits_for.clone(),
+        let waited_ms = since(self.begun).as_millis();
+        let whom = match self.waits_for.as_str() {
+            "" => format!("the aggregator at {}", self.worker.aggregator),
+            whom => whom.to_owned(),
         };
         Failure::Missing {
             workers: numbers(self.missing),
@@ -332,7 +340,7 @@ impl Exchange for Round<'_> {
         let Some((header, body)) = self.worker.read(from, datagram) else {
             return;
         };
-        self.heard = true;
+        self.heard = Some(now);
         if self.failure.is_some() || self.worker.proving(header, body) {
             return;
         }

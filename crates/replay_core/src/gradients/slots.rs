@@ -39,7 +39,7 @@ pub struct Slot {
     pub state: State,
     /// Who has been counted, a bit for each worker.
     pub counted: u64,
-    /// When the first contribution arrived.
+    /// When the first contribution arrived; where it is raised, when that was.
     pub opened: Instant,
     bytes: usize,
 }

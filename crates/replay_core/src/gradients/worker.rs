@@ -235,7 +235,8 @@ impl Worker {
     }
 }
 
-fn patience(tries: u32) -> Duration {
+/// How long a control waits for its answer at the try of this number, from 0.
+pub(super) fn patience(tries: u32) -> Duration {
     (CONTROL_PATIENCE * (1 << tries.min(8))).min(MOST_CONTROL_PATIENCE)
 }
 
@@ -272,9 +273,13 @@ impl Call<'_> {
     fn with_argument(mut self) -> Self {
         match &self.command {
             Command::SetThreshold(threshold) => self.body.extend(threshold.to_le_bytes()),
-            Command::Halt(reason) => self
-                .body
-                .extend(super::packet::cut(reason, Ack::MAX_TEXT / 2).as_bytes()),
+            Command::Halt(reason) => {
+                let reason = Ack {
+                    text: reason.clone(),
+                    ..Ack::new(Status::Halted, Kind::Halt)
+                };
+                self.body.extend(reason.encode());
+            }
             _ => {}
         }
         self

@@ -8510,11 +8510,11 @@ pub mod join_gradients {
         }
         #[inline]
         pub fn get_threshold(self) -> u16 {
-            self.reader.get_data_field::<u16>(9)
+            self.reader.get_data_field::<u16>(12)
         }
         #[inline]
         pub fn get_staleness(self) -> u16 {
-            self.reader.get_data_field::<u16>(12)
+            self.reader.get_data_field::<u16>(13)
         }
     }
 
@@ -8668,19 +8668,19 @@ pub mod join_gradients {
         }
         #[inline]
         pub fn get_threshold(self) -> u16 {
-            self.builder.get_data_field::<u16>(9)
-        }
-        #[inline]
-        pub fn set_threshold(&mut self, value: u16)  {
-            self.builder.set_data_field::<u16>(9, value);
-        }
-        #[inline]
-        pub fn get_staleness(self) -> u16 {
             self.builder.get_data_field::<u16>(12)
         }
         #[inline]
-        pub fn set_staleness(&mut self, value: u16)  {
+        pub fn set_threshold(&mut self, value: u16)  {
             self.builder.set_data_field::<u16>(12, value);
+        }
+        #[inline]
+        pub fn get_staleness(self) -> u16 {
+            self.builder.get_data_field::<u16>(13)
+        }
+        #[inline]
+        pub fn set_staleness(&mut self, value: u16)  {
+            self.builder.set_data_field::<u16>(13, value);
         }
     }
 
@@ -8693,7 +8693,7 @@ pub mod join_gradients {
     impl Pipeline  {
     }
     mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 204] = [
+        pub(crate) static ENCODED_NODE: [::capnp::Word; 203] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
             ::capnp::word(59, 191, 195, 210, 201, 56, 184, 151),
             ::capnp::word(12, 0, 0, 0, 1, 0, 4, 0),
@@ -8768,34 +8768,34 @@ pub mod join_gradients {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(100, 1, 0, 0, 3, 0, 1, 0),
             ::capnp::word(112, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(8, 0, 0, 0, 128, 0, 0, 0),
+            ::capnp::word(8, 0, 0, 0, 4, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 8, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(109, 1, 0, 0, 90, 0, 0, 0),
+            ::capnp::word(109, 1, 0, 0, 50, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(108, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(120, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(104, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(116, 1, 0, 0, 2, 0, 1, 0),
             ::capnp::word(9, 0, 0, 0, 5, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 9, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(117, 1, 0, 0, 58, 0, 0, 0),
+            ::capnp::word(113, 1, 0, 0, 58, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(112, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(124, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(10, 0, 0, 0, 9, 0, 0, 0),
+            ::capnp::word(108, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(120, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(10, 0, 0, 0, 12, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 10, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(121, 1, 0, 0, 82, 0, 0, 0),
+            ::capnp::word(117, 1, 0, 0, 82, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(120, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(132, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(11, 0, 0, 0, 12, 0, 0, 0),
+            ::capnp::word(116, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(128, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(11, 0, 0, 0, 13, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 11, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(129, 1, 0, 0, 82, 0, 0, 0),
+            ::capnp::word(125, 1, 0, 0, 82, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(128, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(140, 1, 0, 0, 2, 0, 1, 0),
+            ::capnp::word(124, 1, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(136, 1, 0, 0, 2, 0, 1, 0),
             ::capnp::word(106, 111, 98, 0, 0, 0, 0, 0),
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -8863,13 +8863,12 @@ pub mod join_gradients {
             ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(97, 103, 103, 114, 101, 103, 97, 116),
-            ::capnp::word(111, 114, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(98, 101, 108, 111, 119, 0, 0, 0),
+            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(118, 97, 108, 117, 101, 115, 0, 0),
@@ -8909,7 +8908,7 @@ pub mod join_gradients {
                 5 => <crate::wire::innet_capnp::Arithmetic as ::capnp::introspect::Introspect>::introspect(),
                 6 => <u16 as ::capnp::introspect::Introspect>::introspect(),
                 7 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                8 => <bool as ::capnp::introspect::Introspect>::introspect(),
+                8 => <u32 as ::capnp::introspect::Introspect>::introspect(),
                 9 => <u32 as ::capnp::introspect::Introspect>::introspect(),
                 10 => <u16 as ::capnp::introspect::Introspect>::introspect(),
                 11 => <u16 as ::capnp::introspect::Introspect>::introspect(),
@@ -8928,7 +8927,7 @@ pub mod join_gradients {
         );
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5,6,7,8,9,10,11];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[8,5,7,0,4,6,11,10,9,1,2,3];
+        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[5,8,7,0,4,6,11,10,9,1,2,3];
         pub(crate) const TYPE_ID: u64 = 0x97b8_38c9_d2c3_bf3b;
     }
 }

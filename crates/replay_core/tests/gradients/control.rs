@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use replay_core::gradients::packet::{Header, Kind};
-use replay_core::gradients::{Arithmetic, Command, Failure, JoinJob, Limits, Round, Worker};
+use replay_core::gradients::packet::{Ack, Header, Kind, Status};
+use replay_core::gradients::{
+    Arithmetic, Command, Failure, JoinJob, Limits, Round, Ticket, Worker,
+};
 
 use crate::network::{Faults, Network, Port, address, request};
 
@@ -263,4 +265,58 @@ fn a_job_that_is_halted_before_its_first_sum_is_reset_by_anybody() {
         }
         assert_eq!(vectors[0], vec![2.0; 20]);
     }
+}
+
+/// A control as a datagram.
+fn control(kind: Kind, ticket: &Ticket, round: u64, argument: &[u8]) -> Vec<u8> {
+    let header = Header::new(kind, ticket.session, round, 0).encode();
+    [header.as_slice(), &ticket.key, argument].concat()
+}
+
+#[test]
+fn what_was_sent_before_a_reset_is_nothing_after_it() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let requests = [request(0, 2), request(1, 2)];
+    let mut workers = Vec::new();
+    let mut tickets = Vec::new();
+    for request in &requests {
+        let (at, ticket) = network.ticket(0, request, None).unwrap();
+        workers.push(Worker::new(at, request, &ticket));
+        tickets.push(ticket);
+    }
+    let sum = |network: &mut Network, workers: &mut [Worker]| {
+        let mut vectors = vec![vec![1.0; 20]; 2];
+        for result in network.sum(workers, &mut vectors, false) {
+            assert_eq!(result.unwrap().workers, 2);
+        }
+    };
+    sum(&mut network, &mut workers);
+    let round = workers[0].next_round();
+    for (port, worker) in workers.iter_mut().enumerate() {
+        network.call(port as u16, worker, Command::Reset).unwrap();
+    }
+    // The first one had gone on: its contributions to the next round were on their way, and controls of after it had sent these.
+    let reason = Ack::new(Status::Halted, Kind::Halt).encode();
+    let contribution = Header::new(Kind::Float, tickets[0].session, round, 0);
+    let late = [
+        [contribution.encode().as_slice(), &[0; 28]].concat(),
+        control(Kind::Halt, &tickets[0], round + 1, &reason),
+        control(Kind::SetH, &tickets[0], round + 1, &1u16.to_le_bytes()),
+        control(Kind::Reset, &tickets[0], round, &[]),
+    ];
+    let before = network.counters();
+    for datagram in &late {
+        inject(&mut network, 0, datagram);
+    }
+    let after = network.counters();
+    assert_eq!(after.counted, before.counted);
+    assert_eq!(after.stale, before.stale + 1);
+    assert_eq!(after.failed, before.failed);
+    sum(&mut network, &mut workers);
+    // A job that is suspended again stays so, too.
+    let halt = Command::Halt("not yet".into());
+    network.call(0, &mut workers[0], halt).unwrap();
+    inject(&mut network, 0, &late[3]);
+    let refused = network.sum_at(1, &mut workers[1], &mut [1.0; 20]);
+    assert!(matches!(refused, Err(Failure::Halted(_))), "{refused:?}");
 }

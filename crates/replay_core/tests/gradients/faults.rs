@@ -107,6 +107,35 @@ fn an_aggregator_that_is_gone_is_an_error_at_the_workers_deadline() {
 }
 
 #[test]
+fn an_aggregator_that_falls_silent_blames_no_worker() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let patient = |worker| JoinJob {
+        deadline: Duration::from_secs(60),
+        ..request(worker, 2)
+    };
+    let mut workers = network.join_all(&[patient(0), patient(1)]);
+    let mut values = vec![1.0; 9];
+    let begun = network.wire.now;
+    let round = Round::new(
+        &mut workers[0],
+        &mut values,
+        false,
+        begun,
+        begun + Duration::from_secs(10),
+    );
+    let mut rounds = vec![(address(0), round)];
+    // It has said whom it waits for.
+    network.run_for(&mut rounds, Duration::from_secs(3));
+    network.wire.dead.insert(address(1000));
+    let failure = network.drive(rounds).remove(0).unwrap_err();
+    let Failure::Silent { waited_ms, .. } = failure else {
+        panic!("{failure:?}");
+    };
+    assert!((6900..7100).contains(&waited_ms), "{waited_ms}");
+    assert_eq!(network.wire.now - begun, Duration::from_secs(10));
+}
+
+#[test]
 fn after_a_failure_a_reset_by_every_worker_goes_on_exactly() {
     for seed in 0..20 {
         let mut network = Network::new(seed, Faults::MANY, Limits::default());

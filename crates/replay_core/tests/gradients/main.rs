@@ -5,5 +5,6 @@ mod control;
 mod faults;
 mod hierarchy;
 mod network;
+mod racks;
 mod sums;
 mod udp;

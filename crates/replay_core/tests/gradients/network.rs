@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use replay_core::gradients::packet::{Header, Kind};
 use replay_core::gradients::{
     Aggregator, Arithmetic, Command, Counters, Exchange, Failure, JoinJob, Limits, Round, Sum,
     Transmit, Upstream, Worker,
@@ -45,6 +46,8 @@ pub struct Wire {
     pub faults: Faults,
     /// Whose datagrams are lost, either way.
     pub dead: HashSet<SocketAddr>,
+    /// Kinds of which the next datagram is lost, once for each.
+    pub lose: Vec<Kind>,
     pub sent: u64,
     queue: BinaryHeap<Reverse<Datagram>>,
     rng: StdRng,
@@ -57,6 +60,11 @@ impl Transmit for Port<'_> {
     fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
         let Port(wire, from) = self;
         assert!(head.len() + body.len() <= 1472);
+        let kind = Header::decode(head).map(|(header, _)| header.kind);
+        if let Some(at) = wire.lose.iter().position(|&lost| Some(lost) == kind) {
+            wire.lose.remove(at);
+            return;
+        }
         let faults = wire.faults;
         let chance = |wire: &mut Wire, chance| wire.rng.random_bool(chance);
         if chance(wire, faults.straggler) {
@@ -115,6 +123,48 @@ pub fn request(worker: u16, workers: u16) -> JoinJob {
     }
 }
 
+pub const RACKS: u16 = 2;
+pub const PER_RACK: u16 = 3;
+/// Workers of all racks.
+pub const ALL: usize = (RACKS * PER_RACK) as usize;
+
+/// A rack as it asks its parent.
+pub fn rack_request(rack: u16, racks: u16, world: u32) -> JoinJob {
+    let request = request(rack, racks);
+    JoinJob {
+        world,
+        name: format!("rack-{rack}"),
+        // As a server's parent has it.
+        deadline: request.deadline * 9 / 8,
+        ..request
+    }
+}
+
+/// Aggregator 0 is the parent of 1 and 2, which have `limits` and three workers each.
+pub fn two_levels(network: &mut Network, arithmetic: Arithmetic, limits: Limits) -> Vec<Worker> {
+    let mut workers = Vec::new();
+    for rack in 0..RACKS {
+        let child = network.add_aggregator(limits);
+        let up = JoinJob {
+            arithmetic,
+            ..rack_request(rack, RACKS, ALL as u32)
+        };
+        let below = PER_RACK.into();
+        let (parent, ticket) = network.rack_ticket(0, &up, below, None).unwrap();
+        let mut upstream = Some(Upstream::new(parent, &ticket, below));
+        for worker in 0..PER_RACK {
+            let request = JoinJob {
+                arithmetic,
+                world: ALL as u32,
+                ..request(worker, PER_RACK)
+            };
+            let (at, ticket) = network.ticket(child, &request, upstream.take()).unwrap();
+            workers.push(Worker::new(at, &request, &ticket));
+        }
+    }
+    workers
+}
+
 impl Network {
     pub fn new(seed: u64, faults: Faults, limits: Limits) -> Self {
         let mut network = Network {
@@ -122,6 +172,7 @@ impl Network {
                 now: Instant::now(),
                 faults,
                 dead: HashSet::new(),
+                lose: Vec::new(),
                 sent: 0,
                 queue: BinaryHeap::new(),
                 rng: StdRng::seed_from_u64(seed),

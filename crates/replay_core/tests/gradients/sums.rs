@@ -40,7 +40,12 @@ proptest! {
         let mut network = Network::new(seed, faults, limits);
         // A window of one segment takes its time.
         network.deadline = Duration::from_secs(1000);
-        let mut joined = network.join_all(&requests(workers, |r| r.segment_values = segment_values));
+        let deadline = network.deadline;
+        let mut joined = network.join_all(&requests(workers, |r| {
+            r.segment_values = segment_values;
+            // Where much is lost, it takes a while until a worker has shown where it is.
+            r.deadline = deadline;
+        }));
         // Vectors of several lengths: places of the window are used by other segments in each round.
         for (round, length) in [length, length / 3, length].into_iter().enumerate() {
             let mut vectors = whole_numbers(workers.into(), length, seed ^ round as u64);

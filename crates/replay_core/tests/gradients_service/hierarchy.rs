@@ -1,14 +1,14 @@
 //! Servers with a parent: two levels give what one gives.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use replay_core::client::GradientWorker;
-use replay_core::gradients::{Arithmetic, Command, JoinJob};
+use replay_core::gradients::{Arithmetic, Command, Failure, JoinJob};
 use replay_core::replay::Wait;
 use replay_core::{Error, ErrorCode};
 
-use crate::support::{Serving, exact, request, requests, sum_all, sum_rounds, whole_numbers};
+use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};
 
 const RACKS: u16 = 2;
 const PER_RACK: u16 = 2;
@@ -89,33 +89,6 @@ fn in_fixed_point_two_levels_have_the_bits_of_one() {
 }
 
 #[test]
-fn three_levels_sum_as_one() {
-    let top = Serving::start(&[]);
-    let middle = Serving::start(&[
-        "--parent",
-        &top.address.to_string(),
-        "--rack=0",
-        "--racks=2",
-    ]);
-    let beside = below(&top, 1);
-    let bottom = [below(&middle, 0), below(&middle, 1)];
-    let workers = [&bottom[0], &bottom[1], &beside].map(|serving| {
-        let alone = JoinJob {
-            world: 3,
-            ..request(0, 1)
-        };
-        serving.join(&alone).unwrap()
-    });
-    let mut workers: Vec<_> = workers.into();
-    let mut vectors = whole_numbers(3, 5000, 3);
-    let expected = exact(&vectors);
-    for sum in sum_all(&mut workers, &mut vectors) {
-        assert_eq!(sum.unwrap().workers, 3);
-    }
-    assert!(vectors.iter().all(|vector| vector == &expected));
-}
-
-#[test]
 fn racks_that_do_not_agree_are_refused_where_a_worker_joins() {
     let parent = Serving::start(&[]);
     let racks = [below(&parent, 0), below(&parent, 1)];
@@ -140,7 +113,7 @@ fn racks_that_do_not_agree_are_refused_where_a_worker_joins() {
 }
 
 #[test]
-fn racks_below_racks_sum_as_one() {
+fn three_levels_sum_as_one() {
     let top = Serving::start(&[]);
     let [middle, single] = [below(&top, 0), below(&top, 1)];
     let leaves = [below(&middle, 0), below(&middle, 1)];
@@ -206,8 +179,11 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
     let mut vectors = whole_numbers(ALL.into(), 2000, 5);
     for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
         let error = failed.unwrap_err();
-        assert!(matches!(&error, Error::Gradients(_)), "{error}");
-        assert!(error.to_string().contains("worker 1 (host-1-1)"), "{error}");
+        let Error::Gradients(Failure::Missing { workers, reason }) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(workers, [1]);
+        assert!(reason.contains("worker 1 (host-1-1)"), "{reason}");
     }
     for worker in &mut workers {
         worker.call(Command::Reset, &Wait::forever()).unwrap();
@@ -248,6 +224,72 @@ fn a_parent_that_goes_is_named_at_once_and_joining_again_goes_on() {
     let mut workers = join_all(&racks, |request| request);
     sum_rounds(&mut workers, 2, 2000);
     assert_eq!(parent.stats()["jobs"]["job"]["joined"], RACKS);
+}
+
+#[test]
+fn a_rack_that_is_killed_ends_sums_in_all_racks_and_comes_back() {
+    let parent = Serving::start(&[]);
+    let mut racks = [below(&parent, 0), below(&parent, 1)];
+    let mut workers = join_all(&racks, |request| request);
+    sum_rounds(&mut workers, 1, 2000);
+    let there = workers.split_off(PER_RACK.into());
+    let before = parent.stats()["counted"].as_u64().unwrap();
+    let failed = thread::scope(|scope| {
+        let mut vectors = whole_numbers(PER_RACK.into(), 2000, 5);
+        let workers = &mut workers;
+        let sums = scope.spawn(move || sum_all(workers, &mut vectors));
+        parent.until(|stats| stats["counted"].as_u64().unwrap() > before);
+        racks[1].signal(libc::SIGKILL);
+        sums.join().unwrap()
+    });
+    for failed in failed {
+        let error = failed.unwrap_err();
+        let Error::Gradients(Failure::Missing { workers, reason }) = error else {
+            panic!("{error}");
+        };
+        // Numbers would be those of workers.
+        assert!(workers.is_empty());
+        assert!(
+            reason.contains("rack 1 ") && reason.contains("left in the middle of round 2"),
+            "{reason}"
+        );
+    }
+    for mut worker in there {
+        let error = worker
+            .sum(&mut [1.0; 10], false, &Wait::forever())
+            .unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    }
+    racks[1] = below(&parent, 1);
+    let again = (0..PER_RACK).map(|worker| in_rack(1, worker));
+    workers.extend(racks[1].join_all(again));
+    for worker in &mut workers {
+        worker.call(Command::Reset, &Wait::forever()).unwrap();
+    }
+    sum_rounds(&mut workers, 2, 2000);
+}
+
+#[test]
+fn a_job_that_waits_for_the_parent_counts() {
+    let parent = Serving::start(&[]);
+    let rack = Serving::start(&[
+        "--parent",
+        &parent.address.to_string(),
+        "--racks=2",
+        "--gradients-jobs=1",
+    ]);
+    parent.signal(libc::SIGSTOP);
+    let soon = Wait::until(Some(Instant::now() + Duration::from_secs(1)));
+    let waited = rack.client().join_gradients(&in_rack(0, 0), &soon);
+    assert_eq!(waited.err().unwrap().code(), ErrorCode::Deadline);
+    let other = JoinJob {
+        job: "other".into(),
+        ..in_rack(0, 0)
+    };
+    let refused = rack.join(&other).err().unwrap();
+    assert_eq!(refused.code(), ErrorCode::TooLarge, "{refused}");
+    parent.signal(libc::SIGCONT);
+    rack.join(&in_rack(0, 0)).unwrap();
 }
 
 #[test]

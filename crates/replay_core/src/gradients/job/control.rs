@@ -6,6 +6,11 @@ use crate::gradients::aggregator::Counters;
 use crate::gradients::arithmetic::Arithmetic;
 use crate::gradients::packet::{ALL_SEGMENTS, Ack, Header, Kind, Status};
 use crate::gradients::slots::State;
+use crate::gradients::terms::who;
+
+/// Rounds from the newest one that a contribution came for to the first one after a reset. Contributions to the one after it may be on their
+/// way, and controls of who has sent them, which name the one after that: all of these are told by their round.
+pub(super) const APART: u64 = 3;
 
 impl Job {
     /// Applies a control whose key was right.
@@ -23,17 +28,22 @@ impl Job {
                 self.reset_from(worker, header, out);
                 return;
             }
-            Kind::Halt => {
-                let text = String::from_utf8_lossy(argument);
-                let halted = Ack {
-                    text: format!("worker {worker} suspended the job: {text}"),
-                    ..Ack::new(Status::Halted, about)
-                };
-                if self.halted.is_none() {
-                    self.fail(halted, counters, out);
-                }
-                None
+            Kind::Halt | Kind::SetH if self.is_of_before(header) => {
+                Some("the job was reset after this was sent: reset it here as well, then ask again")
             }
+            Kind::Halt => match Ack::decode(argument) {
+                None => {
+                    counters.malformed += 1;
+                    return;
+                }
+                Some(reason) => {
+                    if self.halted.is_none() {
+                        let reason = self.attribute(worker, reason);
+                        self.fail(reason, counters, out);
+                    }
+                    None
+                }
+            },
             _ if self.terms.arithmetic == Arithmetic::Fixed => Some(
                 "in fixed point every worker has to be counted: the grid is made for all of them",
             ),
@@ -52,6 +62,34 @@ impl Job {
         };
         let next = self.floor.max(self.newest);
         self.tell(worker, next, header.segment, &ack, out);
+    }
+
+    /// Whether a control was sent before the last reset.
+    fn is_of_before(&self, header: Header) -> bool {
+        let round = header.round_near(self.newest);
+        round.is_none_or(|round| round < self.floor)
+    }
+
+    /// Why a worker or a rack suspends the job, with its name. A rack says who is missing there.
+    fn attribute(&self, worker: u16, reason: Ack) -> Ack {
+        let (about, who) = (Kind::Halt, who(self.terms.racks));
+        if !self.terms.racks {
+            return Ack {
+                text: format!("{who} {worker} suspended the job: {}", reason.text),
+                ..Ack::new(Status::Halted, about)
+            };
+        }
+        let seat = self.seats.get(usize::from(worker)).and_then(Seat::member);
+        let name = seat.map_or("", |member| &member.name);
+        let status = match reason.status {
+            Status::Failed => Status::Failed,
+            _ => Status::Halted,
+        };
+        Ack {
+            missing: reason.missing,
+            text: format!("in {who} {worker} ({name}): {}", reason.text),
+            ..Ack::new(status, about)
+        }
     }
 
     pub(super) fn set_threshold<T: Transmit>(
@@ -114,14 +152,14 @@ impl Job {
                     };
                     return self.tell(worker, self.floor, 0, &refused, out);
                 }
-                if !upstream.proved {
-                    return upstream.prove(out);
+                // Whoever asked asks again, until the parent has said what comes next.
+                if upstream.proved {
+                    upstream.send(Kind::Reset, given_up, 0, &upstream.key, out);
                 }
-                let header = Header::new(Kind::Reset, upstream.session, given_up, 0);
-                return out.send(upstream.address, &header.encode(), &upstream.key);
+                return;
             }
-            let text = format!("worker {worker} reset the job");
-            self.reset(self.newest.max(given_up) + 1, &text, out);
+            let text = format!("{} {worker} reset the job", who(self.terms.racks));
+            self.reset(self.newest.max(given_up) + APART, &text, out);
         }
         self.tell(
             worker,
@@ -136,6 +174,9 @@ impl Job {
     pub(super) fn reset<T: Transmit>(&mut self, first: u64, text: &str, out: &mut T) {
         self.slots.clear();
         self.halted = None;
+        if let Some(upstream) = &mut self.upstream {
+            upstream.settle();
+        }
         self.floor = first;
         self.newest = first - 1;
         let ack = Ack {
@@ -150,7 +191,8 @@ impl Job {
         let seat = &mut self.seats[usize::from(worker)];
         let Seat::Joined(member) = seat else { return };
         let name = std::mem::take(&mut member.name);
-        let text = format!("worker {worker} ({name}) left in the middle of round");
+        let who = who(self.terms.racks);
+        let text = format!("{who} {worker} ({name}) left in the middle of round");
         *seat = Seat::Left(name);
         let open = self.open();
         let oldest = open.iter().map(|&index| self.slots.slot(index).tag).min();
@@ -158,7 +200,7 @@ impl Job {
             && (self.joined() as u32) < self.threshold
         {
             let failed = Ack {
-                missing: 1 << worker,
+                missing: self.numbers(1 << worker),
                 text: format!("{text} {}", tag.round),
                 ..Ack::new(Status::Failed, Kind::Leave)
             };

@@ -4,19 +4,18 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use super::{Job, Seat};
-use crate::gradients::Transmit;
 use crate::gradients::aggregator::Counters;
-use crate::gradients::packet::{self, Ack, Header, Kind, Status};
+use crate::gradients::packet::{Ack, Status};
 use crate::gradients::slots::{Slot, State};
+use crate::gradients::terms::who;
+use crate::gradients::{Transmit, Upstream};
 
 impl Job {
     /// Fails the job if a segment has waited for too long.
     pub fn expire<T: Transmit>(&mut self, now: Instant, counters: &mut Counters, out: &mut T) {
-        let overdue = self
-            .waiting()
-            .filter(|slot| now.saturating_duration_since(slot.opened) >= self.patience(slot))
-            .min_by_key(|slot| slot.tag);
-        let Some(slot) = overdue.copied() else {
+        self.remind_parent(now, out);
+        let due = self.due().filter(|(due, _)| *due <= now);
+        let Some(slot) = due.map(|(_, slot)| *slot) else {
             return;
         };
         let waited = self.patience(&slot).as_millis();
@@ -24,12 +23,12 @@ impl Job {
             State::Raised => 0,
             _ => self.everybody() & !slot.counted,
         };
-        let whom = match &self.upstream {
-            Some(upstream) if missing == 0 => format!("the aggregator at {}", upstream.address),
+        let whom = match slot.state {
+            State::Raised => self.parent_waits_for(slot.tag.round),
             _ => self.describe(missing, now),
         };
         let failed = Ack {
-            missing,
+            missing: self.numbers(missing),
             text: format!("round {} waited {waited} ms for {whom}", slot.tag.round),
             ..Ack::new(Status::Failed, slot.kind)
         };
@@ -38,8 +37,20 @@ impl Job {
 
     /// When [`Job::expire`] may have something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = self.waiting().map(|slot| slot.opened + self.patience(slot));
-        deadlines.min()
+        let due = self.due().map(|(due, _)| due);
+        let reminder = self.upstream.as_ref().and_then(Upstream::wake);
+        due.into_iter().chain(reminder).min()
+    }
+
+    /// The segment that the job fails by, and when. Where workers wait for each other that is the first one that has no sum: all of them ask
+    /// for it, while of later ones lost contributions may be missing, too.
+    fn due(&self) -> Option<(Instant, &Slot)> {
+        let waiting = self.waiting();
+        let waiting = waiting.map(|slot| (slot.opened + self.patience(slot), slot));
+        match self.terms.asynchronous {
+            None => waiting.min_by_key(|(_, slot)| slot.tag),
+            Some(_) => waiting.min_by_key(|(due, slot)| (*due, slot.tag)),
+        }
     }
 
     /// How long a segment may wait. For the parent longer: where a worker is missing elsewhere, the aggregator that it should have sent to
@@ -58,9 +69,18 @@ impl Job {
             .filter(|slot| matches!(slot.state, State::Open | State::Raised))
     }
 
-    /// The missing workers, by number and name.
+    /// Those that are missing, where they are workers: racks are named in the text alone, as numbers are those of workers in their rack.
+    pub(super) fn numbers(&self, missing: u64) -> u64 {
+        match self.terms.racks {
+            true => 0,
+            false => missing,
+        }
+    }
+
+    /// Those that are missing, by number and name.
     pub(super) fn describe(&self, missing: u64, now: Instant) -> String {
         let mut text = String::new();
+        let who = who(self.terms.racks);
         for (worker, seat) in self.seats.iter().enumerate() {
             if missing & 1 << worker == 0 {
                 continue;
@@ -68,11 +88,11 @@ impl Job {
             let comma = if text.is_empty() { "" } else { ", " };
             // Writing to a string does not fail.
             let _ = match seat {
-                Seat::Empty => write!(text, "{comma}worker {worker}, which never joined"),
-                Seat::Left(name) => write!(text, "{comma}worker {worker} ({name}), which left"),
+                Seat::Empty => write!(text, "{comma}{who} {worker}, which never joined"),
+                Seat::Left(name) => write!(text, "{comma}{who} {worker} ({name}), which left"),
                 Seat::Joined(member) => write!(
                     text,
-                    "{comma}worker {worker} ({}), last heard {:.1} s ago",
+                    "{comma}{who} {worker} ({}), last heard {:.1} s ago",
                     member.name,
                     now.saturating_duration_since(member.heard).as_secs_f64()
                 ),
@@ -89,14 +109,10 @@ impl Job {
     /// Halts here and above.
     pub(super) fn fail<T: Transmit>(&mut self, reason: Ack, counters: &mut Counters, out: &mut T) {
         counters.failed += 1;
-        if let Some(upstream) = &self.upstream {
-            let header = Header::new(Kind::Halt, upstream.session, self.newest, 0);
-            let text = packet::cut(&reason.text, Ack::MAX_TEXT / 2);
-            out.send(
-                upstream.address,
-                &header.encode(),
-                &[&upstream.key, text.as_bytes()].concat(),
-            );
+        let round = self.next_round();
+        if let Some(upstream) = &mut self.upstream {
+            // It may be some time since a worker was heard: then it is only repeated sooner.
+            upstream.halt(self.heard, round, &reason, out);
         }
         self.halt(reason, out);
     }
@@ -104,7 +120,7 @@ impl Job {
     /// Adds nothing up until a reset, and tells everybody why.
     pub(super) fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
         self.slots.clear();
-        self.tell_all(self.newest, 0, &reason, out);
+        self.tell_all(self.next_round(), 0, &reason, out);
         self.halted = Some(reason);
     }
 }
