@@ -40,6 +40,8 @@ SYSTEMS = {
     "gather": "Gloo's gather, a sum, Gloo's broadcast",
     "parameter-server": "a parameter server over TCP",
 }
+PLANES = {"innet": "kernel UDP", "innet-memif": "DPDK memif"}
+"""What carries the datagrams of a system."""
 TOLERANCE = 1e-5
 """Of a sum against the exact one, relative to the largest value."""
 FEWEST, MOST = 8, 4000
@@ -84,6 +86,15 @@ class Training:
     system: str
     goal: float
     seconds: float
+
+
+@dataclass
+class _Plane:
+    """Datagrams of an aggregator, and the processor time that it took."""
+
+    received: int = 0
+    sent: int = 0
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,8 @@ class _Bench:
         self._mbit = mbit
         self._running = contextlib.ExitStack()
         self._pipes: list[Connection] = []
+        self._told: dict[str, innet.Replay] = {}
+        """Connections to our servers, for what they count."""
         self._servers: dict[str, int] = {}
         """Processes of servers, whose processor time belongs to their systems."""
 
@@ -162,6 +175,10 @@ class _Bench:
             self._pipes = [crew.start(_work, place, rank) for rank in workers]
             for pipe in self._pipes:
                 crew.hear(pipe)
+            if made is None:
+                self._told["innet"] = running.enter_context(innet.connect(server))
+            if memifs is not None:
+                self._told["innet-memif"] = running.enter_context(innet.connect(memifs.server))
             self._running = running.pop_all()
         return self
 
@@ -179,9 +196,11 @@ class _Bench:
             counts[system, loss] = int(np.clip(flags.seconds / np.median(took), FEWEST, MOST))
         times: dict[Any, list[float]] = {case: [] for case in cases}
         cpu = dict.fromkeys(cases, 0.0)
+        planes = {system: _Plane() for system in systems if system in PLANES and not self._mbit}
         for _ in range(flags.rounds):
             for case in cases:
-                took, used = self._turn(Turn(case[0], size, case[1], counts[case]), flags.seconds)
+                with self._watched(planes.get(case[0]) if case[1] is None else None, case[0]):
+                    took, used = self._turn(Turn(case[0], size, case[1], counts[case]), flags.seconds)
                 times[case] += took
                 cpu[case] += used
         for system, loss in cases:
@@ -197,7 +216,34 @@ class _Bench:
                 "p99_ms": p99,
                 "count": len(all_of_it),
                 "cpu_ms": round(1e3 * cpu[system, loss] / len(all_of_it), 4),
+                "cpu_ns_per_byte": round(1e9 * cpu[system, loss] / len(all_of_it) / (size * self._workers), 3),
             }
+        for system, plane in planes.items():
+            yield {
+                "plane": PLANES[system],
+                "bytes": size,
+                "workers": self._workers,
+                "received_per_s": round(plane.received / plane.cpu_seconds),
+                "sent_per_s": round(plane.sent / plane.cpu_seconds),
+                "packets_per_s": round((plane.received + plane.sent) / plane.cpu_seconds),
+            }
+
+    @contextlib.contextmanager
+    def _watched(self, plane: _Plane | None, system: str) -> Iterator[None]:
+        """Adds to a plane's figures what its server takes, sends and uses meanwhile."""
+        if plane is None:
+            yield
+            return
+        before = self._seen(system)
+        yield
+        after = self._seen(system)
+        plane.received += after.received - before.received
+        plane.sent += after.sent - before.sent
+        plane.cpu_seconds += after.cpu_seconds - before.cpu_seconds
+
+    def _seen(self, system: str) -> _Plane:
+        seen = self._told[system].stats()["gradients"]
+        return _Plane(seen["received"], seen["sums"] * self._workers, cpu_seconds(self._servers[system]))
 
     def train(self, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
         """A row of each system: one training, to the goal."""
@@ -376,6 +422,11 @@ def _name(row: Row) -> str:
 
 
 def _line(row: Row) -> str:
+    if "plane" in row:
+        return (
+            f"{row['bytes']:,} bytes, {row['workers']} workers, {row['plane']}: {row['received_per_s']:,} datagrams received "
+            f"and {row['sent_per_s']:,} sent for each second of the server's processor time"
+        )
     return (
         f"{row['bytes']:,} bytes, {row['workers']} workers, {_name(row)}: {row['p50_ms']:.3f} ms "
         f"(p99 {row['p99_ms']:.3f}), {row['cpu_ms']:.3f} ms of processor time"
@@ -394,7 +445,7 @@ def _training_line(row: Row) -> str:
 def tables(rows: list[Row]) -> str:
     """The figures as Markdown: a table for each number of workers."""
     told = []
-    rows = [row for row in rows if "what" not in row]
+    rows = [row for row in rows if "what" not in row and "plane" not in row]
     for workers in dict.fromkeys(row["workers"] for row in rows):
         of_workers = [row for row in rows if row["workers"] == workers]
         sizes = list(dict.fromkeys(row["bytes"] for row in of_workers))
