@@ -150,7 +150,8 @@ class MissingWorkerError(GradientError):
     """Workers did not contribute in time, or have gone; the message names them.
 
     Attributes:
-        missing: Their numbers: of those of one rack, which the message names where it is another one. Empty where a whole rack is missing.
+        missing: Their numbers: of those of one rack, which the message names where it is another one. Empty where a
+            whole rack is missing.
     """
 
     missing: list[int]

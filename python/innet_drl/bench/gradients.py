@@ -424,8 +424,8 @@ def _name(row: Row) -> str:
 def _line(row: Row) -> str:
     if "plane" in row:
         return (
-            f"{row['bytes']:,} bytes, {row['workers']} workers, {row['plane']}: {row['received_per_s']:,} datagrams received "
-            f"and {row['sent_per_s']:,} sent for each second of the server's processor time"
+            f"{row['bytes']:,} bytes, {row['workers']} workers, {row['plane']}: {row['received_per_s']:,} datagrams "
+            f"received and {row['sent_per_s']:,} sent for each second of the server's processor time"
         )
     return (
         f"{row['bytes']:,} bytes, {row['workers']} workers, {_name(row)}: {row['p50_ms']:.3f} ms "
