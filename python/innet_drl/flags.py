@@ -111,7 +111,8 @@ class GradientsFlags:
     json: Path | None = None
     """File for the results, one row a figure."""
     systems: str = "innet,innet-fixed,gloo,gather,parameter-server"
-    """`innet` sums float32, `innet-fixed` fixed point; `gloo` is its all-reduce, `gather` its gather and broadcast."""
+    """`innet` sums float32, `innet-fixed` fixed point; `gloo` is its all-reduce, `gather` its gather and broadcast;
+    `innet-memif` goes over DPDK."""
     loss: str = "0.001,0.01"
     """Shares of datagrams that are lost on the way, over a relay that is also measured without loss; may be empty."""
     link_mbit: int = 0
