@@ -139,7 +139,8 @@ impl Job {
         };
         match (ack.status, ack.about) {
             (Status::Done, Kind::Join) => {
-                if upstream.prove(now, out) {
+                let is_news = upstream.prove(now, out);
+                if is_news {
                     self.raise_all(out);
                 }
             }
