@@ -126,7 +126,8 @@ def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
     """
     sockets = [str(folder / f"memif{rank}.sock") for rank in range(workers)]
     flags = ["--listen", "innet://127.0.0.1:0", "--gradients-only", "--trusted-network", "--gradients", "10.8.1.1:7711"]
-    flags += [f"--gradients-eal={MEMIF_EAL}", f"--gradients-idle-sleep-us={MEMIF_SLEEP_US}"]
+    memory = 128 + 32 * workers
+    flags += [f"--gradients-eal=--no-huge -m {memory} --no-pci", f"--gradients-idle-sleep-us={MEMIF_SLEEP_US}"]
     for number, path in enumerate(sockets):
         flags += ["--gradients-devices", f"net_memif{number},role=server,id=0,socket={path}"]
     with _serve(*flags) as (address, process):

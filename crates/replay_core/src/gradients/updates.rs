@@ -5,6 +5,10 @@
 //! segment goes into the next one, unless the weights that the gradient is of would then be more than S updates old: then it is dropped.
 //! So no contribution older than S is ever counted, and each is counted once: the sum says who is in it.
 //!
+//! Rounds come to their end segment by segment, so that parts of one gradient may be in a sum while others have missed it and wait, each in the
+//! next round for a contribution of somebody else, who may have such parts, too. So that nobody waits for ever, what waits at the aggregator
+//! does not keep the worker from its next gradient, whose part goes into the round after that.
+//!
 //! The aggregator keeps S + 1 sums of each segment. A worker that needs an older one is told so, pulls the weights of a later update, and
 //! goes on from there with [`Updates::restart`].
 
@@ -82,6 +86,8 @@ struct Segment {
     round: u64,
     /// Whether the gradient's part waits to be counted.
     offered: bool,
+    /// Whether the aggregator has a part of the gradient before for that round.
+    given: bool,
 }
 
 struct Flight {
@@ -127,6 +133,7 @@ impl Updates {
                 Segment {
                     round: index + 1,
                     offered: false,
+                    given: false,
                 };
                 segments
             ],
@@ -187,9 +194,11 @@ impl Updates {
         self.contributions.offered += 1;
         self.flight.clear();
         self.unsent.clear();
-        self.unsent.extend(0..self.segments.len() as u32);
-        for segment in &mut self.segments {
+        for (number, segment) in (0..).zip(&mut self.segments) {
             segment.offered = true;
+            if !segment.given {
+                self.unsent.push_back(number);
+            }
         }
         true
     }
@@ -237,6 +246,7 @@ impl Updates {
         self.segments.fill(Segment {
             round: index + 1,
             offered: false,
+            given: false,
         });
         for arriving in &mut self.arriving {
             arriving.missing = self.segments.len();
@@ -280,11 +290,15 @@ impl Updates {
         arithmetic::read_floats(body, mean);
         arithmetic::divide(mean, counted.count_ones());
         arriving.missing -= 1;
-        self.segments[header.segment as usize].round += 1;
+        let next = &mut self.segments[header.segment as usize];
+        next.round += 1;
+        next.given = false;
         self.probe = now + self.worker.window.patience(0);
         let flown = self.take_out_of_flight(now, header.segment);
         if segment.offered {
-            if flown && counted & 1 << self.number != 0 {
+            if segment.given {
+                self.unsent.push_back(header.segment);
+            } else if flown && counted & 1 << self.number != 0 {
                 self.settle(header.segment);
             } else {
                 self.contributions.late_segments += 1;
@@ -324,11 +338,23 @@ impl Updates {
                 for at in flown.filter(|at| at.segment == header.segment) {
                     at.arrived = true;
                 }
-                return;
+                return self.leave_to_the_aggregator();
             }
             _ => return,
         };
         self.failure = Some(failure);
+    }
+
+    /// Where parts of the gradient are counted and all others wait at the aggregator, they will be counted there: the worker may go on. A
+    /// gradient that waits as a whole holds nothing back, and stays.
+    fn leave_to_the_aggregator(&mut self) {
+        let in_parts = (1..self.segments.len()).contains(&self.left);
+        if in_parts && self.unsent.is_empty() && self.flight.iter().all(|at| at.arrived) {
+            while let Some(at) = self.flight.pop_front() {
+                self.segments[at.segment as usize].given = true;
+                self.settle(at.segment);
+            }
+        }
     }
 
     /// Whether it is about the sum that comes next in its segment, and that there is room for.

@@ -223,6 +223,30 @@ proptest! {
 }
 
 #[test]
+fn workers_whose_gradients_are_counted_in_parts_do_not_wait_for_each_other_for_ever() {
+    for seed in 0..20 {
+        // Segments overtake each other by as much as a round takes.
+        let faults = Faults {
+            delay_us: 2000,
+            ..Faults::NONE
+        };
+        let mut network = Network::new(seed, faults, Limits::default());
+        let mut trainers = join_all(&mut network, 3, 2, 3, u64::MAX);
+        for turn in 0.. {
+            assert!(turn < 4000, "stuck, seed {seed}");
+            pass_and_pull(&mut network, &mut trainers, Duration::from_millis(5));
+            if trainers.iter().all(|trainer| trainer.means.len() >= 60) {
+                break;
+            }
+            for trainer in &mut trainers {
+                trainer.computing = trainer.updates.index();
+                trainer.offer(1.0);
+            }
+        }
+    }
+}
+
+#[test]
 fn an_older_gradient_is_dropped_and_counted() {
     let mut network = Network::new(1, Faults::NONE, Limits::default());
     let mut trainers = join_all(&mut network, 2, 1, 1, u64::MAX);
