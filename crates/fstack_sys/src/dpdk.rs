@@ -46,7 +46,7 @@ pub const RTE_MBUF_DEFAULT_BUF_SIZE: u16 = 2048 + 128;
 /// Any NUMA node.
 pub const SOCKET_ID_ANY: c_int = -1;
 
-// SAFETY: the signatures are those of DPDK 22.11's headers, and of c/dpdk.c; tests/dpdk_loop.rs calls them.
+// SAFETY: the signatures are those of DPDK 22.11's headers, and of c/dpdk.c; the compiler compares the former, and the project's tests over DPDK's devices call them.
 unsafe extern "C" {
     /// Starts EAL, once in a process; the arguments taken, or -1.
     pub fn rte_eal_init(argc: c_int, argv: *mut *mut c_char) -> c_int;

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::gathering::Gathering;
 use super::plane::Plane;
-use super::terms::Terms;
+use super::terms::{self, Terms};
 use super::worker::Failure;
 use super::{Counters, JoinJob, Limits, Ticket, Upstream};
 use crate::client::connection::{Connection, Dialer};
@@ -122,6 +122,7 @@ impl Aggregators {
     /// # Errors
     /// Those of [`Aggregator::join_rack`](super::Aggregator::join_rack), and [`Error::Gradients`] where the parent refuses.
     pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Joined> {
+        terms::check(request)?;
         let asked = request;
         let mut request = request.clone();
         if below.is_some() {

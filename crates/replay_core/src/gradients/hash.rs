@@ -1,4 +1,4 @@
-//! Hash tables for keys that no stranger chooses: sessions are drawn at random here, addresses have been proved.
+//! Hash tables for keys that no stranger chooses: sessions are drawn at random here.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -32,7 +32,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 pub struct Contributions {
     /// Gradients that were offered.
     pub offered: u64,
-    /// Gradients that are in the sums as a whole. A part that was on its way at a restart may stand for one of the next gradient.
+    /// Gradients that are in the sums as a whole. A part that was on its way at a restart, or left to the aggregator, may stand for one of
+    /// the next gradient.
     pub counted: u64,
     /// Gradients of which a part, or everything, was older than the staleness bound.
     pub dropped: u64,
@@ -417,9 +418,32 @@ impl Updates {
                 arrived: false,
             });
         }
+        // It is no whole gradient any more, and what it waits for may wait for others that wait.
+        if self.gradient_dropped && self.flight.is_empty() && self.unsent.is_empty() {
+            for segment in 0..self.segments.len() as u32 {
+                if self.segments[segment as usize].offered {
+                    self.contributions.dropped_segments += 1;
+                    self.settle(segment);
+                }
+            }
+        }
         if self.probe <= now {
             self.probe = now + PROBE_EVERY;
             self.ask_for_what_others_have(now, out);
+            self.ask_for_what_keeps_the_gradient(now, out);
+        }
+    }
+
+    /// Sums that parts before the gradient's are in may have been lost, too.
+    fn ask_for_what_keeps_the_gradient<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+        let keeps = |segment: &Segment| {
+            segment.given && segment.offered && self.room(segment.round).is_some()
+        };
+        let segments = (0..).zip(&self.segments);
+        let keeping = segments.filter(|(_, segment)| keeps(segment));
+        let keeping: Vec<u32> = keeping.map(|(number, _)| number).take(QUESTIONS).collect();
+        for segment in keeping {
+            self.ask(now, segment, out);
         }
     }
 

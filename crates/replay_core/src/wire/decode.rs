@@ -376,6 +376,9 @@ fn joined(joined: wire::gradients_joined::Reader<'_>) -> Result<GradientsJoined>
     let key = key
         .try_into()
         .map_err(|_| Error::Protocol(format!("a key has 16 bytes, got {}", key.len())))?;
+    if joined.get_window() == 0 {
+        return Err(Error::Protocol("a window of no segments".to_owned()));
+    }
     Ok(GradientsJoined {
         address,
         ticket: Ticket {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
-use super::device::{BURST, Pool};
+use super::device::{BURST, PASSED, Pool};
 use super::eal::Registered;
 use super::station::{Datagram, Inbox, Outbox};
 use super::{DpdkConfig, FrameCounters, Idle, Opened, cores};
@@ -16,8 +16,6 @@ use crate::error::{Error, Result};
 use crate::gradients::job::JobStatus;
 use crate::gradients::{Aggregator, Counters, JoinJob, Limits, Ticket, Transmit, Upstream};
 
-/// Datagrams that may wait for another core.
-const PASSED: usize = 16 * BURST;
 /// A core looks for what is overdue at least so often, and at most every millisecond.
 const LOOK_UP: Duration = Duration::from_millis(100);
 

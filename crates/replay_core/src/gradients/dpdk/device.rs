@@ -16,9 +16,13 @@ use crate::error::{Error, Result};
 pub const BURST: usize = 64;
 /// Slots of a queue, where the device lets one choose.
 const SLOTS: u16 = 1024;
-/// Packets that a core may hold beside those in queues: bursts of both directions, and DPDK's cache.
-const HELD: u32 = 4 * BURST as u32 + 2 * CACHE;
+/// Packets of a queue pair: those in its queues, and a burst of each direction.
+const PER_QUEUE: usize = 2 * SLOTS as usize + 2 * BURST;
+/// Packets of a core beside those: blank ones, what waits for it in memory, and DPDK's cache.
+const PER_CORE: usize = BURST + PASSED + 2 * CACHE as usize;
 const CACHE: u32 = 256;
+/// Datagrams that may wait for another core.
+pub const PASSED: usize = 16 * BURST;
 
 const ROOM: u16 = rte::RTE_MBUF_DEFAULT_BUF_SIZE;
 /// What DPDK keeps free before the data, and this program does not use.
@@ -51,8 +55,8 @@ impl Pool {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         // A number of its own is all that is needed: nothing else is published with it.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let count = 2 * u32::from(SLOTS) * queues as u32 + HELD * cores as u32;
-        let count = count.next_power_of_two() - 1;
+        let count = PER_QUEUE * queues + PER_CORE * cores;
+        let count = count.next_power_of_two() as u32 - 1;
         let name = CString::new(format!("innet-{number}")).unwrap_or_default();
         // SAFETY: EAL runs: whoever makes a pool has started it. A string with its end.
         let pool = unsafe {
