@@ -138,9 +138,9 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def fstack(folder: Path, checksums: int) -> Stack:
+def fstack(folder: Path, segments: int) -> Stack:
     """F-Stack at both ends of a memif, as `cargo bench --bench transport` has it."""
-    name = "fstack" if checksums else "fstack_no_checksums"
+    name = "fstack_segments" if segments else "fstack"
     configs = {}
     for role, core, host in (("server", SERVER, 2), ("client", CLIENT, 1)):
         configs[role] = folder / f"{name}-{role}.ini"
@@ -150,7 +150,7 @@ def fstack(folder: Path, checksums: int) -> Stack:
             f"[port0]\naddr=10.8.0.{host}\nnetmask=255.255.255.0\nbroadcast=10.8.0.255\ngateway=10.8.0.254\n"
             "[freebsd.boot]\nhz=100\nfd_reserve=1024\nkern.ipc.maxsockets=262144\n"
             "[freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n"
-            f"[innet]\nmemif_checksums = {checksums}\neal = --no-pci\neal = --no-telemetry\n"
+            f"[innet]\nmemif_segments = {segments}\neal = --no-pci\neal = --no-telemetry\n"
             f"eal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{host},"
             f"socket={folder}/{name}.sock\n"
         )

@@ -11,7 +11,7 @@ from innet_drl.bench.settings import SPINNING, Stack
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each end polls on a core of its own")
-@pytest.mark.parametrize("name", ["kernel-spin", "fstack", "fstack_no_checksums"])
+@pytest.mark.parametrize("name", ["kernel-spin", "fstack", "fstack_segments"])
 def test_both_calls_are_timed_at_every_size(tmp_path: Path, name: str) -> None:
     if name != "kernel-spin" and fstack_release is None:
         pytest.skip("built without F-Stack")

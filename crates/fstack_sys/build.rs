@@ -31,7 +31,7 @@ const LIBRARIES: &str = "/etc/ld.so.cache";
 const DPDK_VERSION: &str = "22.11";
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found, dpdk_headers)");
+    println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found)");
     println!("cargo::rerun-if-env-changed={FF_PATH}");
     for source in [
         "build.rs",
@@ -113,7 +113,7 @@ fn fstack() {
     if shared.exists() {
         watch(shared);
         println!("cargo::rustc-link-lib=dylib=fstack");
-        for library in ["rte_ethdev", "rte_eal"] {
+        for library in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
             println!("cargo::rustc-link-lib=dylib={library}");
         }
         println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
@@ -128,13 +128,12 @@ fn fstack() {
             println!("cargo::rustc-link-lib=dylib={library}");
         }
     }
-    cc::Build::new()
-        .files(["c/fstack.c", "c/fstack_layout.c"])
-        .include(found.include)
-        .compile("innet_fstack");
-    if let Ok(dpdk) = probe_dpdk() {
-        println!("cargo::rustc-cfg=dpdk_headers");
-        with_dpdk(&dpdk, "c/fstack_ports.c").compile("innet_fstack_ports");
+    match probe_dpdk() {
+        Ok(dpdk) => with_dpdk(&dpdk, "c/fstack.c")
+            .files(["c/fstack_layout.c", "c/fstack_ports.c"])
+            .include(found.include)
+            .compile("innet_fstack"),
+        Err(_) => no_dpdk(),
     }
 }
 
@@ -185,14 +184,8 @@ fn by_pkg_config() -> Result<Found, String> {
 
 fn dpdk() {
     let Ok(found) = probe_dpdk() else {
-        println!(
-            "cargo::warning=DPDK was not found: pkg-config knows no libdpdk of version {DPDK_VERSION} or newer. Checks need \
-             none, but nothing can be linked with the feature `dpdk`: install it (Debian: apt install libdpdk-dev), or \
-             set PKG_CONFIG_PATH to the folder of its libdpdk.pc"
-        );
         println!("cargo::rustc-link-lib=rte_ethdev");
-        watch_packages();
-        return;
+        return no_dpdk();
     };
     println!("cargo::rustc-cfg=dpdk_found");
     println!("cargo::rustc-env=DPDK_VERSION={}", found.version);
@@ -204,6 +197,15 @@ fn dpdk() {
     for library in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
         println!("cargo::rustc-link-lib=dylib={library}");
     }
+}
+
+fn no_dpdk() {
+    println!(
+        "cargo::warning=DPDK was not found: pkg-config knows no libdpdk of version {DPDK_VERSION} or newer. Checks need \
+         none, but nothing can be linked with the features `dpdk` and `fstack`: install it (Debian: apt install libdpdk-dev), or \
+         set PKG_CONFIG_PATH to the folder of its libdpdk.pc"
+    );
+    watch_packages();
 }
 
 fn probe_dpdk() -> Result<pkg_config::Library, pkg_config::Error> {

@@ -96,8 +96,10 @@ unsafe extern "C" {
     pub fn ff_load_config(argc: c_int, argv: *const *mut c_char) -> c_int;
     /// Starts EAL and the ports.
     pub fn ff_dpdk_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
-    /// After [`ff_dpdk_init`]: leaves checksums to the first port, whatever its driver says that it can do.
-    pub fn innet_ff_no_checksums_on_first_port();
+    /// After [`ff_dpdk_init`]: leaves checksums and the division of segments into packets to the ports, whatever their drivers
+    /// say that they can do, so that whole segments of up to 64 KiB leave them. A negative errno where there is no memory for
+    /// them, or where F-Stack's table of ports is laid out in no known way.
+    pub fn innet_ff_whole_segments() -> c_int;
     /// Starts the FreeBSD stack.
     pub fn ff_freebsd_init() -> c_int;
     /// Gives the ports their addresses.

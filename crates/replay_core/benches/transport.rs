@@ -35,8 +35,8 @@ const CELLS: [(usize, usize, usize); 11] = [
     (13_170_000, 13_170_000, 20),
 ];
 
-const WITH_CHECKSUMS: &str = "fstack";
-const WITHOUT: &str = "fstack_no_checksums";
+const FSTACK: &str = "fstack";
+const SEGMENTS: &str = "fstack_segments";
 const KERNEL: &str = "kernel";
 
 const HEADER: usize = 16;
@@ -186,7 +186,7 @@ fn cell(request: usize, reply: usize, mut times: Vec<Duration>) -> Value {
 /// A configuration for one end of the memif.
 fn configure(folder: &Path, stack: &str, role: &str, core: usize, address: &str) -> PathBuf {
     let path = folder.join(format!("{stack}-{role}.ini"));
-    let checksums = u8::from(stack == WITH_CHECKSUMS);
+    let segments = u8::from(stack == SEGMENTS);
     let mac = address.rsplit('.').next().unwrap();
     let text = format!(
         "[dpdk]\nlcore_mask={:x}\nchannel=4\npromiscuous=1\nnuma_on=0\nno_huge=1\nmemory=256\nfile_prefix=transport-{}-{role}\n\
@@ -194,7 +194,7 @@ fn configure(folder: &Path, stack: &str, role: &str, core: usize, address: &str)
          [port0]\naddr={address}\nnetmask=255.255.255.0\nbroadcast=10.8.0.255\ngateway=10.8.0.254\n\
          [freebsd.boot]\nhz=100\nfd_reserve=1024\nkern.ipc.maxsockets=262144\n\
          [freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n\
-         [innet]\nmemif_checksums = {checksums}\neal = --no-pci\neal = --no-telemetry\n\
+         [innet]\nmemif_segments = {segments}\neal = --no-pci\neal = --no-telemetry\n\
          eal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{mac},socket={}\n",
         1 << core,
         std::process::id(),
@@ -258,7 +258,7 @@ fn main() {
     let rounds = arguments.iter().skip_while(|a| *a != "--rounds").nth(1);
     let rounds: usize = rounds.map_or(3, |n| n.parse().unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let stacks = [WITH_CHECKSUMS, WITHOUT, KERNEL];
+    let stacks = [FSTACK, SEGMENTS, KERNEL];
     let mut results: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
     for _ in 0..rounds {
         for stack in stacks {

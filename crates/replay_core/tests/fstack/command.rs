@@ -16,7 +16,7 @@ fn port(name: &str, device: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         core: 1,
         address: FSTACK_HOST,
         device,
-        checksums: true,
+        segments: false,
     }
     .configure(folder.path());
     (folder, config)

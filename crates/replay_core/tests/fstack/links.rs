@@ -18,8 +18,8 @@ use crate::support::{FSTACK_CONFIG, FSTACK_END, FSTACK_HOST};
 /// One at a time: F-Stack's loops and their peers share the machine's cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Set where both ends of a memif leave out checksums.
-pub const NO_CHECKSUMS: &str = "INNET_TEST_NO_CHECKSUMS";
+/// Set where whole segments go through a memif.
+pub const SEGMENTS: &str = "INNET_TEST_SEGMENTS";
 
 /// Tests of this binary that need another link, or none.
 const NOT_TCP: &str = "unix_socket";
@@ -100,7 +100,7 @@ fn by_device(device: &str, link: &str, end: &str, filters: &[&str]) {
         core: 1,
         address: FSTACK_HOST,
         device,
-        checksums: true,
+        segments: false,
     }
     .configure(folder.path());
     let mut command = with_veth(&env::current_exe().unwrap());
@@ -151,9 +151,9 @@ fn fstack_is_at_both_ends() {
         Command::new(here()),
         &["memif::"],
     );
-    let mut without = Command::new(here());
-    without.env(NO_CHECKSUMS, "1");
-    run("memif, without checksums", without, &["memif::"]);
+    let mut whole = Command::new(here());
+    whole.env(SEGMENTS, "1");
+    run("memif, whole segments", whole, &["memif::"]);
 }
 
 fn here() -> impl AsRef<Path> + AsRef<std::ffi::OsStr> {

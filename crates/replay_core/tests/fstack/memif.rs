@@ -11,7 +11,7 @@ use replay_core::net::Address;
 use replay_core::replay::{Replay, Wait};
 
 use crate::client::exercise;
-use crate::links::NO_CHECKSUMS;
+use crate::links::SEGMENTS;
 use crate::setup::{Port, Serving};
 use crate::support::*;
 use crate::traffic::{large_frames_arrive, many_connections_are_served};
@@ -42,7 +42,7 @@ fn ends() -> &'static Ends {
                     "net_memif0,role={role},id=0,mac={mac},socket={}",
                     socket.display()
                 ),
-                checksums: std::env::var_os(NO_CHECKSUMS).is_none(),
+                segments: std::env::var_os(SEGMENTS).is_some(),
             }
             .configure(&folder)
         };
@@ -107,6 +107,29 @@ fn every_call_works_with_tls_and_a_token() {
 #[ignore = "run by `links`"]
 fn large_frames_pass_both_ways() {
     let _serving = serve(&[]);
+    large_frames_arrive(&dial("innet+fstack", options()).unwrap());
+}
+
+/// The server's second port is the one: nobody is at the other end of its first.
+#[test]
+#[ignore = "run by `links`"]
+fn each_port_of_a_server_takes_large_frames() {
+    let text = std::fs::read_to_string(&ends().server).unwrap();
+    let (head, rest) = text.split_once("[port0]").unwrap();
+    let first =
+        "[port0]\naddr=10.7.0.2\nnetmask=255.255.255.0\nbroadcast=10.7.0.255\ngateway=10.7.0.254\n";
+    let device = format!(
+        "eal = --vdev=net_memif1,role=server,id=0,mac=02:00:00:00:07:02,socket={}\n",
+        ends().folder.join("nobody.sock").display()
+    );
+    let head = head.replace("port_list=0", "port_list=0,1");
+    let rest = rest.replace("net_memif0", "net_memif2");
+    let (other, segments) = rest.split_once("eal = --vdev=").unwrap();
+    let text = format!("{head}{first}[port1]{other}{device}eal = --vdev={segments}");
+    let path = ends().folder.join("two-ports.ini");
+    std::fs::write(&path, text).unwrap();
+    let serving = Serving::on_fstack(&path, SERVER, &[]);
+    assert!(serving.ready.contains(SERVER), "{:?}", serving.end());
     large_frames_arrive(&dial("innet+fstack", options()).unwrap());
 }
 

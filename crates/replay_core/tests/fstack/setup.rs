@@ -22,8 +22,8 @@ pub struct Port<'a> {
     pub address: &'a str,
     /// The DPDK device.
     pub device: &'a str,
-    /// Whether its packets have checksums.
-    pub checksums: bool,
+    /// Whether whole segments go through it.
+    pub segments: bool,
 }
 
 impl Port<'_> {
@@ -37,12 +37,12 @@ impl Port<'_> {
              [port0]\naddr={address}\nnetmask=255.255.255.0\nbroadcast={network}.255\ngateway={network}.254\n\
              [freebsd.boot]\nhz=100\nfd_reserve=1024\nkern.ipc.maxsockets=262144\n\
              [freebsd.sysctl]\nkern.ipc.maxsockbuf=16777216\n\
-             [innet]\neal = --no-pci\neal = --no-telemetry\neal = --vdev={device}\nmemif_checksums = {checksums}\n",
+             [innet]\neal = --no-pci\neal = --no-telemetry\neal = --vdev={device}\nmemif_segments = {segments}\n",
             mask = 1 << (self.core % cores),
             name = self.name,
             address = self.address,
             device = self.device,
-            checksums = u8::from(self.checksums),
+            segments = u8::from(self.segments),
         );
         let path = folder.join(format!("{}.ini", self.name));
         fs::write(&path, text).unwrap();

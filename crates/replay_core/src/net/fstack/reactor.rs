@@ -43,6 +43,10 @@ const CLOCK_EVERY: u32 = 16;
 /// Times that woken tasks are polled in one turn: a task that always wakes itself must not keep packets waiting.
 const ROUNDS: usize = 16;
 
+/// Bytes that a socket may write in one turn. They leave at its end: of a longer write the first packet would wait for the last one's
+/// making, and so would the other end.
+const SHARE: usize = 64 << 10;
+
 /// After the last task is gone the loop goes on for so long, so that what the sockets still hold is sent.
 const LAST_SENDS: Duration = Duration::from_millis(20);
 
@@ -87,6 +91,10 @@ struct Readiness {
     /// Whether F-Stack will tell. It always does for reading; for writing it would do so with every acknowledgement, so
     /// it is asked each time.
     watched: bool,
+    /// For reading: bytes that the last event told of and nothing has taken yet.
+    waiting: usize,
+    /// For writing: bytes written in the turn of this number.
+    written: (u32, usize),
     waker: Option<Waker>,
 }
 
@@ -129,6 +137,8 @@ pub struct Reactor {
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next_timer: Cell<u64>,
     turns: Cell<u32>,
+    /// Those that have written their share of this turn.
+    next_turn: RefCell<Vec<Waker>>,
     jobs: mpsc::Receiver<Job>,
     stop: Arc<AtomicBool>,
     /// When the loop ends, once it has been asked to.
@@ -160,6 +170,7 @@ impl Reactor {
             timers: RefCell::default(),
             next_timer: Cell::new(0),
             turns: Cell::new(0),
+            next_turn: RefCell::default(),
             jobs,
             stop,
             end: Cell::new(None),
@@ -297,9 +308,38 @@ impl Reactor {
         }
     }
 
-    /// A read has taken everything there was: an event tells when there is more.
-    pub(super) fn drained(&self, token: Token) {
-        self.side(token, Direction::Read, |side| side.ready = side.ended);
+    /// A read has taken `count` bytes, and `all` that there were or as many as the last event told of: then an event tells when there are
+    /// more, and another read would only say that it would block.
+    pub(super) fn took(&self, token: Token, count: usize, all: bool) {
+        self.side(token, Direction::Read, |side| {
+            side.waiting = side.waiting.saturating_sub(count);
+            if all || side.waiting == 0 {
+                side.ready = side.ended;
+            }
+        });
+    }
+
+    /// Bytes that the socket may still write in this turn. With none left, the task goes on in the next one.
+    pub(super) fn share(&self, token: Token, context: &Context<'_>) -> usize {
+        let now = self.turns.get();
+        let written = self.side(token, Direction::Write, |side| match side.written {
+            (turn, bytes) if turn == now => bytes,
+            _ => 0,
+        });
+        let left = SHARE.saturating_sub(written.unwrap_or(0));
+        if left == 0 {
+            let waker = context.waker().clone();
+            self.next_turn.borrow_mut().push(waker);
+        }
+        left
+    }
+
+    pub(super) fn wrote(&self, token: Token, count: usize) {
+        let now = self.turns.get();
+        self.side(token, Direction::Write, |side| match &mut side.written {
+            (turn, bytes) if *turn == now => *bytes += count,
+            written => *written = (now, count),
+        });
     }
 
     fn wait_for<T>(
@@ -360,6 +400,7 @@ impl Reactor {
             };
             let waker = self.side(Token(event.udata.addr()), direction, |side| {
                 side.ready = true;
+                side.waiting = event.data.try_into().unwrap_or(0);
                 side.ended |= event.flags & ff::EV_EOF != 0;
                 side.watched = matches!(direction, Direction::Read);
                 side.waker.take()
@@ -389,8 +430,10 @@ impl Reactor {
         let mut context = Context::from_waker(&self.waker);
         for _ in 0..ROUNDS {
             let spawned = self.spawned.take();
-            // Acquire: synchronizes with the release store in `Woken::wake_by_ref`.
-            if spawned.is_empty() && !self.woken.0.swap(false, Ordering::Acquire) {
+            // Acquire: synchronizes with the release store in `Woken::wake_by_ref`. A load first: most turns find nothing.
+            let woken =
+                self.woken.0.load(Ordering::Relaxed) && self.woken.0.swap(false, Ordering::Acquire);
+            if spawned.is_empty() && !woken {
                 return;
             }
             let mut tasks = self.tasks.borrow_mut();
@@ -404,11 +447,12 @@ impl Reactor {
         if let Some(end) = self.end.get() {
             return Ok(Instant::now() >= end);
         }
+        self.turns.set(self.turns.get().wrapping_add(1));
         self.look_at_sockets()?;
+        self.next_turn.take().into_iter().for_each(Waker::wake);
         while let Ok(job) = self.jobs.try_recv() {
             job(self);
         }
-        self.turns.set(self.turns.get().wrapping_add(1));
         if self.turns.get().is_multiple_of(CLOCK_EVERY) {
             self.fire_timers();
         }
@@ -425,6 +469,7 @@ impl Reactor {
         self.spawned.take();
         self.tasks.borrow_mut().clear();
         self.timers.take();
+        self.next_turn.take();
         self.end.set(Some(Instant::now() + LAST_SENDS));
     }
 }

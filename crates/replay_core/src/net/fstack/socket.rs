@@ -285,10 +285,7 @@ impl AsyncRead for Stream {
             // SAFETY: there is room for so many bytes.
             bytes(unsafe { ff::ff_read(fd, room.as_mut_ptr().cast(), length) })
         }))?;
-        if count < length {
-            // One more call would say that it would block.
-            Reactor::with(|reactor| reactor.drained(self.0.token));
-        }
+        Reactor::with(|reactor| reactor.took(self.0.token, count, count < length));
         // SAFETY: the call has written so many bytes.
         unsafe { buffer.assume_init(count) };
         buffer.advance(count);
@@ -310,11 +307,15 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let fd = self.0.fd;
-        self.0.poll(Direction::Write, context, || {
+        let Descriptor { fd, token } = self.0;
+        let share = Reactor::with(|reactor| reactor.share(token, context));
+        if share == Some(0) {
+            return Poll::Pending;
+        }
+        let written = ready!(self.0.poll(Direction::Write, context, || {
             // A copy: F-Stack advances the slices that it is given.
             let mut copy = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SLICES];
-            let (mut count, mut left) = (0, MAX_BYTES);
+            let (mut count, mut left) = (0, share.unwrap_or(0));
             for (to, slice) in copy.iter_mut().zip(slices) {
                 let length = slice.len().min(left);
                 to.write(libc::iovec {
@@ -329,7 +330,9 @@ impl AsyncWrite for Stream {
             }
             // SAFETY: so many slices were written just now; what they name is only read.
             bytes(unsafe { ff::ff_writev(fd, copy.as_ptr().cast(), count) })
-        })
+        }))?;
+        Reactor::with(|reactor| reactor.wrote(token, written));
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

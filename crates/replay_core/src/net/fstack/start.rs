@@ -238,8 +238,8 @@ fn initialise(config: &Config) -> Result<()> {
         if ff::ff_dpdk_init(count, arguments) < 0 {
             return Err(failed("starting DPDK"));
         }
-        if !config.memif_checksums {
-            ff::innet_ff_no_checksums_on_first_port();
+        if config.memif_segments && ff::innet_ff_whole_segments() < 0 {
+            return Err(failed("memif_segments (which takes 4 MB of [dpdk] memory)"));
         }
         if ff::ff_freebsd_init() < 0 {
             return Err(failed("starting FreeBSD's stack"));
