@@ -61,7 +61,7 @@ impl rte_eth_link {
     }
 }
 
-/// The release of the library that was linked, where it was found by pkg-config.
+/// The release of the library that was linked, where pkg-config or what lies beside the library tells it.
 pub const RELEASE: Option<&str> = option_env!("FSTACK_VERSION");
 /// Data to read, or connections to accept.
 pub const EVFILT_READ: c_short = -1;

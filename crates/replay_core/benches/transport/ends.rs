@@ -1,7 +1,7 @@
 //! The two ends: what carries the bytes, and a process on a core of its own.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -41,15 +41,25 @@ pub fn server(way: &str) -> &'static str {
 }
 
 /// Starts `server` on one core; when it has said that it is ready, runs `client` on another one, and takes the cells that
-/// it prints.
+/// it prints. What both say besides is told when that fails.
 pub fn run(mut server: Command, mut client: Command) -> Value {
-    let mut serving = Serving(server.stdout(Stdio::piped()).spawn().unwrap());
+    let mut log = tempfile::tempfile().unwrap();
+    server
+        .stdout(Stdio::piped())
+        .stderr(log.try_clone().unwrap());
+    let mut serving = Serving(server.spawn().unwrap());
     let mut ready = String::new();
     let mut said = BufReader::new(serving.0.stdout.as_mut().unwrap());
     said.read_line(&mut ready).unwrap();
-    assert!(ready.contains("ready"), "the server did not start");
     let measured = client.output().unwrap();
-    serde_json::from_slice(&measured.stdout).unwrap()
+    drop(serving);
+    serde_json::from_slice(&measured.stdout).unwrap_or_else(|_| {
+        let mut log_text = String::new();
+        log.rewind().unwrap();
+        log.read_to_string(&mut log_text).unwrap();
+        let client_text = String::from_utf8_lossy(&measured.stderr);
+        panic!("{client:?} said: {client_text}\n{server:?} said: {log_text}")
+    })
 }
 
 /// A server of F-Stack would wait for its loop, so it is killed.
@@ -74,10 +84,7 @@ pub fn at_client(program: impl AsRef<Path>) -> Command {
 
 fn on_core(core: usize, program: &Path) -> Command {
     let mut command = Command::new("taskset");
-    command
-        .args(["-c", &core.to_string()])
-        .arg(program)
-        .stderr(Stdio::null());
+    command.args(["-c", &core.to_string()]).arg(program);
     command
 }
 
