@@ -5,6 +5,7 @@
 //! one of the places changes.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 #[path = "build/release.rs"]
@@ -120,7 +121,9 @@ fn fstack() {
     println!("cargo::rustc-link-search=native={folder}");
     let shared = found.library.join("libfstack.so");
     // A build script cannot pass these to what is linked above it; each package there asks for them.
-    if shared.exists() {
+    if let Ok(bytes) = fs::read(&shared) {
+        let checksum = crc32fast::hash(&bytes);
+        println!("cargo::rustc-env=FSTACK_SHARED_CRC32={checksum:08x}");
         watch(shared);
         println!("cargo::rustc-link-lib=dylib=fstack");
         for library in ["rte_ethdev", "rte_eal"] {

@@ -2,9 +2,7 @@
 //! server and a client process, each on a core of its own. Transport time (`exchanges.rs`: no codec, no memory), and
 //! whole calls of a client to `innet-replay serve` (`calls.rs`).
 //!
-//!     cargo bench --package replay_core --features fstack --bench transport >benchmarks/transport.json
-//!
-//! Prints one JSON object with commit and versions. `--rounds N` goes through all of them so often [default: 3].
+//! Writes `benchmarks/transport.json`, with commit and versions. `--rounds N` goes through all of them so often [default: 3].
 
 #![allow(clippy::print_stdout, reason = "the record is its output")]
 
@@ -14,12 +12,18 @@ mod exchanges;
 
 use std::collections::BTreeMap;
 use std::env;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
 use ends::{BARE_KERNEL, FSTACK, FSTACK_WITHOUT_CHECKSUMS, KERNEL};
+
+const RECORD: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../benchmarks/transport.json"
+);
 
 /// The cells of each round, by what carried the bytes.
 type Rounds<'a> = BTreeMap<&'a str, Vec<Value>>;
@@ -34,7 +38,9 @@ fn main() {
         ["call", way, config] => print(calls::measure(way, Path::new(config))),
         _ => {
             let rounds = arguments.iter().skip_while(|&&a| a != "--rounds").nth(1);
-            println!("{:#}", record(rounds.map_or(3, |n| n.parse().unwrap())));
+            let record = record(rounds.map_or(3, |n| n.parse().unwrap()));
+            fs::write(RECORD, format!("{record:#}\n")).unwrap();
+            println!("{record:#}");
         }
     }
 }
@@ -55,7 +61,7 @@ fn record(rounds: usize) -> Value {
     }
     json!({
         "what": "transport time and whole calls from Rust, both ends polling",
-        "commit": text("git", &["describe", "--always", "--dirty"]),
+        "commit": commit(),
         "fstack": fstack_sys::fstack::RELEASE,
         "dpdk": text("pkg-config", &["--modversion", "libdpdk"]),
         "machine": text("sh", &["-c", "grep -m1 'model name' /proc/cpuinfo | cut -d: -f2; nproc; uname -r"]),
@@ -92,6 +98,23 @@ fn compared(rounds: &Rounds) -> Vec<Value> {
     };
     let cells = rounds[KERNEL][0].as_array().unwrap();
     cells.iter().enumerate().map(row).collect()
+}
+
+/// The one that is checked out, with `-dirty` where files differ from it that are no results themselves.
+fn commit() -> String {
+    let changed = [
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ":/",
+        ":(top,exclude)benchmarks/*.json",
+    ];
+    let mut commit = text("git", &["describe", "--always"]);
+    if !text("git", &changed).is_empty() {
+        commit += "-dirty";
+    }
+    commit
 }
 
 fn text(program: &str, arguments: &[&str]) -> String {
