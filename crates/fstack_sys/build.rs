@@ -5,7 +5,11 @@
 //! one of the places changes.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
+
+#[path = "build/release.rs"]
+mod release;
 
 /// F-Stack's own name for its folder: `FF_PATH/lib/libfstack.so` or `.a`, headers in `FF_PATH/include` or, as in a
 /// source tree, beside the library.
@@ -35,6 +39,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed={FF_PATH}");
     for source in [
         "build.rs",
+        "build/release.rs",
         "c/dpdk.c",
         "c/fstack.c",
         "c/fstack_layout.c",
@@ -89,7 +94,7 @@ fn fstack() {
         Ok(found) => found,
         Err(looked_for) => {
             println!(
-                "cargo::warning=F-Stack was not found: {looked_for}. Checks need none, but nothing can be linked with the \
+                "cargo::warning=no F-Stack was found that can be linked: {looked_for}. Checks need none, but nothing can be linked with the \
                  feature `fstack`: install it by the instructions at https://github.com/F-Stack/f-stack, then set \
                  {FF_PATH} to its folder, or PKG_CONFIG_PATH to that of its libfstack.pc"
             );
@@ -103,14 +108,22 @@ fn fstack() {
     };
     println!("cargo::rustc-cfg=fstack_found");
     watch(found.include.join("ff_api.h"));
-    if let Some(version) = found.version {
-        println!("cargo::rustc-env=FSTACK_VERSION={version}");
+    match found.version {
+        Some(version) => println!("cargo::rustc-env=FSTACK_VERSION={version}"),
+        None => println!(
+            "cargo::warning=nothing in {} tells the release of F-Stack: the bindings are for {} or newer, and only its \
+             headers are compared with them",
+            found.library.display(),
+            release::OLDEST
+        ),
     }
     let folder = found.library.display();
     println!("cargo::rustc-link-search=native={folder}");
     let shared = found.library.join("libfstack.so");
     // A build script cannot pass these to what is linked above it; each package there asks for them.
-    if shared.exists() {
+    if let Ok(bytes) = fs::read(&shared) {
+        let checksum = crc32fast::hash(&bytes);
+        println!("cargo::rustc-env=FSTACK_SHARED_CRC32={checksum:08x}");
         watch(shared);
         println!("cargo::rustc-link-lib=dylib=fstack");
         for library in ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal"] {
@@ -148,6 +161,10 @@ fn in_folder(path: &Path) -> Result<Found, String> {
             path.display()
         ));
     }
+    let version = release::of_folder(&library);
+    if let Some(reason) = version.as_deref().and_then(release::refusal) {
+        return Err(format!("{FF_PATH} is {}, with {reason}", path.display()));
+    }
     let headers = [path.join("include"), library.clone()];
     let include = headers
         .into_iter()
@@ -156,7 +173,7 @@ fn in_folder(path: &Path) -> Result<Found, String> {
         Some(include) => Ok(Found {
             library,
             include,
-            version: None,
+            version,
         }),
         None => Err(format!(
             "{FF_PATH} is {}, and ff_api.h is neither in its include nor in its lib folder",
@@ -171,6 +188,11 @@ fn by_pkg_config() -> Result<Found, String> {
         .probe("libfstack")
         .map_err(|_| format!("{FF_PATH} is not set, and pkg-config knows no libfstack"))?;
     watch_package("libfstack");
+    if let Some(reason) = release::refusal(&found.version) {
+        return Err(format!(
+            "{FF_PATH} is not set, and pkg-config knows {reason}"
+        ));
+    }
     let first = |paths: &[PathBuf], what| {
         let missing = || format!("pkg-config knows libfstack, but names no folder of its {what}");
         paths.first().cloned().ok_or_else(missing)

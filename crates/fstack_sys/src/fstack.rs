@@ -61,8 +61,14 @@ impl rte_eth_link {
     }
 }
 
-/// The release of the library that was linked, where it was found by pkg-config.
+/// The release of the library that was linked, where pkg-config or what lies beside the library tells it.
 pub const RELEASE: Option<&str> = option_env!("FSTACK_VERSION");
+
+/// CRC-32 of the file of the shared library that was linked; `None` where it was a static one.
+pub fn shared_library() -> Option<u32> {
+    u32::from_str_radix(option_env!("FSTACK_SHARED_CRC32")?, 16).ok()
+}
+
 /// Data to read, or connections to accept.
 pub const EVFILT_READ: c_short = -1;
 /// Room to write.

@@ -80,9 +80,9 @@ fn constants_are_those_of_the_headers() {
 
 #[test]
 fn the_library_is_of_a_release_that_is_known_to_work() {
-    // Upstream's own installation has no pkg-config file, and nothing in its headers tells the release.
+    // Nothing in the headers tells the release.
     let Some(version) = RELEASE else {
-        println!("the release is unknown: found by FF_PATH");
+        println!("the release is unknown: nothing beside the library tells it");
         return;
     };
     let numbers: Vec<u32> = version.split('.').filter_map(|n| n.parse().ok()).collect();

@@ -42,6 +42,8 @@ pub struct Config {
     pub idle_sleep: u32,
     /// The core of the loop, as the file has it.
     pub lcore_mask: String,
+    /// The cores of [`lcore_mask`](Self::lcore_mask), in order. The loop is on the first.
+    pub cores: Vec<usize>,
 }
 
 impl Config {
@@ -69,6 +71,7 @@ impl Config {
             memif_segments: false,
             idle_sleep: 0,
             lcore_mask: String::new(),
+            cores: Vec::new(),
         };
         config.parse(&text).map_err(refuse)?;
         config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
@@ -142,6 +145,12 @@ impl Config {
                 "[dpdk] needs lcore_mask: the core of the loop, 1 for the first".to_owned(),
             );
         }
+        self.cores = cores_of(&self.lcore_mask).ok_or_else(|| {
+            format!(
+                "lcore_mask is a hexadecimal mask of cores, 1 for the first and 2 for the second, got {:?}",
+                self.lcore_mask
+            )
+        })?;
         if !ports {
             return Err("there is no [port0] with addr, netmask, broadcast and gateway".to_owned());
         }
@@ -175,6 +184,18 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The places of the bits that are set, of which there is at least one.
+fn cores_of(mask: &str) -> Option<Vec<usize>> {
+    let digits = mask.trim_start_matches("0x").trim_start_matches("0X");
+    let mut cores = Vec::new();
+    for (place, digit) in digits.chars().rev().enumerate() {
+        let bits = digit.to_digit(16)?;
+        let set = (0..4).filter(|bit| bits >> bit & 1 == 1);
+        cores.extend(set.map(|bit| 4 * place + bit));
+    }
+    (!cores.is_empty()).then_some(cores)
 }
 
 #[cfg(test)]
@@ -235,6 +256,19 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_names_cores_by_hexadecimal_bits() {
+        for (mask, cores) in [
+            ("1", vec![0]),
+            ("0x2", vec![1]),
+            ("C", vec![2, 3]),
+            ("0x80000000000000001", vec![0, 67]),
+        ] {
+            let config = read(&format!("[dpdk]\nlcore_mask={mask}\n[port0]\n")).unwrap();
+            assert_eq!((config.lcore_mask.as_str(), config.cores), (mask, cores));
+        }
+    }
+
+    #[test]
     fn what_cannot_be_used_is_named() {
         let refusal = |text: &str| read(text).unwrap_err().to_string();
         let good = "[dpdk]\nlcore_mask=1\n[port0]\n";
@@ -254,6 +288,10 @@ mod tests {
             assert!(refusal(&format!("{whole}{devices}")).contains("memif_segments"));
         }
         assert!(refusal("[dpdk]\nidle_sleep=soon\n").contains("soon"));
+        for mask in ["core 1", "0", "0x", "1g"] {
+            let text = format!("[dpdk]\nlcore_mask={mask}\n[port0]\n");
+            assert!(refusal(&text).contains(&format!("{mask:?}")));
+        }
         assert!(refusal("lcore_mask\n").contains("line 1"));
         let missing = Config::read(Path::new("/nowhere/fstack.ini")).unwrap_err();
         assert!(missing.to_string().contains("/nowhere/fstack.ini"));

@@ -35,20 +35,24 @@ const CAPABILITIES: [(u32, &str); 3] = [
 
 const NO_NIC: &str =
     "af_packet, af_xdp and memif devices need none (--stack-config FILE looks for what FILE needs)";
+/// A shared library's structures are laid out as the headers said when this program was built.
+const BUILD_AGAIN: &str = "build this program again, with the F-Stack that it is to run with";
 const NOT_NEEDED: &str = "not needed: the configuration names virtual devices alone";
 
-/// What the devices of a stack need.
-#[derive(Clone, Copy)]
+/// What a stack needs.
 pub struct Needs {
     card: bool,
     hugepages: bool,
+    /// By their numbers.
+    cores: Vec<usize>,
 }
 
 impl Needs {
-    /// A network card, on hugepages.
+    /// A network card, on hugepages, and whichever core.
     pub const A_CARD: Needs = Needs {
         card: true,
         hugepages: true,
+        cores: Vec::new(),
     };
 
     /// What this configuration asks for.
@@ -56,7 +60,31 @@ impl Needs {
         Needs {
             card: !config.virtual_only,
             hugepages: config.hugepages,
+            cores: config.cores.clone(),
         }
+    }
+}
+
+/// The F-Stack that this program was linked with.
+struct Linked {
+    /// Where it is known.
+    release: Option<&'static str>,
+    /// CRC-32 of a shared library's file. A static one cannot become another.
+    shared: Option<u32>,
+}
+
+impl Linked {
+    #[cfg(feature = "fstack")]
+    fn here() -> Option<Self> {
+        Some(Linked {
+            release: fstack_sys::fstack::RELEASE,
+            shared: fstack_sys::fstack::shared_library(),
+        })
+    }
+
+    #[cfg(not(feature = "fstack"))]
+    fn here() -> Option<Self> {
+        None
     }
 }
 
@@ -64,8 +92,8 @@ impl Needs {
 pub struct Machine {
     /// In place of `/`.
     root: PathBuf,
-    /// Whether this program was built with F-Stack.
-    fstack: bool,
+    /// F-Stack, where this program was built with it.
+    fstack: Option<Linked>,
     /// Cores that this process may use.
     cores: usize,
 }
@@ -75,13 +103,13 @@ impl Machine {
     pub fn this() -> Self {
         Machine {
             root: PathBuf::from("/"),
-            fstack: cfg!(feature = "fstack"),
+            fstack: Linked::here(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
         }
     }
 
     /// Every part, in the order in which one would set them up.
-    pub fn findings(&self, needs: Needs) -> Vec<Finding> {
+    pub fn findings(&self, needs: &Needs) -> Vec<Finding> {
         vec![
             self.support(),
             self.dpdk(),
@@ -89,20 +117,46 @@ impl Machine {
             self.driver(needs),
             self.devices(needs),
             self.rights(),
-            self.cores(),
+            self.cores(needs),
         ]
     }
 
     fn support(&self) -> Finding {
         const PART: &str = "F-Stack support";
-        if self.fstack {
-            return Finding::ok(PART, "this program was built with it");
+        let Some(linked) = &self.fstack else {
+            return Finding::missing(
+                PART,
+                "this program was built without it",
+                "install F-Stack (https://github.com/F-Stack/f-stack) and build again with the cargo feature `fstack`",
+            );
+        };
+        let release = linked.release.unwrap_or("of an unknown release");
+        let built = format!("this program was built with F-Stack {release}");
+        let Some(checksum) = linked.shared else {
+            return Finding::ok(PART, built);
+        };
+        let maps = self.text("proc/self/maps");
+        let library = maps.lines().find_map(|line| {
+            let path = &line[line.find('/')?..];
+            path.contains("/libfstack.so").then_some(path)
+        });
+        let Some(library) = library else {
+            return Finding::missing(
+                PART,
+                format!("{built}, and has not loaded its libfstack.so"),
+                BUILD_AGAIN,
+            );
+        };
+        match fs::read(self.at(&library[1..])) {
+            Ok(bytes) if crc32fast::hash(&bytes) == checksum => {
+                Finding::ok(PART, format!("{built}, which is {library}"))
+            }
+            _ => Finding::missing(
+                PART,
+                format!("{built}, and {library} is not that library"),
+                BUILD_AGAIN,
+            ),
         }
-        Finding::missing(
-            PART,
-            "this program was built without it",
-            "install F-Stack (https://github.com/F-Stack/f-stack) and build again with the cargo feature `fstack`",
-        )
     }
 
     fn dpdk(&self) -> Finding {
@@ -125,7 +179,7 @@ impl Machine {
         }
     }
 
-    fn hugepages(&self, needs: Needs) -> Finding {
+    fn hugepages(&self, needs: &Needs) -> Finding {
         const PART: &str = "hugepages";
         if !needs.hugepages {
             return Finding::ok(PART, "not needed: the configuration says no_huge");
@@ -167,7 +221,7 @@ impl Machine {
         Finding::ok(PART, format!("{found}, at {mount}"))
     }
 
-    fn driver(&self, needs: Needs) -> Finding {
+    fn driver(&self, needs: &Needs) -> Finding {
         const PART: &str = "driver";
         if !needs.card {
             return Finding::ok(PART, NOT_NEEDED);
@@ -220,7 +274,7 @@ impl Machine {
         names(&self.at("sys/kernel/iommu_groups")).len()
     }
 
-    fn devices(&self, needs: Needs) -> Finding {
+    fn devices(&self, needs: &Needs) -> Finding {
         const PART: &str = "devices";
         if !needs.card {
             return Finding::ok(PART, NOT_NEEDED);
@@ -263,16 +317,12 @@ impl Machine {
 
     fn rights(&self) -> Finding {
         const PART: &str = "rights";
-        let status = self.text("proc/self/status");
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.map_or("", str::trim)
-        };
+        let field = |name: &str| self.status(name);
         // Real, effective, saved and file system user.
         if field("Uid:").split_whitespace().nth(1) == Some("0") {
             return Finding::ok(PART, "root");
         }
-        let effective = u64::from_str_radix(field("CapEff:"), 16).unwrap_or(0);
+        let effective = u64::from_str_radix(&field("CapEff:"), 16).unwrap_or(0);
         let lacking: Vec<&str> = CAPABILITIES
             .iter()
             .filter(|(bit, _)| effective >> bit & 1 == 0)
@@ -293,12 +343,31 @@ impl Machine {
         )
     }
 
-    fn cores(&self) -> Finding {
+    fn cores(&self, needs: &Needs) -> Finding {
         const PART: &str = "cores";
         let isolated = match self.text("sys/devices/system/cpu/isolated").as_str() {
             "" => "none of them isolated".to_owned(),
             list => format!("isolated: {list}"),
         };
+        let online = self.text("sys/devices/system/cpu/online");
+        let allowed = self.status("Cpus_allowed_list:");
+        for core in &needs.cores {
+            if !lists(&online, *core) {
+                return Finding::missing(
+                    PART,
+                    format!("lcore_mask names core {core}, and this machine has {online}"),
+                    "name another one: lcore_mask is a hexadecimal mask, 1 for core 0, 2 for core 1, 10 for core 4",
+                );
+            }
+            if !lists(&allowed, *core) {
+                return Finding::missing(
+                    PART,
+                    format!("lcore_mask names core {core}, and this process may use {allowed}"),
+                    "name one of those, or give the core to the process: taskset -c, AllowedCPUs= of a systemd unit, the \
+                     cpuset of a container",
+                );
+            }
+        }
         if self.cores < 2 {
             return Finding::missing(
                 PART,
@@ -306,13 +375,24 @@ impl Machine {
                 "F-Stack polls and takes a core whole: give it one of its own, or set idle_sleep in its configuration",
             );
         }
+        let taken = match needs.cores.first() {
+            Some(core) => format!("core {core}"),
+            None => "one".to_owned(),
+        };
         Finding::ok(
             PART,
             format!(
-                "{}, {isolated}; F-Stack polls and takes one whole",
+                "{}, {isolated}; F-Stack polls and takes {taken} whole",
                 self.cores
             ),
         )
+    }
+
+    /// A field of this process's status; nothing where there is none.
+    fn status(&self, name: &str) -> String {
+        let status = self.text("proc/self/status");
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map_or("", str::trim).to_owned()
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -335,6 +415,16 @@ impl Machine {
             (fields.next() == Some(kind)).then(|| place.to_owned())
         })
     }
+}
+
+/// Whether the kernel's list of cores (`0-3,8`) has this one. A list that cannot be read forbids none.
+fn lists(list: &str, core: usize) -> bool {
+    let has = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range = first.parse().ok()?..=last.parse().ok()?;
+        Some(range.contains(&core))
+    };
+    list.split(',').any(|part| has(part).unwrap_or(true))
 }
 
 /// A small file's text; none where it cannot be read.

@@ -68,7 +68,7 @@ pub fn run(flags: &Flags) -> Result<u8> {
         Some(path) => Needs::of(&Config::read(path)?),
         None => Needs::A_CARD,
     };
-    let findings = Machine::this().findings(needs);
+    let findings = Machine::this().findings(&needs);
     let text = if flags.json {
         let ok = findings.iter().all(|finding| finding.ok);
         serde_json::json!({ "ok": ok, "parts": findings }).to_string() + "\n"

@@ -21,7 +21,10 @@ fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
     }
     let machine = Machine {
         root: root.path().to_owned(),
-        fstack: true,
+        fstack: Some(Linked {
+            release: Some("1.25"),
+            shared: None,
+        }),
         cores: 4,
     };
     (root, machine)
@@ -65,7 +68,7 @@ fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
     }
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, *text)).collect();
     let (_root, machine) = machine(&files);
-    machine.findings(Needs::A_CARD)
+    machine.findings(&Needs::A_CARD)
 }
 
 fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
@@ -226,7 +229,7 @@ fn what_the_devices_do_not_need_is_not_missing() {
     let missing = |text: &str| {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        let findings = machine.findings(Needs::of(&Config::read(file.path()).unwrap()));
+        let findings = machine.findings(&Needs::of(&Config::read(file.path()).unwrap()));
         let missing = findings.iter().filter(|finding| !finding.ok);
         missing.map(|finding| finding.part).collect::<Vec<_>>()
     };
@@ -245,6 +248,89 @@ fn what_the_devices_do_not_need_is_not_missing() {
 }
 
 #[test]
+fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
+    let status = "Name:\tx\nUid:\t0\t0\t0\t0\nCpus_allowed_list:\t0-1,3\n";
+    let (_root, machine) = machine(&[
+        ("sys/devices/system/cpu/online", "0-3,8\n"),
+        ("proc/self/status", status),
+    ]);
+    let cores = |mask: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = format!("[dpdk]\nlcore_mask={mask}\n[port0]\n");
+        fs::write(file.path(), text).unwrap();
+        let findings = machine.findings(&Needs::of(&Config::read(file.path()).unwrap()));
+        let cores = part(&findings, "cores");
+        (cores.ok, cores.found.clone(), cores.to_do.clone())
+    };
+    for (mask, core) in [("1", 0), ("2", 1), ("8", 3), ("a", 1)] {
+        let (ok, found, _) = cores(mask);
+        assert!(
+            ok && found.contains(&format!("takes core {core} whole")),
+            "{found}"
+        );
+    }
+    // Not there at all; there, and not for this process; the second of two.
+    for (mask, found, to_do) in [
+        ("10", "core 4, and this machine has 0-3,8", "hexadecimal"),
+        ("4", "core 2, and this process may use 0-1,3", "taskset"),
+        ("100", "core 8, and this process may use 0-1,3", "taskset"),
+        ("6", "core 2, and this process may use 0-1,3", "taskset"),
+    ] {
+        let told = cores(mask);
+        assert!(
+            !told.0 && told.1.contains(found) && told.2.contains(to_do),
+            "{told:?}"
+        );
+    }
+}
+
+#[test]
+fn a_shared_fstack_is_the_one_that_this_program_was_built_with() {
+    let maps = "7f00-7f01 r-xp 00000000 fe:00 1  /usr/lib/libc.so.6\n7f02-7f03 r--p 00000000 fe:00 2  /opt/f/lib/libfstack.so\n";
+    let files = [
+        ("proc/self/maps", maps),
+        ("opt/f/lib/libfstack.so", "a library"),
+    ];
+    let support = |files: &[(&str, &str)], built_with: Option<&str>| {
+        let (_root, mut machine) = machine(files);
+        machine.fstack = Some(Linked {
+            release: Some("1.25"),
+            shared: built_with.map(|library| crc32fast::hash(library.as_bytes())),
+        });
+        let mut findings = machine.findings(&Needs::A_CARD);
+        let support = findings.remove(0);
+        (support.ok, support.found, support.to_do)
+    };
+    let (ok, found, _) = support(&files, Some("a library"));
+    assert!(
+        ok && found.ends_with("F-Stack 1.25, which is /opt/f/lib/libfstack.so"),
+        "{found}"
+    );
+    // A static one is in the program.
+    assert!(support(&[], None).0);
+    let gone = &files[..1];
+    for (files, library, reason) in [
+        (
+            &files[..],
+            "another",
+            "/opt/f/lib/libfstack.so is not that library",
+        ),
+        (
+            gone,
+            "a library",
+            "/opt/f/lib/libfstack.so is not that library",
+        ),
+        (&[], "a library", "has not loaded"),
+    ] {
+        let (ok, found, to_do) = support(files, Some(library));
+        assert!(
+            !ok && found.contains(reason) && to_do.contains("build this program again"),
+            "{found}"
+        );
+    }
+}
+
+#[test]
 fn rights_and_unsafe_modes_that_do() {
     let able = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000007000\n";
     let findings = changed(&[
@@ -259,8 +345,8 @@ fn rights_and_unsafe_modes_that_do() {
 #[test]
 fn a_bare_machine_misses_all_but_what_it_is() {
     let (_root, mut machine) = machine(&[]);
-    (machine.fstack, machine.cores) = (false, 1);
-    let findings = machine.findings(Needs::A_CARD);
+    (machine.fstack, machine.cores) = (None, 1);
+    let findings = machine.findings(&Needs::A_CARD);
     assert!(
         findings
             .iter()
@@ -276,5 +362,5 @@ fn a_bare_machine_misses_all_but_what_it_is() {
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    assert_eq!(Machine::this().findings(Needs::A_CARD).len(), 7);
+    assert_eq!(Machine::this().findings(&Needs::A_CARD).len(), 7);
 }
