@@ -96,6 +96,7 @@ def draw(rows: list[Row], path: Path) -> None:
     matplotlib.rcParams |= {
         "font.size": 8,
         "svg.hashsalt": "innet",
+        "svg.fonttype": "none",
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
@@ -113,7 +114,7 @@ def draw(rows: list[Row], path: Path) -> None:
         _frequency(axes[1][1], of_format)
         _bars(axes[1][2], of_format, "communication", "share", "communication's share of the time")
         _breakdown(axes[1][3], of_format)
-        axes[0][0].legend(fontsize=7)
+        part.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=7)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
@@ -190,7 +191,7 @@ def _breakdown(place: Any, rows: list[Row]) -> None:
     place.set_yticks([where for where, _ in labels], [text for _, text in labels], fontsize=5)
     place.set_xlim(0, 1)
     place.set_title("where the time goes, on the kernel")
-    place.legend(fontsize=6, loc="lower right")
+    place.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=6)
 
 
 def _find(rows: Iterable[Row], what: str, system: str, stack: str, actors: int) -> Row | None:
