@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/types.h>
 
+#include <rte_errno.h>
 #include <rte_ethdev.h>
 #include <rte_mbuf.h>
 #include <rte_memcpy.h>
@@ -25,7 +26,8 @@ static uint16_t join_parts(uint16_t port, uint16_t queue, struct rte_mbuf *frame
     (void)queue;
     for (uint16_t i = 0; i < count; i++) {
         struct rte_mbuf *const parts = frames[i];
-        struct rte_mbuf *const whole = parts->nb_segs > 1 ? rte_pktmbuf_alloc(pool) : NULL;
+        const int fits = parts->nb_segs > 1 && parts->pkt_len <= UINT16_MAX;
+        struct rte_mbuf *const whole = fits ? rte_pktmbuf_alloc(pool) : NULL;
         if (!whole)
             continue;
         whole->data_off = 0;
@@ -71,14 +73,14 @@ int innet_ff_whole_segments(void)
     const uint16_t ports = rte_eth_dev_count_avail();
     const size_t size = entry_size(ports);
     if (!size)
-        return -ENOTSUP;
+        return -ENOENT;
     struct rte_mempool *const pool =
         rte_pktmbuf_pool_create("innet_segments", WHOLE_FRAMES, 0, 0, UINT16_MAX, SOCKET_ID_ANY);
     if (!pool)
-        return -ENOMEM;
+        return -rte_errno;
     for (uint16_t port = 0; port < ports; port++) {
         if (!rte_eth_add_tx_callback(port, 0, join_parts, pool))
-            return -ENOMEM;
+            return -rte_errno;
         struct ff_hw_features *const features = &entry_of(port, size)->hw_features;
         features->rx_csum = 1;
         features->tx_csum_ip = 1;

@@ -103,8 +103,8 @@ unsafe extern "C" {
     /// Starts EAL and the ports.
     pub fn ff_dpdk_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
     /// After [`ff_dpdk_init`]: leaves checksums and the division of segments into packets to the ports, whatever their drivers
-    /// say that they can do, so that whole segments of up to 64 KiB leave them. A negative errno where there is no memory for
-    /// them, or where F-Stack's table of ports is laid out in no known way.
+    /// say that they can do, so that whole segments of up to 64 KiB leave them. A negative errno: `ENOENT` where a device
+    /// is none of F-Stack's ports, and where its table of ports is laid out in no known way; DPDK's own, such as `ENOMEM`.
     pub fn innet_ff_whole_segments() -> c_int;
     /// Starts the FreeBSD stack.
     pub fn ff_freebsd_init() -> c_int;

@@ -1,13 +1,15 @@
 /* What F-Stack itself takes for a request and its reply: a client and a server of nothing but its calls.
  *
- *     cc -O2 -fPIC -I"$FF_PATH/include" fstack_floor.c -o fstack_floor -L"$FF_PATH/lib" -Wl,-rpath,"$FF_PATH/lib" -lfstack
+ *     cc -O2 -fPIC -I"$FF_PATH/include" $(pkg-config --cflags libdpdk) fstack_floor.c ../../fstack_sys/c/fstack.c -o fstack_floor \
+ *         -L"$FF_PATH/lib" -Wl,-rpath,"$FF_PATH/lib" -lfstack $(pkg-config --libs libdpdk)
  *     ./fstack_floor server server.ini 64 64 0     --no-pci --vdev=net_memif0,role=server,mac=02:00:00:00:00:02,socket=PATH &
  *     ./fstack_floor client client.ini 64 64 40000 --no-pci --vdev=net_memif0,role=client,mac=02:00:00:00:00:01,socket=PATH
  *
  * (-fPIC, or the program has a dpdk_argc of its own beside a shared libfstack's). The arguments: the end, F-Stack's
  * configuration (as docs/fstack.md has one; the server at 10.8.0.2 on core 0, the client at 10.8.0.1 on core 1), bytes of a request
  * and of a reply, requests, and arguments for DPDK. The client prints p50 and p99 of the time from a request's first
- * byte to its reply's last, leaving out the first tenth; the server goes on until it is killed.
+ * byte to its reply's last, leaving out the first tenth; the server goes on until it is killed. With SEGMENTS in the
+ * environment of both ends, and bsize=65535,rsize=7 in both devices, whole segments go through the memif.
  */
 
 #include <arpa/inet.h>
@@ -28,11 +30,16 @@ int ff_dpdk_init(int argc, char **argv);
 int ff_freebsd_init(void);
 int ff_dpdk_if_up(void);
 
-enum { PORT = 7711, MOST = 32 };
+/* Of crates/fstack_sys/c/fstack.c. */
+int innet_ff_whole_segments(void);
+
+/* A turn writes no more than the reactor's does. */
+enum { PORT = 7711, MOST = 32, SHARE = 64 << 10 };
 
 static bool server;
 static size_t in_bytes, out_bytes; /* Of a message that is received, and of one that is sent. */
 static size_t received, unsent;
+static bool waits; /* For room to write. */
 static char *buffer;
 static int queue, listener, peer;
 static long count, done;
@@ -61,14 +68,12 @@ static void prepare(int socket)
 
 static void send_rest(void)
 {
-    while (unsent) {
-        const ssize_t sent = ff_write(peer, buffer, unsent);
-        if (sent <= 0) {
-            watch(peer, EVFILT_WRITE, EV_ONESHOT);
-            return;
-        }
+    const ssize_t sent = ff_write(peer, buffer + out_bytes - unsent, unsent < SHARE ? unsent : SHARE);
+    if (sent > 0)
         unsent -= sent;
-    }
+    else
+        watch(peer, EVFILT_WRITE, EV_ONESHOT);
+    waits = sent <= 0;
 }
 
 static void send_message(void)
@@ -94,7 +99,7 @@ static void receive(void)
 {
     for (;;) {
         const size_t wanted = in_bytes - received;
-        const ssize_t taken = ff_read(peer, buffer, wanted);
+        const ssize_t taken = ff_read(peer, buffer + received, wanted);
         if (taken <= 0)
             return;
         received += taken;
@@ -112,6 +117,8 @@ static int turn(void *unused)
 {
     (void)unused;
     struct kevent events[MOST];
+    if (unsent && !waits)
+        send_rest();
     const int ready = ff_kevent(queue, NULL, 0, events, MOST, NULL);
     for (int i = 0; i < ready; i++) {
         if (server && (int)events[i].ident == listener) {
@@ -168,7 +175,9 @@ int main(int argc, char **argv)
     out_bytes = server ? reply : request;
     count = strtol(argv[5], NULL, 10);
     times = calloc(count + 1, sizeof *times);
-    buffer = calloc(1, request > reply ? request : reply);
+    const size_t longest = request > reply ? request : reply;
+    /* Pages of its own: those that nobody has written are all the same one. */
+    buffer = memset(malloc(longest), 1, longest);
 
     char *const own[] = {argv[0], "--conf", argv[2], "--proc-type=primary", "--proc-id=0"};
     if (ff_load_config(5, own) < 0)
@@ -179,7 +188,8 @@ int main(int argc, char **argv)
         arguments[given] = dpdk_argv[given];
     for (int i = 6; i < argc && i < 6 + MOST - 1; i++)
         arguments[given++] = argv[i];
-    if (ff_dpdk_init(given, arguments) < 0 || ff_freebsd_init() < 0 || ff_dpdk_if_up() < 0)
+    if (ff_dpdk_init(given, arguments) < 0 || (getenv("SEGMENTS") && innet_ff_whole_segments() < 0) ||
+        ff_freebsd_init() < 0 || ff_dpdk_if_up() < 0)
         return 1;
     begin();
     ff_run(turn, NULL);

@@ -32,6 +32,8 @@ pub struct Config {
     pub eal: Vec<String>,
     /// Whether it names virtual devices alone.
     pub virtual_only: bool,
+    /// Whether F-Stack makes devices of `[vdevN]` sections, too.
+    pub vdev_sections: bool,
     /// Whether DPDK's memory is of hugepages.
     pub hugepages: bool,
     /// The devices that connect to a memif socket; the other role listens there.
@@ -66,6 +68,7 @@ impl Config {
             path: full,
             eal: Vec::new(),
             virtual_only: false,
+            vdev_sections: false,
             hugepages: true,
             memif_clients: Vec::new(),
             memif_segments: false,
@@ -134,7 +137,10 @@ impl Config {
                         )
                     })?;
                 }
-                // As F-Stack takes it, by `atoi`.
+                // As F-Stack takes them, by `atoi`.
+                ("dpdk", "nb_vdev") => {
+                    self.vdev_sections = value.parse().is_ok_and(|n: i32| n != 0);
+                }
                 ("dpdk", "no_huge") => self.hugepages = !value.parse().is_ok_and(|n: i32| n != 0),
                 ("dpdk", "lcore_mask") => value.clone_into(&mut self.lcore_mask),
                 _ => {}
@@ -163,19 +169,25 @@ impl Config {
         if !self.memif_segments {
             return Ok(());
         }
+        // In two arguments, or in another section, a device would pass unseen.
+        let unseen = self.vdev_sections || self.eal.iter().any(|a| a == "--vdev");
         let devices = self.eal.iter_mut().filter(|a| a.starts_with("--vdev="));
         let devices: Vec<&mut String> = devices.collect();
-        if !self.virtual_only || devices.is_empty() {
-            return Err(format!("{MEMIFS}: name them, and --no-pci, or take it out"));
+        if !self.virtual_only || devices.is_empty() || unseen {
+            return Err(format!(
+                "{MEMIFS}: name each by eal = --vdev=net_memif..., with eal = --no-pci, or take it out"
+            ));
         }
         for device in devices {
             if !device.starts_with("--vdev=net_memif") {
                 return Err(format!("{MEMIFS}: take it out, or {device}"));
             }
-            if device.contains(",bsize=") {
-                return Err(format!(
-                    "memif_segments = 1 sets bsize: take it out of {device}"
-                ));
+            for own in [",bsize=", ",zero-copy=yes"] {
+                if device.contains(own) {
+                    return Err(format!(
+                        "memif_segments = 1 has buffers of its own: take {own} out of {device}"
+                    ));
+                }
             }
             device.push_str(SEGMENT_BUFFERS);
             if !device.contains(",rsize=") {
@@ -283,6 +295,9 @@ mod tests {
             "eal=--no-pci\n",
             "eal=--vdev=net_memif0,socket=a\n",
             &memif.replace("socket=a", "socket=a,bsize=2048"),
+            &memif.replace("socket=a", "socket=a,zero-copy=yes"),
+            &format!("{memif}eal=--vdev\neal=net_af_packet0,iface=a\n"),
+            &format!("{memif}[dpdk]\nnb_vdev=1\n"),
             &format!("{memif}eal=--vdev=net_af_packet0,iface=a\n"),
         ] {
             assert!(refusal(&format!("{whole}{devices}")).contains("memif_segments"));

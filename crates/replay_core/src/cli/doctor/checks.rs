@@ -45,6 +45,8 @@ pub struct Needs {
     hugepages: bool,
     /// By their numbers.
     cores: Vec<usize>,
+    /// Whether the loop sleeps when there is nothing to do.
+    sleeps: bool,
 }
 
 impl Needs {
@@ -53,6 +55,7 @@ impl Needs {
         card: true,
         hugepages: true,
         cores: Vec::new(),
+        sleeps: false,
     };
 
     /// What this configuration asks for.
@@ -61,6 +64,7 @@ impl Needs {
             card: !config.virtual_only,
             hugepages: config.hugepages,
             cores: config.cores.clone(),
+            sleeps: config.idle_sleep > 0,
         }
     }
 }
@@ -368,7 +372,7 @@ impl Machine {
                 );
             }
         }
-        if self.cores < 2 {
+        if self.cores < 2 && !needs.sleeps {
             return Finding::missing(
                 PART,
                 "one",
@@ -379,13 +383,11 @@ impl Machine {
             Some(core) => format!("core {core}"),
             None => "one".to_owned(),
         };
-        Finding::ok(
-            PART,
-            format!(
-                "{}, {isolated}; F-Stack polls and takes {taken} whole",
-                self.cores
-            ),
-        )
+        let how = match needs.sleeps {
+            true => format!("F-Stack runs on {taken}, and sleeps when it is idle"),
+            false => format!("F-Stack polls and takes {taken} whole"),
+        };
+        Finding::ok(PART, format!("{}, {isolated}; {how}", self.cores))
     }
 
     /// A field of this process's status; nothing where there is none.

@@ -238,8 +238,8 @@ fn initialise(config: &Config) -> Result<()> {
         if ff::ff_dpdk_init(count, arguments) < 0 {
             return Err(failed("starting DPDK"));
         }
-        if config.memif_segments && ff::innet_ff_whole_segments() < 0 {
-            return Err(failed("memif_segments (which takes 4 MB of [dpdk] memory)"));
+        if config.memif_segments {
+            make_room_for_segments().map_err(|reason| failed(&reason))?;
         }
         if ff::ff_freebsd_init() < 0 {
             return Err(failed("starting FreeBSD's stack"));
@@ -250,6 +250,26 @@ fn initialise(config: &Config) -> Result<()> {
         ff::rte_delay_us_callback_register(ff::rte_delay_us_block);
     }
     Ok(())
+}
+
+/// Lets whole segments through the ports; what was tried, where it failed.
+///
+/// # Safety
+/// Between the first two steps and the third.
+unsafe fn make_room_for_segments() -> std::result::Result<(), String> {
+    // SAFETY: by the contract of this function.
+    match unsafe { ff::innet_ff_whole_segments() } {
+        0.. => Ok(()),
+        error if error == -libc::ENOENT => {
+            Err("memif_segments (is each memif in port_list?)".to_owned())
+        }
+        error => {
+            let reason = io::Error::from_raw_os_error(-error);
+            Err(format!(
+                "memif_segments ({reason}; it takes 4 MB of [dpdk] memory)"
+            ))
+        }
+    }
 }
 
 /// F-Stack waits up to 9 seconds, 100 ms at a time, for the links of all ports. That of a memif comes up with its
