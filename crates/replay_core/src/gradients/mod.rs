@@ -85,7 +85,7 @@ pub use worker::{Call, Command, Exchange, Failure, Worker};
 /// Where datagrams go.
 pub trait Transmit {
     /// Sends `head` and `body`, one after the other, as one datagram. Both are borrowed for this call alone.
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]);
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]);
 
     /// Sends `body` to each of these places, behind a head of its own.
     fn send_each<const HEAD: usize>(
