@@ -268,6 +268,37 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_under_way_and_lacks_a_worker_awaits_it() {
+        let mut slots = Slots::new(4, 2, 8, Instant::now());
+        let open = fill(&mut slots, tag(1, 2), State::Open);
+        assert_eq!(slots.awaiting(tag(1, 2), Kind::Float, 1, 4), Some(open));
+        assert_eq!(
+            slots.awaiting(tag(1, 2), Kind::Float, 0, 4),
+            None,
+            "counted"
+        );
+        assert_eq!(slots.awaiting(tag(1, 2), Kind::Float, 1, 8), None, "longer");
+        assert_eq!(
+            slots.awaiting(tag(1, 2), Kind::Fixed, 1, 4),
+            None,
+            "of another kind"
+        );
+        assert_eq!(
+            slots.awaiting(tag(2, 2), Kind::Float, 1, 4),
+            None,
+            "of another round"
+        );
+        for state in [State::Empty, State::Raised, State::Done] {
+            slots.slot_mut(open).state = state;
+            assert_eq!(
+                slots.awaiting(tag(1, 2), Kind::Float, 1, 4),
+                None,
+                "{state:?}"
+            );
+        }
+    }
+
+    #[test]
     fn a_deeper_place_keeps_more_sums() {
         let mut slots = Slots::new(2, 4, 4, Instant::now());
         for round in 1..=4 {
