@@ -129,17 +129,22 @@ uint16_t innet_pktmbuf_segments(const struct rte_mbuf *packet)
     return packet->nb_segs;
 }
 
-void innet_pktmbuf_set_len(struct rte_mbuf *packet, uint16_t bytes)
+static inline void set_len(struct rte_mbuf *packet, uint16_t bytes)
 {
     packet->data_len = bytes;
     packet->pkt_len = bytes;
+}
+
+void innet_pktmbuf_set_len(struct rte_mbuf *packet, uint16_t bytes)
+{
+    set_len(packet, bytes);
 }
 
 void innet_pktmbuf_set_lengths(struct rte_mbuf *const *packets, const uint16_t *bytes, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
         if (bytes[i])
-            innet_pktmbuf_set_len(packets[i], bytes[i]);
+            set_len(packets[i], bytes[i]);
     }
 }
 

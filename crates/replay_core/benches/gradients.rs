@@ -62,7 +62,7 @@ struct Ring {
 }
 
 impl Transmit for Ring {
-    fn send(&mut self, _to: SocketAddr, head: &[u8], body: &[u8]) {
+    fn send<const HEAD: usize>(&mut self, _to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         self.last.clear();
         self.last.extend_from_slice(head);
         self.last.extend_from_slice(body);

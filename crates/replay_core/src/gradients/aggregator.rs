@@ -1,12 +1,12 @@
 //! The aggregator: who takes part in which job, and which datagrams are theirs.
 
 use std::net::SocketAddr;
-use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
-use super::hash::IntegerMap;
+use super::counters::Counters;
 use super::job::{Job, JobStatus, Member};
 use super::packet::{Ack, Header, Kind, MAX_SEGMENT_VALUES, Status};
+use super::sessions::{Owner, Sessions};
 use super::slots::Slots;
 use super::terms::{self, Terms};
 use super::{JoinJob, Ticket, Transmit, Upstream};
@@ -47,74 +47,11 @@ impl Limits {
     }
 }
 
-/// What an aggregator has seen.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Counters {
-    /// Datagrams received.
-    pub received: u64,
-    /// Contributions counted.
-    pub counted: u64,
-    /// Segments whose sum was sent.
-    pub sums: u64,
-    /// Contributions that had been counted before.
-    pub duplicates: u64,
-    /// Contributions that came after the threshold was reached.
-    pub late: u64,
-    /// Contributions of segments that are over.
-    pub stale: u64,
-    /// Contributions that came before their turn.
-    pub ahead: u64,
-    /// Requests for help.
-    pub helped: u64,
-    /// Jobs that failed or were halted.
-    pub failed: u64,
-    /// Datagrams of no session, or from elsewhere than the session's worker, or without its key.
-    pub strangers: u64,
-    /// Datagrams that are none of this protocol.
-    pub malformed: u64,
-}
-
-impl AddAssign for Counters {
-    fn add_assign(&mut self, other: Self) {
-        let Counters {
-            received,
-            counted,
-            sums,
-            duplicates,
-            late,
-            stale,
-            ahead,
-            helped,
-            failed,
-            strangers,
-            malformed,
-        } = other;
-        self.received += received;
-        self.counted += counted;
-        self.sums += sums;
-        self.duplicates += duplicates;
-        self.late += late;
-        self.stale += stale;
-        self.ahead += ahead;
-        self.helped += helped;
-        self.failed += failed;
-        self.strangers += strangers;
-        self.malformed += malformed;
-    }
-}
-
-/// Whose session it is.
-#[derive(Debug, Clone, Copy)]
-enum Owner {
-    Worker(usize, u16),
-    Parent(usize),
-}
-
 /// All jobs.
 pub struct Aggregator {
     limits: Limits,
     jobs: Vec<Option<Job>>,
-    sessions: IntegerMap<u32, Owner>,
+    sessions: Sessions,
     counters: Counters,
 }
 
@@ -124,7 +61,7 @@ impl Aggregator {
         Aggregator {
             limits,
             jobs: (0..limits.jobs).map(|_| None).collect(),
-            sessions: IntegerMap::default(),
+            sessions: Sessions::new(),
             counters: Counters::default(),
         }
     }
@@ -228,10 +165,13 @@ impl Aggregator {
         job.remind_parent(now, out);
         let (replaced, round) = job.seat(request.worker, member, &mut self.counters, out);
         if let Some(replaced) = replaced {
-            self.sessions.remove(&replaced);
+            self.sessions.remove(replaced);
         }
-        self.sessions
-            .insert(session, Owner::Worker(index, request.worker));
+        let owner = Owner {
+            job: index as u32,
+            worker: request.worker,
+        };
+        self.sessions.insert(session, owner);
         Ok(Ticket {
             session,
             key,
@@ -286,10 +226,7 @@ impl Aggregator {
             )));
         }
         if let Some(upstream) = &upstream
-            && self
-                .sessions
-                .insert(upstream.session, Owner::Parent(index))
-                .is_some()
+            && self.is_taken(upstream.session)
         {
             return Err(Error::Internal(
                 "the parent's session is that of a worker here: join again".into(),
@@ -306,27 +243,43 @@ impl Aggregator {
     fn draw_session(&self) -> Result<u32> {
         loop {
             let session = u32::from_le_bytes(random()?);
-            if !self.sessions.contains_key(&session) {
+            if self.sessions.is_free(session) && !self.is_taken(session) {
                 return Ok(session);
             }
         }
     }
 
+    /// Whether a worker has this session, or a parent gave it.
+    fn is_taken(&self, session: u32) -> bool {
+        self.sessions.owner(session).is_some() || self.below(session).is_some()
+    }
+
+    /// The job whose parent gave `session`.
+    fn below(&self, session: u32) -> Option<usize> {
+        let given = |job: &Job| {
+            job.upstream
+                .as_ref()
+                .is_some_and(|up| up.session == session)
+        };
+        let mut jobs = self.jobs.iter();
+        jobs.position(|job| job.as_ref().is_some_and(given))
+    }
+
     /// A worker has gone, as its connection showed. A session that is over is ignored.
     pub fn leave<T: Transmit>(&mut self, session: u32, out: &mut T) {
-        if let Some(Owner::Worker(index, worker)) = self.sessions.remove(&session)
-            && let Some(job) = &mut self.jobs[index]
+        if let Some(Owner { job: index, worker }) = self.sessions.remove(session)
+            && let Some(job) = &mut self.jobs[index as usize]
         {
             job.leave(worker, &mut self.counters, out);
             if job.joined() == 0 {
-                self.forget(index, out);
+                self.forget(index as usize, out);
             }
         }
     }
 
     /// The parent that gave `session` has gone, as the connection to it showed.
     pub fn lose_parent<T: Transmit>(&mut self, session: u32, out: &mut T) {
-        if let Some(&Owner::Parent(index)) = self.sessions.get(&session)
+        if let Some(index) = self.below(session)
             && let Some(job) = &mut self.jobs[index]
         {
             job.lose_parent(&mut self.counters, out);
@@ -338,12 +291,12 @@ impl Aggregator {
         if let Some(upstream) = job.and_then(|job| job.upstream) {
             upstream.send(Kind::Leave, 0, 0, &upstream.key, out);
         }
-        self.sessions.retain(
-            |_, owner| !matches!(owner, Owner::Worker(of, _) | Owner::Parent(of) if *of == index),
-        );
+        self.sessions.remove_job(index);
     }
 
-    /// Takes a datagram that came from `from`.
+    /// Takes a datagram that came from `from`. What is done for each contribution is one piece with the loop over those that have arrived,
+    /// and calls nothing else: it is as little as a call takes.
+    #[inline(always)]
     pub fn receive<T: Transmit>(
         &mut self,
         now: Instant,
@@ -356,61 +309,82 @@ impl Aggregator {
             self.counters.malformed += 1;
             return;
         };
-        let (index, worker) = match self.sessions.get(&header.session) {
-            Some(&Owner::Worker(index, worker)) => (index, worker),
-            Some(&Owner::Parent(index)) => {
-                return self.take_from_parent(now, index, from, header, body, out);
-            }
-            None => {
-                self.counters.strangers += 1;
-                return;
-            }
+        let Some(owner) = self.sessions.owner(header.session) else {
+            return self.take_from_parent(now, from, header, body, out);
         };
+        let Some(job) = &mut self.jobs[owner.job as usize] else {
+            return;
+        };
+        let Some(member) = job.member(owner.worker) else {
+            return;
+        };
+        if member.path != Some(from) && header.kind != Kind::Join {
+            self.counters.strangers += 1;
+            return;
+        }
+        match header.kind {
+            Kind::Float | Kind::Fixed | Kind::Exponents => {
+                member.heard = now;
+                job.heard = now;
+                job.contribute(now, owner.worker, header, body, &mut self.counters, out);
+            }
+            _ => self.talk(now, owner, from, header, body, out),
+        }
+    }
+
+    /// Takes what is no contribution, from a worker.
+    #[cold]
+    fn talk<T: Transmit>(
+        &mut self,
+        now: Instant,
+        owner: Owner,
+        from: SocketAddr,
+        header: Header,
+        body: &[u8],
+        out: &mut T,
+    ) {
+        let (index, worker) = (owner.job as usize, owner.worker);
+        if header.kind == Kind::Join {
+            return self.prove(now, index, worker, from, body, out);
+        }
         let Some(job) = &mut self.jobs[index] else {
             return;
         };
         let Some(member) = job.member(worker) else {
             return;
         };
-        if header.kind == Kind::Join {
-            return self.prove(now, index, worker, from, body, out);
-        }
-        if member.path != Some(from) {
-            self.counters.strangers += 1;
-            return;
-        }
         let key = member.key;
         member.heard = now;
         job.heard = now;
         let counters = &mut self.counters;
         match header.kind {
-            Kind::Float | Kind::Fixed | Kind::Exponents => {
-                job.contribute(now, worker, header, body, counters, out);
-            }
             Kind::Help => job.help(worker, header, counters, out),
-            Kind::Partial | Kind::Ack | Kind::Join => counters.malformed += 1,
-            _ => match body.strip_prefix(&key) {
-                None => counters.strangers += 1,
-                Some(_) if header.kind == Kind::Leave => {
-                    let ack = Ack::new(Status::Done, Kind::Leave);
-                    job.tell(worker, 0, 0, &ack, out);
-                    self.leave(header.session, out);
+            Kind::Leave | Kind::Reset | Kind::SetH | Kind::FBcast | Kind::Halt => {
+                match body.strip_prefix(&key) {
+                    None => counters.strangers += 1,
+                    Some(_) if header.kind == Kind::Leave => {
+                        let ack = Ack::new(Status::Done, Kind::Leave);
+                        job.tell(worker, 0, 0, &ack, out);
+                        self.leave(header.session, out);
+                    }
+                    Some(argument) => job.control(worker, header, argument, counters, out),
                 }
-                Some(argument) => job.control(worker, header, argument, counters, out),
-            },
+            }
+            _ => counters.malformed += 1,
         }
     }
 
+    /// Takes what has no session of a worker: a parent's, or a stranger's.
     fn take_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
-        index: usize,
         from: SocketAddr,
         header: Header,
         body: &[u8],
         out: &mut T,
     ) {
-        match &mut self.jobs[index] {
+        let index = self.below(header.session);
+        match index.and_then(|index| self.jobs[index].as_mut()) {
             Some(job) if job.upstream.as_ref().is_some_and(|up| up.address == from) => {
                 job.take_from_parent(now, header, body, &mut self.counters, out);
             }

@@ -374,7 +374,7 @@ fn set_train_size(message: &mut libc::msghdr, control: &mut Control, size: u16) 
 }
 
 impl Transmit for Outbox {
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         let length = head.len() + body.len();
         // The newest one to this address: datagrams to one address keep their order.
         let newest = self.trains.iter().rposition(|train| train.to == to);

@@ -12,7 +12,9 @@
 //! | [`slots`] | the segments under way, and the sums that are kept |
 //! | [`terms`] | what the workers of a job agree on |
 //! | [`job`] | workers, threshold, contributions and deadlines of one job |
-//! | [`aggregator`] | sessions, jobs and controls |
+//! | [`aggregator`] | whose datagrams are whose, joining and leaving |
+//! | `sessions` | whose session is whose |
+//! | `counters` | what it has seen |
 //! | [`upstream`] | the aggregator above one |
 //! | [`window`] | how much a worker has under way, and when it asks |
 //! | [`worker`] | a worker's session, and its controls |
@@ -49,11 +51,11 @@ pub mod aggregator;
 pub mod aggregators;
 pub mod arithmetic;
 pub mod background;
+mod counters;
 pub mod datagrams;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 mod gathering;
-mod hash;
 pub mod job;
 pub mod kernel;
 pub mod link;
@@ -62,6 +64,7 @@ pub mod packet;
 pub mod parameter_server;
 pub mod plane;
 pub mod round;
+mod sessions;
 pub mod slots;
 pub mod terms;
 pub mod updates;
@@ -72,10 +75,11 @@ pub mod worker;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-pub use aggregator::{Aggregator, Counters, Limits};
+pub use aggregator::{Aggregator, Limits};
 pub use aggregators::Aggregators;
 pub use arithmetic::Arithmetic;
 pub use background::UdpUpdates;
+pub use counters::Counters;
 pub use kernel::{UdpAggregator, UdpWorker};
 pub use round::{Round, Sum};
 pub use updates::{Contributions, Updates};
@@ -85,7 +89,7 @@ pub use worker::{Call, Command, Exchange, Failure, Worker};
 /// Where datagrams go.
 pub trait Transmit {
     /// Sends `head` and `body`, one after the other, as one datagram. Both are borrowed for this call alone.
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]);
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]);
 
     /// Sends `body` to each of these places, behind a head of its own.
     fn send_each<const HEAD: usize>(

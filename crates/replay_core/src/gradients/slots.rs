@@ -102,45 +102,59 @@ impl Slots {
     }
 
     /// Where `tag` is, or may go.
-    #[inline]
     pub fn find(&self, tag: Tag) -> Place {
-        let place = match self.mask {
-            Some(mask) => tag.segment & mask,
-            None => tag.segment % self.places,
-        };
-        let first = self.depth * place as usize;
-        let slots = &self.slots[first..first + self.depth];
-        let found = |slot: &Slot| slot.tag == tag && slot.state != State::Empty;
-        match slots.iter().position(found) {
-            Some(at) => Place::Found(first + at),
-            None => self.room(first, tag),
-        }
-    }
-
-    /// Where `tag` may go, which is at none of the slots of its place.
-    fn room(&self, first: usize, tag: Tag) -> Place {
+        let first = self.first(tag);
         let mut newest: Option<&Slot> = None;
-        let mut free = None;
-        let mut oldest = first;
-        for (index, slot) in (first..).zip(&self.slots[first..first + self.depth]) {
+        let mut oldest: Option<(usize, &Slot)> = None;
+        let mut empty = None;
+        for (index, slot) in (first..).zip(self.place(first)) {
             if slot.state == State::Empty {
-                free = free.or(Some(index));
+                empty = empty.or(Some(index));
                 continue;
+            }
+            if slot.tag == tag {
+                return Place::Found(index);
             }
             if newest.is_none_or(|newest| newest.tag < slot.tag) {
                 newest = Some(slot);
             }
-            let before = &self.slots[oldest];
-            if before.state == State::Empty || slot.tag < before.tag {
-                oldest = index;
+            if oldest.is_none_or(|(_, oldest)| slot.tag < oldest.tag) {
+                oldest = Some((index, slot));
             }
         }
+        let oldest = oldest.map(|(index, _)| index);
         match newest {
             Some(newest) if tag < newest.tag => Place::Gone,
             // It is the only one that may be open: nothing begins before it is done.
             Some(newest) if newest.state != State::Done => Place::Ahead,
-            _ => Place::Free(free.unwrap_or(oldest)),
+            _ => Place::Free(empty.or(oldest).unwrap_or(first)),
         }
+    }
+
+    /// The slot where a contribution of `bytes` bytes only has to be added up: the segment is under way, contributions are of this kind and
+    /// length, and the worker's is not there.
+    #[inline]
+    pub fn awaiting(&self, tag: Tag, kind: Kind, worker: u16, bytes: usize) -> Option<usize> {
+        let first = self.first(tag);
+        let open = |slot: &Slot| slot.tag == tag && slot.state == State::Open;
+        let at = self.place(first).iter().position(open)?;
+        let slot = &self.slots[first + at];
+        let awaits = slot.kind == kind && slot.bytes == bytes && slot.counted & 1 << worker == 0;
+        awaits.then_some(first + at)
+    }
+
+    #[inline]
+    fn first(&self, tag: Tag) -> usize {
+        let place = match self.mask {
+            Some(mask) => tag.segment & mask,
+            None => tag.segment % self.places,
+        };
+        self.depth * place as usize
+    }
+
+    #[inline]
+    fn place(&self, first: usize) -> &[Slot] {
+        &self.slots[first..first + self.depth]
     }
 
     /// A slot.
@@ -189,7 +203,7 @@ impl Slots {
     }
 
     /// Adds the contribution of another worker, which is as long as the first one.
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, index: usize, worker: u16, body: &[u8]) {
         let slot = &mut self.slots[index];
         slot.counted |= 1 << worker;
@@ -251,6 +265,37 @@ mod tests {
         assert_eq!(slots.find(tag(2, 9)), Place::Gone);
         slots.clear();
         assert!(matches!(slots.find(tag(1, 0)), Place::Free(_)));
+    }
+
+    #[test]
+    fn only_what_is_under_way_and_lacks_a_worker_awaits_it() {
+        let mut slots = Slots::new(4, 2, 8, Instant::now());
+        let open = fill(&mut slots, tag(1, 2), State::Open);
+        assert_eq!(slots.awaiting(tag(1, 2), Kind::Float, 1, 4), Some(open));
+        assert_eq!(
+            slots.awaiting(tag(1, 2), Kind::Float, 0, 4),
+            None,
+            "counted"
+        );
+        assert_eq!(slots.awaiting(tag(1, 2), Kind::Float, 1, 8), None, "longer");
+        assert_eq!(
+            slots.awaiting(tag(1, 2), Kind::Fixed, 1, 4),
+            None,
+            "of another kind"
+        );
+        assert_eq!(
+            slots.awaiting(tag(2, 2), Kind::Float, 1, 4),
+            None,
+            "of another round"
+        );
+        for state in [State::Empty, State::Raised, State::Done] {
+            slots.slot_mut(open).state = state;
+            assert_eq!(
+                slots.awaiting(tag(1, 2), Kind::Float, 1, 4),
+                None,
+                "{state:?}"
+            );
+        }
     }
 
     #[test]

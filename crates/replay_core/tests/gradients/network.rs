@@ -57,7 +57,7 @@ pub struct Wire {
 pub struct Port<'a>(pub &'a mut Wire, pub SocketAddr);
 
 impl Transmit for Port<'_> {
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         let Port(wire, from) = self;
         assert!(head.len() + body.len() <= 1472);
         let kind = Header::decode(head).map(|(header, _)| header.kind);

@@ -58,7 +58,7 @@ impl PerCore {
 struct Letters<'a>(&'a PerCore);
 
 impl Transmit for Letters<'_> {
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         self.0.letters.push((to, [head, body].concat()));
     }
 }
@@ -309,7 +309,7 @@ impl Core {
                 aggregator.receive(now, datagram.from(), datagram.bytes(), out);
             }
             while let Some((to, letter)) = mine.letters.pop() {
-                out.send(to, &letter, &[]);
+                out.send(to, &[], &letter);
             }
             if due {
                 state.aggregator.expire(now, out);

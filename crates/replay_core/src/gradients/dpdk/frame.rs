@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
+use super::checksum::{fold, sum};
 use crate::gradients::datagrams::DSCP;
 use crate::gradients::packet::MAX_DATAGRAM;
 
@@ -53,7 +54,6 @@ pub struct Found {
 
 impl Frame {
     /// What `frame` is to the station at `here`, which has `ports` UDP ports from that one on.
-    #[inline]
     pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Frame {
         match Headers::of(frame) {
             None => Arp::read(frame).map_or(Frame::Other, Frame::Arp),
@@ -63,6 +63,16 @@ impl Frame {
                 found.map_or(Frame::Broken, Frame::Datagram)
             }
         }
+    }
+}
+
+impl Found {
+    /// The datagram that [`Frame::read`] finds, without saying what else the frame may be.
+    #[inline(always)]
+    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Option<Found> {
+        let headers = Headers::of(frame)?;
+        let mine = headers.is_for(*here.ip());
+        mine.then(|| headers.datagram(frame, here.port(), ports))?
     }
 }
 
@@ -84,7 +94,7 @@ impl<'a> Headers<'a> {
             && self.0[30..34] == here.octets()
     }
 
-    #[inline]
+    #[inline(always)]
     fn datagram(&self, frame: &[u8], first_port: u16, ports: u16) -> Option<Found> {
         let head = self.0;
         let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
@@ -106,7 +116,8 @@ impl<'a> Headers<'a> {
             return None;
         }
         // 0 is for none, as IPv4 allows.
-        if pair(40) != 0 && !whole(sum(&head[26..34]) + pseudo(length) + sum(udp)) {
+        let addresses_and_udp = sum(&head[26..PAYLOAD_AT]) + pseudo(length);
+        if pair(40) != 0 && !whole(addresses_and_udp + sum(&udp[UDP..])) {
             return None;
         }
         let source = Ipv4Addr::new(head[26], head[27], head[28], head[29]);
@@ -122,49 +133,6 @@ impl<'a> Headers<'a> {
 fn pseudo(length: usize) -> u64 {
     let [high, low] = (length as u16).to_be_bytes();
     u64::from(u32::from_le_bytes([0, PROTOCOL_UDP, high, low]))
-}
-
-/// The one's complement sum of RFC 1071, not folded yet. It is that of the words as a little-endian machine reads them, which is the same
-/// sum with its bytes swapped.
-#[inline]
-pub fn sum(bytes: &[u8]) -> u64 {
-    // Compiled twice: with AVX2 a whole frame takes half as many steps.
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2")]
-        fn with_avx2(bytes: &[u8]) -> u64 {
-            sum_words(bytes)
-        }
-        if bytes.len() >= 128 && is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has AVX2.
-            return unsafe { with_avx2(bytes) };
-        }
-    }
-    sum_words(bytes)
-}
-
-#[inline(always)]
-fn sum_words(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    let words = words
-        .iter()
-        .map(|word| u64::from(u32::from_le_bytes(*word)));
-    let last = match *rest {
-        [a, b, c] => u32::from_le_bytes([a, b, c, 0]),
-        [a, b] => u32::from_le_bytes([a, b, 0, 0]),
-        [a] => a.into(),
-        _ => 0,
-    };
-    words.sum::<u64>() + u64::from(last)
-}
-
-#[inline]
-fn fold(sum: u64) -> u16 {
-    let sum = (sum >> 32) + (sum & 0xFFFF_FFFF);
-    let sum = (sum >> 32) + (sum & 0xFFFF_FFFF);
-    let sum = (sum >> 16) + (sum & 0xFFFF);
-    let sum = (sum >> 16) + (sum & 0xFFFF);
-    sum as u16
 }
 
 /// The way from a station to another one: the headers of all its datagrams, but for their lengths and checksums.
@@ -202,31 +170,36 @@ impl Route {
     /// Writes the frame of a datagram of two parts to the beginning of `room`, which has [`MAX_FRAME`] bytes; returns its length. `None`
     /// for a datagram that is too long.
     #[inline]
-    pub fn write(&self, room: &mut [u8; MAX_FRAME], head: &[u8], body: &[u8]) -> Option<usize> {
+    pub fn write<const HEAD: usize>(
+        &self,
+        room: &mut [u8; MAX_FRAME],
+        head: &[u8; HEAD],
+        body: &[u8],
+    ) -> Option<usize> {
         self.write_summed(room, head, body, sum(body))
     }
 
     /// [`Route::write`] of a second part whose [`sum`] is known.
     #[inline]
-    pub fn write_summed(
+    pub fn write_summed<const HEAD: usize>(
         &self,
         room: &mut [u8; MAX_FRAME],
-        head: &[u8],
+        head: &[u8; HEAD],
         body: &[u8],
         body_sum: u64,
     ) -> Option<usize> {
-        let payload = head.len() + body.len();
+        let payload = HEAD + body.len();
         let end = PAYLOAD_AT + payload;
         let (start, rest) = room.split_first_chunk_mut::<PAYLOAD_AT>()?;
-        let (head_room, rest) = rest.split_at_mut_checked(head.len())?;
+        let (head_room, rest) = rest.split_first_chunk_mut::<HEAD>()?;
         *start = self.head;
-        head_room.copy_from_slice(head);
-        rest.get_mut(..body.len())?.copy_from_slice(body);
+        *head_room = *head;
+        copy(rest.get_mut(..body.len())?, body);
         let word = |length: usize| u16::from_le_bytes((length as u16).to_be_bytes());
         let (total, length) = (word(IP + UDP + payload), word(UDP + payload));
         let ip = !fold(self.ip_sum + u64::from(total));
         // Summed where they come from: to read what has just been written takes longer.
-        let body_sum = match head.len() % 2 {
+        let body_sum = match HEAD % 2 {
             0 => body_sum,
             _ => fold(body_sum).swap_bytes().into(),
         };
@@ -243,6 +216,20 @@ impl Route {
             room[end..MIN_FRAME].fill(0);
         }
         Some(end.max(MIN_FRAME))
+    }
+}
+
+/// Copies `from` to `to`, which is as long. The few bytes of a short datagram are there before a call of the system's copy would begin.
+#[inline]
+fn copy(to: &mut [u8], from: &[u8]) {
+    match (from.first_chunk::<8>(), from.last_chunk::<8>()) {
+        (Some(first), Some(last)) if from.len() <= 16 => {
+            let (first, last) = (*first, *last);
+            to[..8].copy_from_slice(&first);
+            let at = to.len() - 8;
+            to[at..].copy_from_slice(&last);
+        }
+        _ => to.copy_from_slice(from),
     }
 }
 
@@ -323,7 +310,7 @@ mod tests {
         [2, 0, 0, 0, 0, 2],
     );
 
-    fn frame(head: &[u8], body: &[u8]) -> Vec<u8> {
+    fn frame<const HEAD: usize>(head: &[u8; HEAD], body: &[u8]) -> Vec<u8> {
         let mut room = [0xAA; MAX_FRAME];
         let bytes = Route::new(A, B).write(&mut room, head, body).unwrap();
         room[..bytes].to_vec()
@@ -333,18 +320,26 @@ mod tests {
         Frame::read(frame, B.0, 1)
     }
 
+    fn survives<const HEAD: usize>(datagram: &[u8]) {
+        let Some((head, body)) = datagram.split_first_chunk::<HEAD>() else {
+            return;
+        };
+        let frame = frame(head, body);
+        assert_eq!(frame.len(), (PAYLOAD_AT + datagram.len()).max(60));
+        let Frame::Datagram(found) = read(&frame) else {
+            panic!("{} bytes: {:?}", datagram.len(), read(&frame));
+        };
+        assert_eq!((found.from, found.port), (A.0, 0));
+        assert_eq!(frame[found.at], *datagram);
+    }
+
     #[test]
     fn what_is_written_is_read_at_every_length() {
         let bytes: Vec<u8> = (0..MAX_DATAGRAM).map(|i| (i * 31 + 7) as u8).collect();
         for length in (0..64).chain(1400..=MAX_DATAGRAM) {
-            let (head, body) = bytes[..length].split_at(length / 3);
-            let frame = frame(head, body);
-            assert_eq!(frame.len(), (PAYLOAD_AT + length).max(60));
-            let Frame::Datagram(found) = read(&frame) else {
-                panic!("{length} bytes: {:?}", read(&frame));
-            };
-            assert_eq!((found.from, found.port), (A.0, 0));
-            assert_eq!(frame[found.at], bytes[..length]);
+            let datagram = &bytes[..length];
+            let heads = [survives::<0>, survives::<7>, survives::<10>, survives::<18>];
+            heads.iter().for_each(|survives| survives(datagram));
         }
         let mut room = [0; MAX_FRAME];
         let too_long = Route::new(A, B).write(&mut room, &[0; 10], &[0; MAX_DATAGRAM - 9]);

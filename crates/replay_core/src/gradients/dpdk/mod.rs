@@ -4,6 +4,7 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`frame`] | Ethernet, IPv4, UDP and ARP |
+//! | [`checksum`] | of IPv4 and UDP |
 //! | [`neighbours`] | who is at which Ethernet address |
 //! | [`eal`] | DPDK's environment, once in a process |
 //! | [`device`] | devices, queues, packets |
@@ -26,6 +27,7 @@
 //! queue is received by the first core, which deals out what comes.
 
 pub mod aggregator;
+pub mod checksum;
 pub mod cores;
 pub mod device;
 pub mod eal;

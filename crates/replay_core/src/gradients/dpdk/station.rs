@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::checksum::sum;
 use super::device::{self, Blanks, Device, Packet, Pool, Receiver, Sender};
-use super::frame::{Arp, Frame, MAX_FRAME, Route, sum};
+use super::frame::{Arp, Found, Frame, MAX_FRAME, Route};
 use super::neighbours::{Neighbours, Place};
 use crate::gradients::Transmit;
 
@@ -158,12 +159,12 @@ impl Inbox {
             out.counters.received += receiver.count() as u64;
             for at in 0..receiver.count() {
                 let frame = receiver.frame(at);
-                let read = frame.map_or(Frame::Other, |frame| Frame::read(frame, here, ports));
-                match (read, frame) {
-                    (Frame::Datagram(found), Some(frame)) if found.port == self.number => {
+                let found = frame.and_then(|frame| Found::read(frame, here, ports));
+                match (found, frame) {
+                    (Some(found), Some(frame)) if found.port == self.number => {
                         take(found.from.into(), &frame[found.at], out);
                     }
-                    (Frame::Datagram(found), _) => {
+                    (Some(found), _) => {
                         let datagram = receiver.take(at).map(|packet| Datagram {
                             packet,
                             from: found.from,
@@ -172,17 +173,36 @@ impl Inbox {
                         });
                         datagram.into_iter().for_each(|one| pass(one, out));
                     }
-                    (Frame::Arp(arp), _) if out.hear(&arp, port) => {}
-                    (Frame::Broken, _) => out.counters.broken += 1,
-                    (Frame::Arp(_) | Frame::Other, _) if is_switch => {
-                        let packet = receiver.take(at);
-                        packet
-                            .into_iter()
-                            .for_each(|one| out.forward(1 - port, one));
+                    (None, _) => {
+                        Self::read_other(&self.station, receiver, at, port, is_switch, out)
                     }
-                    (Frame::Arp(_) | Frame::Other, _) => out.counters.others += 1,
                 }
             }
+        }
+    }
+
+    /// Takes a frame that has no datagram for this station.
+    #[cold]
+    fn read_other(
+        station: &Station,
+        receiver: &mut Receiver,
+        at: usize,
+        port: usize,
+        is_switch: bool,
+        out: &mut Outbox,
+    ) {
+        let frame = receiver.frame(at);
+        let read = |frame| Frame::read(frame, station.address, station.ports);
+        match frame.map_or(Frame::Other, read) {
+            Frame::Arp(arp) if out.hear(&arp, port) => {}
+            Frame::Broken => out.counters.broken += 1,
+            _ if is_switch => {
+                let packet = receiver.take(at);
+                packet
+                    .into_iter()
+                    .for_each(|one| out.forward(1 - port, one));
+            }
+            _ => out.counters.others += 1,
         }
     }
 
@@ -339,9 +359,16 @@ impl Outbox {
 }
 
 impl Outbox {
-    /// Sends a datagram of two parts, of which the second one's [`sum`] is known.
-    #[inline]
-    fn send_summed(&mut self, to: SocketAddr, head: &[u8], body: &[u8], body_sum: u64) {
+    /// Sends a datagram of two parts, of which the second one's [`sum`] is known. In the loop over who gets it, all that is of the second
+    /// part is done once.
+    #[inline(always)]
+    fn send_summed<const HEAD: usize>(
+        &mut self,
+        to: SocketAddr,
+        head: &[u8; HEAD],
+        body: &[u8],
+        body_sum: u64,
+    ) {
         let SocketAddr::V4(to) = to else {
             self.counters.unresolved += 1;
             return;
@@ -364,7 +391,7 @@ impl Outbox {
 }
 
 impl Transmit for Outbox {
-    fn send(&mut self, to: SocketAddr, head: &[u8], body: &[u8]) {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         self.send_summed(to, head, body, sum(body));
     }
 

@@ -2,8 +2,8 @@
 
 use super::{Job, Seat};
 use crate::gradients::Transmit;
-use crate::gradients::aggregator::Counters;
 use crate::gradients::arithmetic::Arithmetic;
+use crate::gradients::counters::Counters;
 use crate::gradients::packet::{ALL_SEGMENTS, Ack, Header, Kind, Status};
 use crate::gradients::slots::State;
 use crate::gradients::terms::who;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use super::{Job, Seat};
-use crate::gradients::aggregator::Counters;
+use crate::gradients::counters::Counters;
 use crate::gradients::packet::{Ack, Status};
 use crate::gradients::slots::{Slot, State};
 use crate::gradients::terms::who;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Job;
 use crate::gradients::Transmit;
-use crate::gradients::aggregator::Counters;
+use crate::gradients::counters::Counters;
 use crate::gradients::packet::{Ack, Header, Kind, Status};
 use crate::gradients::slots::{Place, State, Tag};
 
