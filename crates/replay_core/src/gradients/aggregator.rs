@@ -251,11 +251,11 @@ impl Aggregator {
 
     /// Whether a worker has this session, or a parent gave it.
     fn is_taken(&self, session: u32) -> bool {
-        self.sessions.owner(session).is_some() || self.below(session).is_some()
+        self.sessions.owner(session).is_some() || self.job_of_parent(session).is_some()
     }
 
     /// The job whose parent gave `session`.
-    fn below(&self, session: u32) -> Option<usize> {
+    fn job_of_parent(&self, session: u32) -> Option<usize> {
         let given = |job: &Job| {
             job.upstream
                 .as_ref()
@@ -279,7 +279,7 @@ impl Aggregator {
 
     /// The parent that gave `session` has gone, as the connection to it showed.
     pub fn lose_parent<T: Transmit>(&mut self, session: u32, out: &mut T) {
-        if let Some(index) = self.below(session)
+        if let Some(index) = self.job_of_parent(session)
             && let Some(job) = &mut self.jobs[index]
         {
             job.lose_parent(&mut self.counters, out);
@@ -295,7 +295,7 @@ impl Aggregator {
     }
 
     /// Takes a datagram that came from `from`. What is done for each contribution is one piece with the loop over those that have arrived,
-    /// and calls nothing else: it is as little as a call takes.
+    /// and calls as little as it can: it is as little as a call takes.
     #[inline(always)]
     pub fn receive<T: Transmit>(
         &mut self,
@@ -383,7 +383,7 @@ impl Aggregator {
         body: &[u8],
         out: &mut T,
     ) {
-        let index = self.below(header.session);
+        let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
             Some(job) if job.upstream.as_ref().is_some_and(|up| up.address == from) => {
                 job.take_from_parent(now, header, body, &mut self.counters, out);

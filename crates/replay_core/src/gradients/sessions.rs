@@ -47,6 +47,7 @@ impl Sessions {
 
     /// Gives a session that is free to `owner`.
     pub fn insert(&mut self, session: u32, owner: Owner) {
+        debug_assert!(self.is_free(session), "it would take another one's place");
         // Three of four numbers that are drawn stay free.
         if 4 * (self.taken + 1) > self.places.len() {
             self.grow();

@@ -3,7 +3,8 @@
 //! | module | subject |
 //! | --- | --- |
 //! | `start` | F-Stack's start: once in a process, tried in a child first |
-//! | [`reactor`] | tasks, timers and readiness, turned by F-Stack's loop |
+//! | [`reactor`] | tasks, timers and events, turned by F-Stack's loop |
+//! | `readiness` | which sockets may be read and written |
 //! | [`socket`] | streams and listeners |
 //! | [`handle`] | work for the reactor from other threads |
 //!
@@ -13,6 +14,7 @@
 
 pub mod handle;
 pub mod reactor;
+mod readiness;
 pub mod socket;
 mod start;
 

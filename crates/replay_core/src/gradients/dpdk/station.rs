@@ -182,7 +182,7 @@ impl Inbox {
     }
 
     /// Takes a frame that has no datagram for this station.
-    #[cold]
+    #[inline(never)]
     fn read_other(
         station: &Station,
         receiver: &mut Receiver,

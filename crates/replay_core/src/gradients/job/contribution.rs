@@ -41,6 +41,7 @@ impl Job {
             segment: header.segment,
         };
         let index = self.slots.awaiting(tag, header.kind, worker, body.len())?;
+        debug_assert!(self.halted.is_none() && tag.round >= self.floor);
         Some((index, tag))
     }
 

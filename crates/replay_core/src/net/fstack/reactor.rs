@@ -1,4 +1,4 @@
-//! The reactor: a run queue, timers and readiness, turned by F-Stack's loop on its own thread.
+//! The reactor: a run queue, timers and events, turned by F-Stack's loop on its own thread.
 //!
 //! A turn looks at what became ready (`ff_kevent`, which never waits), takes work that other threads handed in, fires
 //! timers, and polls the tasks that were woken. F-Stack turns it after packets have come, and every `pkt_tx_delay`
@@ -23,6 +23,8 @@ use fstack_sys::fstack as ff;
 use futures_util::Stream as _;
 use futures_util::stream::FuturesUnordered;
 
+use super::readiness::{Direction, Sockets, Token};
+
 /// Events taken from the queue at a time; more wait for the next turn.
 const EVENTS: usize = 64;
 
@@ -43,68 +45,11 @@ const CLOCK_EVERY: u32 = 16;
 /// Times that woken tasks are polled in one turn: a task that always wakes itself must not keep packets waiting.
 const ROUNDS: usize = 16;
 
-/// Bytes that a socket may write in one turn. They leave at its end: of a longer write the first packet would wait for the last one's
-/// making, and so would the other end.
-const SHARE: usize = 64 << 10;
-
 /// After the last task is gone the loop goes on for so long, so that what the sockets still hold is sent.
 const LAST_SENDS: Duration = Duration::from_millis(20);
 
 /// Something to do on the reactor.
 pub type Job = Box<dyn FnOnce(&Rc<Reactor>) + Send>;
-
-/// A socket's place in the reactor: its index, and its generation in the upper half, so that a late event of an
-/// earlier socket finds nobody. Never 0, which F-Stack would take for no token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token(usize);
-
-impl Token {
-    fn new(index: usize, generation: u32) -> Self {
-        Token((generation as usize) << 32 | (index + 1))
-    }
-
-    fn index(self) -> Option<usize> {
-        (self.0 & u32::MAX as usize).checked_sub(1)
-    }
-
-    fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-}
-
-/// Reading or writing.
-#[derive(Debug, Clone, Copy)]
-pub enum Direction {
-    /// Data, connections or the end have arrived.
-    Read,
-    /// There is room to write, or a connection has been made or refused.
-    Write,
-}
-
-/// One direction of a socket. An event comes when a state is entered, so readiness is kept until a call says that it
-/// would block.
-#[derive(Default)]
-struct Readiness {
-    ready: bool,
-    /// The other end has closed: no event will follow.
-    ended: bool,
-    /// Whether F-Stack will tell. It always does for reading; for writing it would do so with every acknowledgement, so
-    /// it is asked each time.
-    watched: bool,
-    /// For reading: bytes that the last event told of and nothing has taken yet.
-    waiting: usize,
-    /// For writing: bytes written in the turn of this number.
-    written: (u32, usize),
-    waker: Option<Waker>,
-}
-
-#[derive(Default)]
-struct Socket {
-    generation: u32,
-    fd: c_int,
-    read: Readiness,
-    write: Readiness,
-}
 
 /// Set when any task was woken.
 struct Woken(AtomicBool);
@@ -128,8 +73,7 @@ thread_local! {
 pub struct Reactor {
     queue: c_int,
     events: RefCell<[ff::kevent; EVENTS]>,
-    sockets: RefCell<Vec<Socket>>,
-    free: RefCell<Vec<usize>>,
+    sockets: RefCell<Sockets>,
     tasks: RefCell<FuturesUnordered<Task>>,
     spawned: RefCell<Vec<Task>>,
     woken: Arc<Woken>,
@@ -162,7 +106,6 @@ impl Reactor {
             queue,
             events: RefCell::new([NO_EVENT; EVENTS]),
             sockets: RefCell::default(),
-            free: RefCell::default(),
             tasks: RefCell::default(),
             spawned: RefCell::default(),
             waker: woken.clone().into(),
@@ -212,21 +155,7 @@ impl Reactor {
 
     /// Watches a socket. F-Stack reports what has come before, too.
     pub(super) fn register(&self, fd: c_int, ready: bool) -> io::Result<Token> {
-        let index = match self.free.borrow_mut().pop() {
-            Some(index) => index,
-            None => {
-                let mut sockets = self.sockets.borrow_mut();
-                sockets.push(Socket::default());
-                sockets.len() - 1
-            }
-        };
-        let token = {
-            let socket = &mut self.sockets.borrow_mut()[index];
-            socket.fd = fd;
-            socket.read.ready = ready;
-            socket.write.ready = ready;
-            Token::new(index, socket.generation)
-        };
+        let token = self.sockets.borrow_mut().insert(fd, ready);
         match self.watch(token, Direction::Read) {
             Ok(()) => Ok(token),
             Err(error) => {
@@ -238,14 +167,15 @@ impl Reactor {
 
     /// Asks F-Stack to tell when the socket is ready.
     fn watch(&self, token: Token, direction: Direction) -> io::Result<()> {
-        let lost = io::ErrorKind::NotConnected;
-        let fd = self.socket(token, |socket| socket.fd).ok_or(lost)?;
-        if self.side(token, direction, |side| {
-            std::mem::replace(&mut side.watched, true)
-        }) == Some(true)
-        {
-            return Ok(());
-        }
+        let fd = {
+            let mut sockets = self.sockets.borrow_mut();
+            let fd = sockets.fd(token).ok_or(io::ErrorKind::NotConnected)?;
+            match sockets.side(token, direction) {
+                Some(side) if !side.watched => side.watched = true,
+                _ => return Ok(()),
+            }
+            fd
+        };
         let (filter, flags) = match direction {
             Direction::Read => (ff::EVFILT_READ, ff::EV_CLEAR),
             Direction::Write => (ff::EVFILT_WRITE, ff::EV_ONESHOT),
@@ -254,7 +184,7 @@ impl Reactor {
             ident: fd as usize,
             filter,
             flags: ff::EV_ADD | flags,
-            udata: ptr::without_provenance_mut(token.0),
+            udata: token.as_pointer(),
             ..NO_EVENT
         };
         // SAFETY: on the reactor thread; one change, and no room for events, which 0 says.
@@ -273,16 +203,7 @@ impl Reactor {
 
     /// Stops watching; to be called when the descriptor is closed, which takes it out of the queue.
     pub(super) fn forget(&self, token: Token) {
-        let Some(index) = token.index() else { return };
-        if let Some(socket) = self.sockets.borrow_mut().get_mut(index)
-            && socket.generation == token.generation()
-        {
-            *socket = Socket {
-                generation: socket.generation.wrapping_add(1),
-                ..Socket::default()
-            };
-            self.free.borrow_mut().push(index);
-        }
+        self.sockets.borrow_mut().forget(token);
     }
 
     /// Calls `operation` when the socket is ready for it, and lets the task wait where it would block.
@@ -293,13 +214,13 @@ impl Reactor {
         context: &mut Context<'_>,
         mut operation: impl FnMut() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
-        if self.side(token, direction, |side| side.ready) != Some(true) {
+        if !self.sockets.borrow_mut().is_ready(token, direction) {
             return self.wait_for(token, direction, context);
         }
         loop {
             match operation() {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.side(token, direction, |side| side.ready = false);
+                    self.sockets.borrow_mut().blocks(token, direction);
                     return self.wait_for(token, direction, context);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -308,25 +229,14 @@ impl Reactor {
         }
     }
 
-    /// A read has taken `count` bytes, and `all` that there were or as many as the last event told of: then an event tells when there are
-    /// more, and another read would only say that it would block.
+    /// A read has taken `count` bytes: see [`Sockets::took`].
     pub(super) fn took(&self, token: Token, count: usize, all: bool) {
-        self.side(token, Direction::Read, |side| {
-            side.waiting = side.waiting.saturating_sub(count);
-            if all || side.waiting == 0 {
-                side.ready = side.ended;
-            }
-        });
+        self.sockets.borrow_mut().took(token, count, all);
     }
 
     /// Bytes that the socket may still write in this turn. With none left, the task goes on in the next one.
     pub(super) fn share(&self, token: Token, context: &Context<'_>) -> usize {
-        let now = self.turns.get();
-        let written = self.side(token, Direction::Write, |side| match side.written {
-            (turn, bytes) if turn == now => bytes,
-            _ => 0,
-        });
-        let left = SHARE.saturating_sub(written.unwrap_or(0));
+        let left = self.sockets.borrow_mut().share(token, self.turns.get());
         if left == 0 {
             let waker = context.waker().clone();
             self.next_turn.borrow_mut().push(waker);
@@ -335,11 +245,8 @@ impl Reactor {
     }
 
     pub(super) fn wrote(&self, token: Token, count: usize) {
-        let now = self.turns.get();
-        self.side(token, Direction::Write, |side| match &mut side.written {
-            (turn, bytes) if *turn == now => *bytes += count,
-            written => *written = (now, count),
-        });
+        let mut sockets = self.sockets.borrow_mut();
+        sockets.wrote(token, self.turns.get(), count);
     }
 
     fn wait_for<T>(
@@ -348,35 +255,14 @@ impl Reactor {
         direction: Direction,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
-        let known = self.side(token, direction, |side| match &mut side.waker {
-            Some(waker) => waker.clone_from(context.waker()),
-            none => *none = Some(context.waker().clone()),
-        });
-        match (known, self.watch(token, direction)) {
-            (Some(()), Ok(())) => Poll::Pending,
-            (_, Err(error)) => Poll::Ready(Err(error)),
-            (None, Ok(())) => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        match self.sockets.borrow_mut().side(token, direction) {
+            Some(side) => side.wake_later(context.waker()),
+            None => return Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
-    }
-
-    fn side<T>(
-        &self,
-        token: Token,
-        direction: Direction,
-        work: impl FnOnce(&mut Readiness) -> T,
-    ) -> Option<T> {
-        self.socket(token, |socket| {
-            work(match direction {
-                Direction::Read => &mut socket.read,
-                Direction::Write => &mut socket.write,
-            })
-        })
-    }
-
-    fn socket<T>(&self, token: Token, work: impl FnOnce(&mut Socket) -> T) -> Option<T> {
-        let mut sockets = self.sockets.borrow_mut();
-        let socket = sockets.get_mut(token.index()?)?;
-        (socket.generation == token.generation()).then(|| work(socket))
+        match self.watch(token, direction) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
     }
 
     fn look_at_sockets(&self) -> io::Result<()> {
@@ -398,14 +284,14 @@ impl Reactor {
                 ff::EVFILT_READ => Direction::Read,
                 _ => Direction::Write,
             };
-            let waker = self.side(Token(event.udata.addr()), direction, |side| {
-                side.ready = true;
-                side.waiting = event.data.try_into().unwrap_or(0);
-                side.ended |= event.flags & ff::EV_EOF != 0;
-                side.watched = matches!(direction, Direction::Read);
-                side.waker.take()
-            });
-            if let Some(Some(waker)) = waker {
+            let ended = event.flags & ff::EV_EOF != 0;
+            let bytes = event.data.try_into().unwrap_or(0);
+            let token = Token::of(event.udata);
+            let waker = self
+                .sockets
+                .borrow_mut()
+                .event(token, direction, bytes, ended);
+            if let Some(waker) = waker {
                 waker.wake();
             }
         }

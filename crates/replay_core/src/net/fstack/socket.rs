@@ -16,7 +16,8 @@ use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::handle;
-use super::reactor::{Direction, Reactor, Token, check};
+use super::reactor::{Reactor, check};
+use super::readiness::{Direction, Token};
 use crate::net::Address;
 
 /// Connections held ready before `accept`.
