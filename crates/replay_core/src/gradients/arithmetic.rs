@@ -43,43 +43,71 @@ pub fn add(kind: Kind, sum: &mut [u8], contribution: &[u8]) {
     }
 }
 
-/// Loops over whole segments, compiled twice: for every processor, and for those with AVX2, which take half as many steps.
+/// Loops over whole segments, compiled twice: for every processor, and for those with AVX2, which take half as many steps. A short segment
+/// would not make up for the question which it is.
 mod wide {
-    macro_rules! with_avx2 {
-        ($name:ident, $each:expr) => {
+    macro_rules! twice {
+        (pub fn $name:ident($first:ident: $slice:ty $(, $argument:ident: $type:ty)*) $(-> $result:ty)? $body:block) => {
             #[inline]
-            pub fn $name(sum: &mut [u8], contribution: &[u8]) {
+            pub fn $name($first: $slice $(, $argument: $type)*) $(-> $result)? {
                 #[inline(always)]
-                fn everywhere(sum: &mut [u8], contribution: &[u8]) {
-                    let sums = sum.as_chunks_mut::<4>().0.iter_mut();
-                    for (sum, new) in sums.zip(contribution.as_chunks::<4>().0) {
-                        *sum = $each(*sum, *new);
-                    }
-                }
+                fn everywhere($first: $slice $(, $argument: $type)*) $(-> $result)? $body
                 #[cfg(target_arch = "x86_64")]
                 {
                     #[target_feature(enable = "avx2")]
-                    fn with_avx2(sum: &mut [u8], contribution: &[u8]) {
-                        everywhere(sum, contribution);
+                    fn with_avx2($first: $slice $(, $argument: $type)*) $(-> $result)? {
+                        everywhere($first $(, $argument)*)
                     }
-                    if sum.len() >= 64 && is_x86_feature_detected!("avx2") {
+                    if $first.len() >= 64 && is_x86_feature_detected!("avx2") {
                         // SAFETY: the processor has AVX2.
-                        return unsafe { with_avx2(sum, contribution) };
+                        return unsafe { with_avx2($first $(, $argument)*) };
                     }
                 }
-                everywhere(sum, contribution);
+                everywhere($first $(, $argument)*)
             }
         };
     }
 
-    with_avx2!(add_floats, |sum, new| {
-        (f32::from_le_bytes(sum) + f32::from_le_bytes(new)).to_le_bytes()
-    });
-    with_avx2!(add_integers, |sum, new| {
-        i32::from_le_bytes(sum)
-            .wrapping_add(i32::from_le_bytes(new))
-            .to_le_bytes()
-    });
+    twice! {
+        pub fn add_floats(sum: &mut [u8], contribution: &[u8]) {
+            let sums = sum.as_chunks_mut::<4>().0.iter_mut();
+            for (sum, new) in sums.zip(contribution.as_chunks::<4>().0) {
+                *sum = (f32::from_le_bytes(*sum) + f32::from_le_bytes(*new)).to_le_bytes();
+            }
+        }
+    }
+    twice! {
+        pub fn add_integers(sum: &mut [u8], contribution: &[u8]) {
+            let sums = sum.as_chunks_mut::<4>().0.iter_mut();
+            for (sum, new) in sums.zip(contribution.as_chunks::<4>().0) {
+                *sum = i32::from_le_bytes(*sum).wrapping_add(i32::from_le_bytes(*new)).to_le_bytes();
+            }
+        }
+    }
+    twice! {
+        pub fn largest_magnitude(values: &[f32]) -> u32 {
+            values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7FFF_FFFF))
+        }
+    }
+    twice! {
+        pub fn to_integers(values: &[f32], unit: f64, body: &mut [u8]) {
+            // Added to a float64 of magnitude below 2^51, it leaves the nearest integer, ties to even, in the lowest bits.
+            const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
+            for (bytes, value) in body.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+                let units = f64::from(*value) * unit;
+                // A value beyond the agreed exponent cannot spoil its neighbours.
+                let units = units.clamp(i32::MIN.into(), i32::MAX.into());
+                *bytes = ((units + ROUND).to_bits() as u32).to_le_bytes();
+            }
+        }
+    }
+    twice! {
+        pub fn from_integers(body: &[u8], unit: f64, values: &mut [f32]) {
+            for (value, bytes) in values.iter_mut().zip(body.as_chunks::<4>().0) {
+                *value = (f64::from(i32::from_le_bytes(*bytes)) * unit) as f32;
+            }
+        }
+    }
 }
 
 const _: () = assert!(
@@ -113,10 +141,7 @@ const NOT_FINITE: u8 = 255;
 
 /// The exponent of the largest value, biased as in float32: all are below 2^(exponent - 126).
 pub fn exponent(values: &[f32]) -> u8 {
-    let largest = values.iter().fold(0, |largest, value| {
-        largest.max(value.to_bits() & 0x7FFF_FFFF)
-    });
-    (largest >> 23) as u8
+    (wide::largest_magnitude(values) >> 23) as u8
 }
 
 /// The grid of a block.
@@ -135,24 +160,17 @@ impl Grid {
         }
     }
 
-    /// Writes values as integers, rounded to the nearest, ties to even.
+    /// Writes values as integers, rounded to the nearest, ties to even, in place of what `body` has.
     pub fn write(self, values: &[f32], body: &mut Vec<u8>) {
-        let unit = self.scale.map_or(0.0, power_of_two);
-        // A conversion saturates: a value beyond the agreed exponent cannot spoil its neighbours.
-        let words = values
-            .iter()
-            .map(|&value| (f64::from(value) * unit).round_ties_even() as i32);
-        body.extend(words.flat_map(i32::to_le_bytes));
+        body.resize(4 * values.len(), 0);
+        wide::to_integers(values, self.scale.map_or(0.0, power_of_two), body);
     }
 
     /// Reads sums of such integers.
     pub fn read(self, body: &[u8], values: &mut [f32]) {
-        let Some(scale) = self.scale else {
-            return values.fill(f32::NAN);
-        };
-        let unit = power_of_two(-scale);
-        for (value, bytes) in values.iter_mut().zip(body.as_chunks::<4>().0) {
-            *value = (f64::from(i32::from_le_bytes(*bytes)) * unit) as f32;
+        match self.scale {
+            Some(scale) => wide::from_integers(body, power_of_two(-scale), values),
+            None => values.fill(f32::NAN),
         }
     }
 }
@@ -195,6 +213,36 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn integers_are_the_nearest_ones_and_what_is_out_of_range_saturates() {
+        let unit = Grid { scale: Some(0) };
+        let (mut body, mut read) = (Vec::new(), [0.0; 13]);
+        let values = [
+            0.5,
+            1.5,
+            -0.5,
+            -2.5,
+            2.5001,
+            -7.0,
+            0.49999997,
+            16777215.0,
+            2147483500.0,
+            3e9,
+            -3e9,
+            f32::MAX,
+            f32::MIN,
+        ];
+        unit.write(&values, &mut body);
+        unit.read(&body, &mut read);
+        for (value, read) in values.into_iter().zip(read) {
+            assert_eq!(
+                read,
+                f64::from(value).round_ties_even() as i32 as f32,
+                "{value}"
+            );
         }
     }
 

@@ -232,7 +232,7 @@ fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
 pub struct Outbox {
     socket: Arc<UdpSocket>,
     trains: Vec<Train>,
-    /// Emptied trains, for their memory.
+    /// Emptied trains, for their memory: at most as many as there have been trains at a time.
     spare: Vec<Vec<u8>>,
     /// Where the system takes no trains to.
     without_trains: HashSet<IpAddr>,
@@ -278,7 +278,7 @@ impl Outbox {
 
     /// Hands everything to the system.
     pub fn flush(&mut self) {
-        let trains = std::mem::take(&mut self.trains);
+        let mut trains = std::mem::take(&mut self.trains);
         let mut left = trains.as_slice();
         while let [first, rest @ ..] = left {
             match self.hand_over(left) {
@@ -294,7 +294,8 @@ impl Outbox {
                 }
             }
         }
-        self.spare = trains.into_iter().map(|train| train.bytes).collect();
+        self.spare.extend(trains.drain(..).map(|train| train.bytes));
+        self.trains = trains;
     }
 
     /// What cannot be reached says nothing about trains, and a device that takes none, or smaller ones, nothing about other devices.
@@ -383,7 +384,8 @@ impl Transmit for Outbox {
             if self.trains.len() == BATCH {
                 self.flush();
             }
-            let mut bytes = self.spare.pop().unwrap_or_default();
+            let spare = self.spare.pop();
+            let mut bytes = spare.unwrap_or_else(|| Vec::with_capacity(TRAIN_BYTES));
             bytes.clear();
             self.trains.push(Train {
                 to,

@@ -146,7 +146,6 @@ impl<'a> Round<'a> {
             }
             Kind::Fixed => {
                 written = std::mem::take(&mut self.worker.scratch);
-                written.clear();
                 self.grid(segment).write(&self.values[values], &mut written);
                 &written
             }
