@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 import innet_drl as innet
+import vault
 from gradient_workers import Raised, gradient_process, gradient_racks, gradient_server, returned, run_workers
 from innet_drl.distributed import State, hook
 from innet_drl.distributed.backend import ADDRESS, RACK, TLS_CA, InnetBackend, SumWork
@@ -45,16 +46,18 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 600), nn.Tanh(), nn.Linear(600, 200), nn.Tanh(), nn.Linear(200, 1)).to(dtype)
 
 
-def train(model: nn.Module, rank: int, updates: int, dtype: torch.dtype = torch.float32) -> list[Any]:
+def train(
+    model: nn.Module, rank: int, updates: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> list[Any]:
     """Trains on data of this rank; the weights."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     generator = torch.Generator().manual_seed(100 + rank)
     for _ in range(updates):
-        data = torch.randn(16, 8, generator=generator).to(dtype)
+        data = torch.randn(16, 8, generator=generator).to(device, dtype)
         optimizer.zero_grad()
         (model(data) - data.sum(1, keepdim=True)).square().mean().backward()
         optimizer.step()
-    return [parameter.detach().float().numpy().copy() for parameter in model.parameters()]
+    return [parameter.detach().cpu().float().numpy().copy() for parameter in model.parameters()]
 
 
 class Counting(State):
@@ -398,38 +401,55 @@ def test_the_backend_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None
         InnetBackend(HashStore(), 0, 1, timedelta(seconds=5))
 
 
-def test_one_worker_alone_sums_on_any_device(server: str) -> None:
-    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    with State.join(server, "alone", worker=0, workers=1) as state:
-        for device in devices:
-            values = torch.arange(2000.0, device=device)
-            assert torch.equal(state.mean(values.clone()), values)
-            half = values.to(torch.float16)
-            assert torch.equal(summed(state.worker, half.clone(), mean=False), half)
-            weights = nn.Parameter(half.clone())
-            assert torch.equal(state.mean(weights), half)
+def sum_alone(server: str, device: str) -> None:
+    with State.join(server, f"alone-{device}", worker=0, workers=1) as state:
+        values = torch.arange(2000.0).to(device)
+        assert torch.equal(state.mean(values.clone()).cpu(), values.cpu())
+        half = values.to(torch.float16)
+        assert torch.equal(summed(state.worker, half.clone(), mean=False).cpu(), half.cpu())
+        weights = nn.Parameter(half.clone())
+        assert torch.equal(state.mean(weights).cpu(), half.cpu())
+
+
+def test_one_worker_alone_sums(server: str) -> None:
+    sum_alone(server, "cpu")
+
+
+def train_on(rank: int, size: int, store: Path, server: str, device: str, library: Path | None) -> list[Any]:
+    backend = "gloo"
+    if library is not None:
+        vault.load(library)
+        backend = "cpu:gloo,vault:vault"
+    if rank == 0:
+        sum_alone(server, device)
+    begin(store, rank, size, backend)
+    model = DistributedDataParallel(network().to(device), bucket_cap_mb=1)
+    with Counting.join(server, f"on-{device}", deadline=30) as state:
+        model.register_comm_hook(state, hook)
+        weights = train(model, rank, 5, device=device)
+        assert state.buckets >= 5
+        return weights
+
+
+def weights_on(device: str, library: Path | None, server: str, folder: Path) -> list[Any]:
+    """The weights after a training on two such devices."""
+    mine, other = returned(run_workers(train_on, 2, folder / device, server, device, library))
+    for one, two in zip(mine, other, strict=True):
+        assert np.array_equal(one, two)
+    return list(mine)
+
+
+@pytest.mark.skipif(vault.COMPILER is None, reason="the device `vault` wants g++")
+def test_the_hook_takes_tensors_that_the_processor_cannot_read(server: str, tmp_path: Path) -> None:
+    there = weights_on("vault", vault.build(tmp_path), server, tmp_path)
+    here = weights_on("cpu", None, server, tmp_path)
+    for mine, theirs in zip(there, here, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA tensors want a GPU")
 def test_the_hook_takes_cuda_tensors(server: str, tmp_path: Path) -> None:
-    results = returned(run_workers(train_on_cuda, 2, tmp_path / "store", server))
-    for mine, other in zip(*results, strict=True):
-        assert np.array_equal(mine, other)
-    on_cpu = run_workers(train_with_ddp, 2, tmp_path / "cpu", server, "", "float32")
-    for mine, theirs in zip(results[0], on_cpu[0], strict=True):
+    there = weights_on("cuda", None, server, tmp_path)
+    here = weights_on("cpu", None, server, tmp_path)
+    for mine, theirs in zip(there, here, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
-
-
-def train_on_cuda(rank: int, size: int, store: Path, server: str) -> list[Any]:
-    begin(store, rank, size)
-    model = DistributedDataParallel(network().cuda(), bucket_cap_mb=1)
-    with State.join(server, "cuda", deadline=30) as state:
-        model.register_comm_hook(state, hook)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        generator = torch.Generator().manual_seed(100 + rank)
-        for _ in range(5):
-            data = torch.randn(16, 8, generator=generator).cuda()
-            optimizer.zero_grad()
-            (model(data) - data.sum(1, keepdim=True)).square().mean().backward()
-            optimizer.step()
-    return [parameter.detach().cpu().numpy() for parameter in model.parameters()]

@@ -8,5 +8,6 @@ mod limiter;
 mod parameters;
 mod pushes;
 mod sampling;
+mod snapshot_files;
 mod snapshots;
 mod threads;

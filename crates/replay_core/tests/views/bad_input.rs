@@ -1,22 +1,16 @@
-//! What must be refused, must not panic and must not be lost.
+//! Input of a writer or a view that must be refused, and must not be lost.
 
-use bytes::Bytes;
-use proptest::prelude::*;
-use rand::SeedableRng;
-use rand::rngs::StdRng;
 use replay_core::error::{Error, ErrorCode};
-use replay_core::replay::{BlobSegment, NewItem, Sampled, SampledItem, Wait};
-use replay_core::schema::{Dtype, TableConfig, flags};
-use replay_core::view::{
-    DecodeOptions, Decoder, NStep, Normalization, Padding, Sequence, ViewSpec, Window,
-};
+use replay_core::replay::{NewItem, Wait};
+use replay_core::schema::{Dtype, TableConfig};
+use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, Sequence, ViewSpec, Window};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
 
 use crate::environment::{self, Appended, Autoreset, Environment, Event};
 use crate::recorder::{Recorder, Stored};
-use crate::{append, append_changed, open, run};
+use crate::{append, append_changed, open};
 
-fn n_step(stack: u16, n: u16) -> ViewSpec {
+pub fn n_step(stack: u16, n: u16) -> ViewSpec {
     ViewSpec::NStep(NStep {
         observation: "frame".into(),
         stack,
@@ -26,7 +20,7 @@ fn n_step(stack: u16, n: u16) -> ViewSpec {
     })
 }
 
-fn sequence(length: u16, burn_in: u16) -> ViewSpec {
+pub fn sequence(length: u16, burn_in: u16) -> ViewSpec {
     ViewSpec::Sequence(Sequence {
         observation: "frame".into(),
         stack: 2,
@@ -44,7 +38,7 @@ fn steps(events: &[Event], autoreset: Autoreset, rows: usize) -> Vec<Appended> {
     (0..rows).map(|_| environment.advance()).collect()
 }
 
-fn decoder(view: &ViewSpec) -> Decoder {
+pub fn decoder(view: &ViewSpec) -> Decoder {
     Decoder::new(&environment::table(), view, DecodeOptions::default()).unwrap()
 }
 
@@ -357,285 +351,4 @@ fn pushes_that_could_not_fit_the_table_are_refused_at_the_start() {
     refused(1 << 20, (4 << 20) - 1, 4, 65_536, &["4194304 bytes"]);
     open(816, 800 * row, 16, 50).unwrap();
     open(11, 0, 1, 10).unwrap();
-}
-
-/// A draw of every item of a run whose steps change altogether.
-fn good_draw(view: &ViewSpec) -> Sampled {
-    draw_of_stream(0, view)
-}
-
-/// A draw of every item of a run of the environment of that number.
-fn draw_of_stream(stream: u64, view: &ViewSpec) -> Sampled {
-    let events = vec![
-        Event::GoesOn,
-        Event::LosesLife,
-        Event::GoesOn,
-        Event::Truncates,
-        Event::GoesOn,
-        Event::Terminates,
-    ];
-    let autoreset = Autoreset::SameStep;
-    let environment = Environment::new(stream, autoreset, events, 3);
-    let run = run(view, vec![environment], autoreset, 20, 7);
-    let mut rng = StdRng::seed_from_u64(1);
-    run.stored
-        .draw(&run.stored.items, view.before(), view.after(), &mut rng)
-}
-
-/// All blobs of a draw, one after the other.
-fn blob_bytes(sampled: &Sampled) -> Vec<u8> {
-    let segments = sampled.blobs.iter().map(AsRef::<[u8]>::as_ref);
-    segments.collect::<Vec<_>>().concat()
-}
-
-#[test]
-fn an_item_that_does_not_decode_is_left_out_and_named() {
-    let view = n_step(1, 1);
-    let whole = decoder(&view).decode(&good_draw(&view), 0.4).unwrap();
-    let mut sampled = good_draw(&view);
-    // The first row's rows: flags, action, reward, id, then the lengths of state and frame. The state does not
-    // compress, so the frame's blob begins at 24; an LZ4 token of a literal that is not there breaks it.
-    let row_bytes = environment::table().row_bytes();
-    let broken = (0..sampled.rows.len() / row_bytes)
-        .find(|row| {
-            let lengths = &sampled.rows[(row + 1) * row_bytes - 8..(row + 1) * row_bytes];
-            lengths[0] == 24 && lengths[4] < 32
-        })
-        .expect("a row with a compressed frame");
-    let mut blobs = blob_bytes(&sampled);
-    let mut at = 0;
-    for row in 0..broken {
-        let lengths = &sampled.rows[(row + 1) * row_bytes - 8..(row + 1) * row_bytes];
-        at += usize::from(lengths[0]) + usize::from(lengths[4]);
-    }
-    blobs[at + 24] = 0xf0;
-    sampled.blobs = vec![BlobSegment::Received(Bytes::from(blobs))];
-    let mut first_row = 0;
-    let item = sampled
-        .items
-        .iter()
-        .position(|item| {
-            first_row += usize::from(item.before + 1 + item.after);
-            broken < first_row
-        })
-        .unwrap();
-
-    let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
-    assert_eq!(batch.len, whole.len - 1);
-    assert_eq!(batch.rejected.len(), 1);
-    assert_eq!(batch.rejected[0].key, sampled.items[item].key);
-    assert!(batch.rejected[0].reason.contains("\"frame\""));
-    for array in &batch.arrays {
-        let all = whole.get(&array.name).unwrap().to_bytes();
-        let each = all.len() / whole.len;
-        let (before, after) = all.split_at(item * each);
-        let expected = [before, &after[each..]].concat();
-        assert_eq!(array.shape[0], batch.len);
-        if array.name != "weight" {
-            assert_eq!(array.to_bytes(), expected, "{}", array.name);
-        }
-    }
-}
-
-/// The flags of each row of a draw.
-fn flags_of(sampled: &Sampled) -> Vec<u8> {
-    let rows = sampled.rows.chunks_exact(environment::table().row_bytes());
-    rows.map(|row| row[0]).collect()
-}
-
-#[test]
-fn a_difference_that_does_not_apply_is_left_out() {
-    let view = n_step(1, 1);
-    let good = draw_of_stream(1, &view);
-    assert!(
-        decoder(&view)
-            .decode(&good, 0.4)
-            .unwrap()
-            .rejected
-            .is_empty()
-    );
-    // The last row is a difference; its frame's is the last blob. Its runs are a byte each, so what changes its last
-    // skip makes it reach beyond the frame.
-    let last = *flags_of(&good).last().unwrap();
-    assert_ne!(last & flags::DIFFERENCE, 0);
-    let mut blobs = blob_bytes(&good);
-    let skip = blobs.len() - 3;
-    assert_eq!(blobs[skip + 1], 1, "a run of one byte");
-    blobs[skip] = 32;
-    let sampled = Sampled {
-        blobs: vec![BlobSegment::Received(Bytes::from(blobs))],
-        ..good
-    };
-    let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
-    assert_eq!(batch.rejected.len(), 1);
-    let reason = &batch.rejected[0].reason;
-    assert!(
-        reason.contains("\"frame\"") && reason.contains("beyond"),
-        "{reason}"
-    );
-}
-
-#[test]
-fn a_draw_that_begins_with_a_difference_is_refused() {
-    let view = n_step(1, 1);
-    let mut sampled = draw_of_stream(1, &view);
-    let mut rows = sampled.rows.to_vec();
-    rows[0] |= flags::DIFFERENCE;
-    sampled.rows = Bytes::from(rows);
-    let error = decoder(&view).decode(&sampled, 0.4).err().unwrap();
-    assert!(
-        matches!(&error, Error::Corrupt(why) if why.contains("begins with")),
-        "{error}"
-    );
-}
-
-#[test]
-fn rows_that_are_for_reference_are_in_no_window() {
-    let view = n_step(1, 1);
-    let sampled = draw_of_stream(1, &view);
-    let references = flags_of(&sampled)
-        .iter()
-        .filter(|&flag| flag & flags::REFERENCE != 0)
-        .count();
-    assert!(references > 0);
-    let rows: usize = sampled
-        .items
-        .iter()
-        .map(|item| usize::from(item.before + 1 + item.after))
-        .sum();
-    assert_eq!(flags_of(&sampled).len(), rows + references);
-}
-
-#[test]
-fn a_window_without_its_bootstrap_observation_is_left_out() {
-    let view = n_step(1, 2);
-    let mut sampled = good_draw(&view);
-    let row_bytes = environment::table().row_bytes();
-    // The first item alone, without its last row.
-    let lengths = |row: usize| -> usize {
-        let at = (row + 1) * row_bytes;
-        let lengths = sampled.rows[at - 8..at].chunks_exact(4);
-        lengths.map(|length| usize::from(length[0])).sum()
-    };
-    let kept = lengths(0);
-    let blobs = blob_bytes(&sampled)[..kept].to_vec();
-    sampled.items.truncate(1);
-    sampled.items[0].after = 0;
-    sampled.rows = sampled.rows.slice(..row_bytes);
-    sampled.blobs = vec![BlobSegment::Received(Bytes::from(blobs))];
-    let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
-    assert_eq!((batch.len, batch.rejected.len()), (0, 1));
-    assert_eq!(batch.get("observation").unwrap().shape, [0, 4, 8]);
-}
-
-#[test]
-fn importance_weights_follow_their_normalisation() {
-    let view = n_step(1, 1);
-    let mut sampled = good_draw(&view);
-    let weights = |sampled: &Sampled, normalization| {
-        let options = DecodeOptions {
-            normalization,
-            threads: 1,
-        };
-        let decoder = Decoder::new(&environment::table(), &view, options).unwrap();
-        decoder.decode(sampled, 0.4).map(|batch| {
-            let bytes = batch.get("weight").unwrap().to_bytes();
-            let weights = bytes.chunks_exact(4);
-            weights
-                .map(|weight| f32::from_ne_bytes(weight.try_into().unwrap()))
-                .collect::<Vec<_>>()
-        })
-    };
-    let n = sampled.live_items as f64;
-    let raw = |p: f64| (n * p).powf(-0.4);
-    let p: Vec<_> = sampled.items.iter().map(|item| item.probability).collect();
-    let largest = p.iter().map(|&p| raw(p)).fold(0.0, f64::max);
-    for (got, &p) in weights(&sampled, Normalization::Batch)
-        .unwrap()
-        .iter()
-        .zip(&p)
-    {
-        assert!((f64::from(*got) - raw(p) / largest).abs() < 1e-6);
-    }
-    assert!(weights(&sampled, Normalization::Memory).is_err());
-    sampled.min_probability = Some(0.0005);
-    for (got, &p) in weights(&sampled, Normalization::Memory)
-        .unwrap()
-        .iter()
-        .zip(&p)
-    {
-        assert!((f64::from(*got) - raw(p) / raw(0.0005)).abs() < 1e-6);
-    }
-    assert!(decoder(&view).decode(&sampled, f64::NAN).is_err());
-}
-
-fn views() -> impl Strategy<Value = ViewSpec> {
-    prop_oneof![
-        (1..=4u16, 1..=5u16).prop_map(|(stack, n)| n_step(stack, n)),
-        (1..=4u16, 0..=3u16).prop_map(|(length, burn_in)| sequence(length, burn_in)),
-        (0..=3u16, 0..=3u16).prop_map(|(before, after)| ViewSpec::Window(Window { before, after })),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
-
-    #[test]
-    fn decoding_damaged_draws_never_panics(
-        view in views(),
-        damage in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<u8>()), 0..20),
-        cut in prop::option::of(any::<prop::sample::Index>()),
-        stream in 0..2u64,
-    ) {
-        let mut sampled = draw_of_stream(stream, &n_step(4, 5));
-        let (mut rows, mut blobs) = (sampled.rows.to_vec(), blob_bytes(&sampled));
-        for (in_rows, at, byte) in damage {
-            let bytes = if in_rows { &mut rows } else { &mut blobs };
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-        }
-        if let Some(cut) = cut {
-            blobs.truncate(cut.index(blobs.len()));
-        }
-        sampled.rows = Bytes::from(rows);
-        sampled.blobs = vec![BlobSegment::Received(Bytes::from(blobs))];
-        if let Ok(batch) = decoder(&view).decode(&sampled, 0.4) {
-            prop_assert_eq!(batch.len + batch.rejected.len(), sampled.items.len());
-        }
-    }
-
-    #[test]
-    fn decoding_random_bytes_never_panics(
-        view in views(),
-        windows in prop::collection::vec((0..4u16, 0..6u16), 0..6),
-        rows in prop::collection::vec(prop_oneof![Just(0u8), any::<u8>()], 0..2000),
-        segments in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..8),
-        fitting in any::<bool>(),
-    ) {
-        let items: Vec<_> = windows
-            .iter()
-            .map(|&(before, after)| SampledItem {
-                key: 0, probability: 0.0, age: 0, times_sampled: 0, before, after,
-            })
-            .collect();
-        let mut rows = rows;
-        if fitting {
-            let count: usize = windows.iter().map(|(b, a)| usize::from(b + 1 + a)).sum();
-            rows.resize(count * environment::table().row_bytes(), 0);
-        }
-        let sampled = Sampled {
-            items,
-            live_items: 0,
-            min_probability: None,
-            rows: Bytes::from(rows),
-            blobs: segments
-                .into_iter()
-                .map(|bytes| BlobSegment::Received(Bytes::from(bytes)))
-                .collect(),
-            credit: None,
-        };
-        if let Ok(batch) = decoder(&view).decode(&sampled, 0.4) {
-            prop_assert_eq!(batch.len + batch.rejected.len(), windows.len());
-        }
-    }
 }

@@ -2,6 +2,7 @@
 //! items are drawn from them and decoded, and every array is compared with what the episodes say.
 
 mod arrays;
+mod bad_draws;
 mod bad_input;
 mod environment;
 mod in_process;
