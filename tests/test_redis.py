@@ -37,7 +37,9 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("message", ["frames", "stacks"])
 def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, message: Any) -> None:
-    config = small(replay=address, message=message, actors=2, steps=3_000, message_transitions=40)
+    # Room for all steps, the rows that episodes end with, and what actors are ahead: nothing is evicted, so no update
+    # comes too late.
+    config = small(replay=address, message=message, actors=2, steps=3_000, capacity=20_000, message_transitions=40)
     result = launch.train(config, tmp_path / "run")
     assert result.learner_updates > 100
     last = lines(tmp_path / "run")[-1]

@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <unordered_map>
 
@@ -84,8 +85,8 @@ class Opened {
 
  private:
   void protect(int how) const {
-    if (data != nullptr) {
-      mprotect(data, sizes.at(data), how);
+    if (data != nullptr && mprotect(data, sizes.at(data), how) != 0) {
+      std::abort();
     }
   }
 

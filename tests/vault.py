@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroupGloo, Store, Work
-from torch.utils import cpp_extension
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 COMPILER = shutil.which("g++")
@@ -19,6 +18,9 @@ COMPILER = shutil.which("g++")
 
 def build(folder: Path) -> Path:
     """Compiles the device; its library, for `load`."""
+    # Wants setuptools, which not every release of torch brings.
+    from torch.utils import cpp_extension
+
     library = folder / "libvault.so"
     include = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     paths = cpp_extension.library_paths()
