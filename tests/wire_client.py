@@ -21,7 +21,7 @@ from typing import Any
 import capnp  # type: ignore[import-untyped]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SCHEMA: Any = capnp.load(str(REPOSITORY / "crates/replay_core/schema/innet.capnp"))
+SCHEMA: Any = capnp.load(str(REPOSITORY / "crates/replay_wire/schema/innet.capnp"))
 PROTOCOL = 2
 
 FIRST, TERMINATED, TRUNCATED, FINAL, DIFFERENCE, REFERENCE = 1, 2, 4, 8, 16, 32

@@ -6,8 +6,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::client::{Client, GradientUpdates};
 use replay_core::gradients::JoinJob;
+use replay_net::client::{Client, GradientUpdates};
 
 use crate::handle::Handle;
 use crate::{array, error, wait};

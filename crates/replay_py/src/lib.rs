@@ -59,7 +59,7 @@ fn fstack_release() -> Option<&'static str> {
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.
-    py.detach(|| replay_core::cli::run(arguments))
+    py.detach(|| replay_net::cli::run(arguments))
 }
 
 /// The compiled core of innet_drl.

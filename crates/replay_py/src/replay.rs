@@ -9,7 +9,6 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use replay_core::client::Client;
 use replay_core::error::{Error, ErrorCode};
 use replay_core::gradients::Asynchronous;
 use replay_core::memory::{Memory, MemoryLimits};
@@ -18,6 +17,7 @@ use replay_core::schema::{Dtype, TableConfig};
 use replay_core::snapshot;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
 use replay_core::writer::WriterOptions;
+use replay_net::client::Client;
 
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
@@ -572,7 +572,8 @@ impl PyReplay {
     /// Puts back the tables of a file that `save` wrote.
     fn restore(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let memory = self.memory(py, "restore")?;
-        let restored = py.detach(|| snapshot::restore(&memory, &path));
+        let restored =
+            py.detach(|| snapshot::restore_any(&memory, &path, replay_wire::decode_table));
         // It may have made tables.
         self.decoders().clear();
         restored.map_err(|error| error::to_python(py, error))

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use replay_core::auth;
-use replay_core::client::{Client, ConnectOptions};
-use replay_core::config::{Secret, ServerConfig};
 use replay_core::memory::Memory;
-use replay_core::net::Address;
-use replay_core::server::{RunningServer, Server};
+use replay_net::client::{Client, ConnectOptions};
+use replay_net::config::{Secret, ServerConfig};
+use replay_net::server::{RunningServer, Server};
+use replay_net::stack::Address;
+use replay_wire::auth;
 
 use crate::handle::Handle;
 use crate::replay::PyReplay;

@@ -28,7 +28,6 @@
 //! | [`parameter_server`] | what both are measured against |
 //! | `dpdk` | an aggregator and a worker on DPDK's devices, with that feature |
 //! | [`plane`] | an aggregator, whatever network it is on |
-//! | [`aggregators`] | those of a server, and the server above it |
 //!
 //! # Why sums are exact
 //!
@@ -48,20 +47,17 @@
 //! worker has a deadline of its own, for when the aggregator is gone.
 
 pub mod aggregator;
-pub mod aggregators;
 pub mod arithmetic;
 pub mod background;
 mod counters;
 pub mod datagrams;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
-mod gathering;
+pub mod gathering;
 pub mod job;
 pub mod kernel;
 pub mod link;
-pub mod lossy;
 pub mod packet;
-pub mod parameter_server;
 pub mod plane;
 pub mod round;
 mod sessions;
@@ -76,7 +72,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use aggregator::{Aggregator, Limits};
-pub use aggregators::Aggregators;
 pub use arithmetic::Arithmetic;
 pub use background::UdpUpdates;
 pub use counters::Counters;
