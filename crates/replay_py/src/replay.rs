@@ -21,6 +21,7 @@ use replay_net::client::Client;
 
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
+use crate::context::context_manager;
 use crate::draw::Draw;
 use crate::gradient_updates::PyGradientUpdates;
 use crate::gradients::{JoinArguments, PyGradientWorker};
@@ -201,6 +202,8 @@ impl PyReplay {
         })
     }
 }
+
+context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 
 #[pymethods]
 impl PyReplay {
@@ -618,20 +621,6 @@ impl PyReplay {
         let backend = self.backend.close(py)?;
         py.detach(|| drop(backend));
         Ok(())
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
     }
 
     fn __repr__(&self) -> String {

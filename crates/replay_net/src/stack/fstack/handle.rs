@@ -14,7 +14,6 @@ use futures_util::task::AtomicWaker;
 
 use super::Fstack;
 use super::reactor::Job;
-use super::start::running;
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
@@ -23,13 +22,6 @@ use replay_core::replay::Wait;
 pub struct Handle {
     jobs: mpsc::Sender<Job>,
     stop: Arc<AtomicBool>,
-}
-
-/// Hands a job to the reactor, if it runs.
-pub(super) fn on_reactor(job: Job) {
-    if let Some(handle) = running() {
-        let _ = handle.jobs.send(job);
-    }
 }
 
 impl Handle {
@@ -48,7 +40,7 @@ impl Handle {
         self.hand_over(Box::new(move |reactor| reactor.spawn(start(Fstack(())))))
     }
 
-    fn hand_over(&self, job: Job) -> Result<()> {
+    pub(super) fn hand_over(&self, job: Job) -> Result<()> {
         self.jobs.send(job).map_err(|_| Error::Closed("F-Stack"))
     }
 

@@ -15,9 +15,9 @@ use rand::RngExt;
 use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::handle;
 use super::reactor::{Reactor, check};
 use super::readiness::{Direction, Token};
+use super::start;
 use crate::stack::Address;
 
 /// Connections held ready before `accept`.
@@ -81,7 +81,7 @@ impl Drop for Descriptor {
         });
         if here.is_none() {
             // Where the loop has ended there is nothing left to close.
-            handle::on_reactor(Box::new(move |reactor| {
+            start::on_reactor(Box::new(move |reactor| {
                 reactor.forget(token);
                 close(fd);
             }));

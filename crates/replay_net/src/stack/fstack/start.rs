@@ -15,7 +15,7 @@ use fstack_sys::fstack as ff;
 
 use super::Fstack;
 use super::handle::Handle;
-use super::reactor::{Reactor, end_loop};
+use super::reactor::{Job, Reactor, end_loop};
 use crate::stack::Stack;
 use crate::stack::fstack_config::Config;
 use replay_core::error::{Error, Result};
@@ -58,6 +58,14 @@ pub fn running() -> Option<Handle> {
             Some(running.handle.clone())
         }
         _ => None,
+    }
+}
+
+/// Hands a job to the reactor, if it runs.
+pub(super) fn on_reactor(job: Job) {
+    if let Some(handle) = running() {
+        // An error says that the reactor has ended, and its sockets with it.
+        let _ = handle.hand_over(job);
     }
 }
 
