@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
+use crate::replay::Listing;
 use crate::schema::TableConfig;
 use crate::table::Table;
 
@@ -164,6 +165,18 @@ impl Memory {
     pub fn tables(&self) -> Vec<Arc<Table>> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         tables.values().cloned().collect()
+    }
+
+    /// Which tables and parameters there are.
+    pub fn list(&self) -> Listing {
+        let tables = self.tables();
+        Listing {
+            tables: tables
+                .iter()
+                .map(|table| TableConfig::clone(table.config()))
+                .collect(),
+            parameters: self.parameters.list(),
+        }
     }
 
     /// Removes every step and item of a table and starts its rate limiter from nothing; writers go on.

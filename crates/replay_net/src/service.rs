@@ -160,6 +160,7 @@ impl Service {
             RequestBody::GetParameters { name, newer_than } => {
                 ReplyBody::Parameters(self.memory.parameters().get(name, *newer_than))
             }
+            RequestBody::List => ReplyBody::Listing(self.memory.list()),
             RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter {
                 table,
@@ -223,7 +224,7 @@ impl Service {
     fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
         let needs_none = matches!(
             request,
-            RequestBody::JoinGradients { .. } | RequestBody::Stats
+            RequestBody::JoinGradients { .. } | RequestBody::Stats | RequestBody::List
         );
         if self.gradients_only && !needs_none {
             return Err(Error::Config(

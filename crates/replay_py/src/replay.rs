@@ -1,6 +1,6 @@
 //! `Replay`: a replay memory in this process or on a server, behind one interface.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use pyo3::types::PyMapping;
 use replay_core::error::{Error, ErrorCode};
 use replay_core::gradients::Asynchronous;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, SampleRequest};
+use replay_core::replay::{Listing, Replay, SampleRequest};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::snapshot;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
@@ -108,6 +108,12 @@ impl PyReplay {
 
     fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
         Ok(self.backend.get(py)?.replay)
+    }
+
+    fn list(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Listing> {
+        let replay = self.replay(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| replay.list(wait))
     }
 
     /// The memory itself, for what its clients cannot do.
@@ -463,6 +469,26 @@ impl PyReplay {
         found
             .map(|(version, tensors)| PyParameters::new(py, version, tensors))
             .transpose()
+    }
+
+    /// The tables there are, by name.
+    #[pyo3(signature = (timeout = None))]
+    fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
+        let tables = self.list(py, timeout)?.tables;
+        let named = tables
+            .into_iter()
+            .map(|config| (config.name.clone(), PyTable { config }));
+        Ok(named.collect())
+    }
+
+    /// The parameters there are: the newest version of each name.
+    #[pyo3(signature = (timeout = None))]
+    fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
+        let parameters = self.list(py, timeout)?.parameters;
+        Ok(parameters
+            .into_iter()
+            .map(|listed| (listed.name, listed.version))
+            .collect())
     }
 
     /// Counters and gauges of the memory: tables, bytes, writers, parameters.

@@ -1,5 +1,5 @@
 @0xd1a7c3b59e20f46b;
-# The wire between an innet-replay server and its clients, protocol version 2.
+# The wire between an innet-replay server and its clients, protocol version 3.
 #
 # A connection carries frames in both directions. A frame is
 #
@@ -67,6 +67,8 @@ struct Request {
     stats @15 :Void;
     closeWriter @16 :CloseWriter;
     joinGradients @17 :JoinGradients;
+    list @18 :Void;
+    # What there is: tables and parameters.
   }
 }
 
@@ -92,6 +94,8 @@ struct Reply {
     # one JSON object
     gradients @13 :GradientsJoined;
     # joinGradients
+    listing @14 :Listing;
+    # list
   }
 }
 
@@ -310,6 +314,19 @@ struct ReportCorrupt {
   table @0 :Text;
   key @1 :UInt64;
   reason @2 :Text;
+}
+
+struct Listing {
+  # Both in the order of their names.
+  tables @0 :List(TableConfig);
+  parameters @1 :List(ListedParameters);
+}
+
+struct ListedParameters {
+  name @0 :Text;
+  version @1 :UInt64;
+  bytes @2 :UInt64;
+  # of the safetensors file
 }
 
 struct GetParameters {

@@ -15,8 +15,8 @@ use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, Reques
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::replay::{
-    BlobSegment, ChunkHead, NewItem, OpenWriter, Parameters, Push, PushBody, SampleRequest,
-    Sampled, SampledItem, UpdateReceipt, WriterOpened,
+    BlobSegment, ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, Parameters, Push,
+    PushBody, SampleRequest, Sampled, SampledItem, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::{Column, TableConfig};
 
@@ -161,6 +161,7 @@ fn request_body(
             }
         }
         Which::Stats(()) => RequestBody::Stats,
+        Which::List(()) => RequestBody::List,
         Which::CloseWriter(close) => {
             let close = close.map_err(malformed)?;
             RequestBody::CloseWriter {
@@ -237,6 +238,7 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
             }))
         }
         Which::Stats(json) => ReplyBody::Stats(string(json)?),
+        Which::Listing(listing) => ReplyBody::Listing(self::listing(listing.map_err(malformed)?)?),
         Which::Gradients(joined) => ReplyBody::Gradients(self::joined(joined.map_err(malformed)?)?),
     })
 }
@@ -295,6 +297,23 @@ fn push(push: wire::push::Reader<'_>, payload: &mut Option<Bytes>) -> Result<Pus
             items,
             payload: payload.take().unwrap_or_default(),
         },
+    })
+}
+
+fn listing(listing: wire::listing::Reader<'_>) -> Result<Listing> {
+    let tables = structs(listing.get_tables().map_err(malformed)?);
+    let parameters = structs(listing.get_parameters().map_err(malformed)?);
+    Ok(Listing {
+        tables: tables.map(table).collect::<Result<_>>()?,
+        parameters: parameters
+            .map(|listed| {
+                Ok(ListedParameters {
+                    name: string(listed.get_name())?,
+                    version: listed.get_version(),
+                    bytes: listed.get_bytes(),
+                })
+            })
+            .collect::<Result<_>>()?,
     })
 }
 

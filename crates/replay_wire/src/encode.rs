@@ -9,7 +9,7 @@ use super::innet_capnp as wire;
 use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
 use replay_core::error::{Error, Result};
 use replay_core::gradients::JoinJob;
-use replay_core::replay::{BlobSegment, OpenWriter, Push, SampleRequest, Sampled};
+use replay_core::replay::{BlobSegment, Listing, OpenWriter, Push, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 
 /// Longest list of a message: Cap'n Proto counts elements in 29 bits.
@@ -74,6 +74,7 @@ pub fn encode_request(request: &Request) -> Result<Outgoing> {
             out.set_newer_than(*newer_than);
         }
         RequestBody::Stats => root.set_stats(()),
+        RequestBody::List => root.set_list(()),
         RequestBody::CloseWriter {
             table,
             writer,
@@ -143,6 +144,7 @@ pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
             }
         }
         ReplyBody::Stats(json) => root.set_stats(&json),
+        ReplyBody::Listing(listing) => set_listing(root.init_listing(), &listing)?,
         ReplyBody::Gradients(joined) => set_joined(root.init_gradients(), &joined),
     }
     Outgoing::new(head(&message)?, payload, credit)
@@ -218,6 +220,23 @@ fn set_table(mut out: wire::table_config::Builder<'_>, config: &TableConfig) -> 
         out.set_codec(column.codec.into());
         list("the dimensions of a column", column.shape.len())?;
         out.set_shape(&column.shape[..]).map_err(internal)?;
+    }
+    Ok(())
+}
+
+fn set_listing(mut out: wire::listing::Builder<'_>, listing: &Listing) -> Result<()> {
+    let mut tables = out
+        .reborrow()
+        .init_tables(list("the tables", listing.tables.len())?);
+    for (i, table) in listing.tables.iter().enumerate() {
+        set_table(tables.reborrow().get(i as u32), table)?;
+    }
+    let mut parameters = out.init_parameters(list("the parameters", listing.parameters.len())?);
+    for (i, listed) in listing.parameters.iter().enumerate() {
+        let mut out = parameters.reborrow().get(i as u32);
+        out.set_name(&listed.name);
+        out.set_version(listed.version);
+        out.set_bytes(listed.bytes);
     }
     Ok(())
 }

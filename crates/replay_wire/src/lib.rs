@@ -48,12 +48,12 @@ use bytes::Bytes;
 use replay_core::error::{Error, ErrorCode};
 use replay_core::gradients::{JoinJob, Ticket};
 use replay_core::replay::{
-    OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
+    Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
 
 /// Version of the protocol that this release speaks.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// This release, as it stands in handshakes.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -132,6 +132,8 @@ pub enum RequestBody {
     },
     /// Asks for counters and gauges ([`ReplyBody::Stats`]).
     Stats,
+    /// Asks which tables and parameters there are ([`ReplyBody::Listing`]).
+    List,
     /// Closes a writer ([`ReplyBody::Done`]).
     CloseWriter {
         /// The table.
@@ -222,6 +224,8 @@ pub enum ReplyBody {
     Parameters(Option<Parameters>),
     /// One JSON object.
     Stats(String),
+    /// Tables and parameters.
+    Listing(Listing),
     /// A place in a gradient job.
     Gradients(GradientsJoined),
 }
@@ -260,6 +264,7 @@ impl ReplyBody {
             ReplyBody::Corrupt(_) => "corrupt",
             ReplyBody::Parameters(_) => "parameters",
             ReplyBody::Stats(_) => "stats",
+            ReplyBody::Listing(_) => "listing",
             ReplyBody::Gradients(_) => "gradients",
         }
     }

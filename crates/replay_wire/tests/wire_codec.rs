@@ -145,6 +145,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         (name(), any::<u64>())
             .prop_map(|(name, newer_than)| RequestBody::GetParameters { name, newer_than }),
         Just(RequestBody::Stats),
+        Just(RequestBody::List),
         (name(), any::<u64>(), any::<u32>()).prop_map(|(table, writer, epoch)| {
             RequestBody::CloseWriter {
                 table,
@@ -192,6 +193,7 @@ enum Answer {
     Pushed(u64),
     Corrupt(Option<String>),
     Stats(String),
+    Listing(Listing),
     Gradients(GradientsJoined),
 }
 
@@ -252,6 +254,22 @@ fn answer() -> impl Strategy<Value = Answer> {
         any::<u64>().prop_map(Answer::Pushed),
         option::of(".{1,9}").prop_map(Answer::Corrupt),
         ".{0,99}".prop_map(Answer::Stats),
+        (
+            vec(table(), 0..3),
+            vec((".{1,9}", any::<u64>(), any::<u64>()), 0..4)
+        )
+            .prop_map(|(tables, parameters)| {
+                let parameters = parameters.into_iter();
+                let parameters = parameters.map(|(name, version, bytes)| ListedParameters {
+                    name,
+                    version,
+                    bytes,
+                });
+                Answer::Listing(Listing {
+                    tables,
+                    parameters: parameters.collect(),
+                })
+            }),
         any::<(std::net::Ipv4Addr, u16, u32, [u8; 16], u64, u32)>().prop_map(
             |(ip, port, session, key, round, window)| {
                 Answer::Gradients(GradientsJoined {
@@ -295,6 +313,7 @@ fn body(answer: Answer) -> ReplyBody {
         Answer::Pushed(steps) => ReplyBody::Pushed { steps },
         Answer::Corrupt(writer) => ReplyBody::Corrupt(writer),
         Answer::Stats(json) => ReplyBody::Stats(json),
+        Answer::Listing(listing) => ReplyBody::Listing(listing),
         Answer::Gradients(joined) => ReplyBody::Gradients(joined),
     }
 }
@@ -325,6 +344,7 @@ fn seen(reply: Reply) -> Answer {
         ReplyBody::Pushed { steps } => Answer::Pushed(steps),
         ReplyBody::Corrupt(writer) => Answer::Corrupt(writer),
         ReplyBody::Stats(json) => Answer::Stats(json),
+        ReplyBody::Listing(listing) => Answer::Listing(listing),
         ReplyBody::Gradients(joined) => Answer::Gradients(joined),
     }
 }

@@ -43,7 +43,7 @@ use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::gradients::JoinJob;
 use replay_core::gradients::plane::DpdkConfig;
 use replay_core::replay::{
-    OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
+    Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
     UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
@@ -383,6 +383,13 @@ impl Replay for Client {
             self.lock_parameters().insert(name.into(), seen);
         }
         Ok(parameters)
+    }
+
+    fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
+        match self.ask(wait, |_| RequestBody::List)? {
+            (ReplyBody::Listing(listing), _) => Ok(listing),
+            (other, _) => Err(unexpected(&other)),
+        }
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
