@@ -108,7 +108,7 @@ impl Table {
                 }
             }
         }
-        push.charge.count();
+        push.charge.count(push.bytes);
         for (mut ready, &handle) in push.chunks.drain(..).zip(&push.handles) {
             let previous = ready.continues.and_then(|c| residents.get_mut(c));
             if let Some(previous) = previous.and_then(|p| self.chunks.pin(p.handle)) {

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`items`] | metadata, keys and liveness of items; lock-free |
 //! | `order` | the order of insertion, for the FIFO sampler |
-//! | [`stored`] | chunks, what readers pin of them, the bytes they hold |
+//! | [`stored`] | chunks, the bytes they hold |
 //! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
 //! | `residents` | live chunks in the order of arrival |
 //! | `insert`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
@@ -42,7 +42,6 @@ use crate::replay::{OpenWriter, WriterOpened};
 use crate::schema::{Sampler, TableConfig};
 use crate::slab::Slab;
 
-pub use stored::PinnedSlice;
 pub use writers::Writers;
 
 use items::{ItemKey, Items};
@@ -68,7 +67,7 @@ pub struct Table {
     /// Bytes it holds at most: [`TableConfig::effective_capacity_bytes`].
     capacity_bytes: u64,
     items: Items,
-    chunks: Arc<Chunks>,
+    chunks: Chunks,
     /// The insert lock.
     residents: Mutex<Residents>,
     /// `Residents::first`, for who does not hold the lock: may lag.
@@ -91,7 +90,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Slots for evicted chunks that readers still pin, beside a slot for each step.
+    /// Slots for evicted chunks that draws still pin, beside a slot for each step.
     const PINNED_CHUNKS: u32 = 4096;
 
     /// Bytes that a table of this valid definition takes beside its steps, for their index. Nearly all of it is
@@ -119,7 +118,7 @@ impl Table {
                 config.priority_unit_log2,
                 config.max_times_sampled,
             ),
-            chunks: Arc::new(Slab::new(capacity + Self::PINNED_CHUNKS)),
+            chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
             residents: Mutex::new(Residents::new(capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
-use crate::replay::{NewItem, Push};
+use crate::replay::{NewItem, Push, PushBody};
 use crate::schema::TableConfig;
 use crate::slab::Handle;
 
@@ -19,7 +19,7 @@ use super::writers::Writer;
 
 /// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
 /// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.
-pub const EXTRA_ITEMS: usize = 16;
+pub const EXTRA_ITEMS: usize = 12;
 
 /// Where a chunk is before it has been placed.
 pub const NOWHERE: Handle = Handle::from_bits(u64::MAX);
@@ -96,10 +96,10 @@ impl Table {
                 });
             }
         }
-        let packed = self.check_chunks(writer, push)?;
-        let (items, late) = self.check_items(writer, push)?;
+        let charge = Charge::new(&self.held);
+        let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
+        let (items, late) = self.check_items(writer, body)?;
 
-        let charge = Charge::new(self.held.clone(), bytes);
         let last = packed.len().wrapping_sub(1);
         let identity = &writer.identity;
         let extra = EXTRA_ITEMS.min(identity.window_before.into());
@@ -119,14 +119,14 @@ impl Table {
         });
         let stored = body.chunks.iter().zip(packed).map(|(head, packed)| {
             let writer = identity.clone();
-            StoredChunk::new(packed, writer, head.stream, head.first_step, charge.clone())
+            StoredChunk::new(packed, writer, head.stream, head.first_step)
         });
         Ok(Prepared {
             chunks: chunks.collect(),
             // Placed from the back.
             stored: stored.rev().collect(),
             items,
-            charge: charge.clone(),
+            charge,
             rows,
             bytes,
             late,
@@ -135,8 +135,12 @@ impl Table {
         })
     }
 
-    fn check_chunks(&self, writer: &mut Writer, push: &Push) -> Result<Vec<PackedRows>> {
-        let body = &push.body;
+    fn check_chunks(
+        &self,
+        writer: &mut Writer,
+        body: &PushBody,
+        mut rest: Bytes,
+    ) -> Result<Vec<PackedRows>> {
         let streams = writer.streams.len();
         let mut named: Vec<u32> = body.chunks.iter().map(|c| c.stream).collect();
         named.sort_unstable();
@@ -155,7 +159,6 @@ impl Table {
             )));
         }
         let first_arrival = self.first_arrival.load(Ordering::Relaxed);
-        let mut rest: Bytes = body.payload.clone();
         let mut packed = Vec::with_capacity(body.chunks.len());
         for head in &body.chunks {
             if head.bytes as usize > rest.len() {
@@ -190,8 +193,7 @@ impl Table {
         Ok(packed)
     }
 
-    fn check_items(&self, writer: &Writer, push: &Push) -> Result<(Vec<ReadyItem>, u64)> {
-        let body = &push.body;
+    fn check_items(&self, writer: &Writer, body: &PushBody) -> Result<(Vec<ReadyItem>, u64)> {
         let mut chunk_of = vec![
             None;
             if body.items.is_empty() {
@@ -263,7 +265,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use crate::memory::{Memory, MemoryLimits};
-    use crate::replay::{ChunkHead, OpenWriter, PushBody};
+    use crate::replay::{ChunkHead, OpenWriter};
     use crate::schema::{Codec, Column, Dtype};
     use crate::table::Attempt;
     use crate::table::writers::lock;

@@ -53,6 +53,7 @@ struct StagedStream {
 
 struct StagedChunk {
     packed: PackedRows,
+    charge: Arc<Charge>,
     stream: usize,
     first_step: u64,
     /// The chunk whose first row follows this one's last.
@@ -165,7 +166,7 @@ impl Staged {
         }
         let first_arrival = residents.end();
         for (mut chunk, &handle) in ready.into_iter().zip(&handles) {
-            chunk.charge.count();
+            chunk.charge.count(chunk.resident.freed_bytes);
             if let Some(next) = chunk.continued_by
                 && let Some(stored) = table.chunks.pin(handle)
             {
@@ -218,7 +219,6 @@ impl Staged {
         let build = |chunk: StagedChunk| {
             let stream = &self.streams[chunk.stream];
             let bytes = chunk.bytes();
-            let charge = Charge::new(self.table.held.clone(), bytes);
             let ready = ReadyChunk {
                 resident: Box::new(Resident {
                     handle: NOWHERE,
@@ -226,17 +226,11 @@ impl Staged {
                     freed_bytes: bytes,
                     items: Vec::with_capacity(chunk.items),
                 }),
-                charge: charge.clone(),
+                charge: chunk.charge,
                 continued_by: chunk.continued_by.map(|number| (number - first) as usize),
             };
             let writer = stream.writer.clone();
-            let stored = StoredChunk::new(
-                chunk.packed,
-                writer,
-                stream.number,
-                chunk.first_step,
-                charge,
-            );
+            let stored = StoredChunk::new(chunk.packed, writer, stream.number, chunk.first_step);
             (stored, ready)
         };
         std::mem::take(&mut self.chunks)
@@ -268,10 +262,11 @@ impl Staged {
         let Some(stream) = self.streams.get_mut(index) else {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
+        let charge = Charge::new(&self.table.held);
         let packed = self
             .table
             .layout
-            .check(head.rows, packed)
+            .check(head.rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;
         let next_step = head.first_step.checked_add(u64::from(head.rows));
         let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {
@@ -289,6 +284,7 @@ impl Staged {
         self.steps += u64::from(head.rows);
         let chunk = StagedChunk {
             packed,
+            charge,
             stream: index,
             first_step: head.first_step,
             continued_by: None,

@@ -1,15 +1,15 @@
-//! Chunks as the table keeps them, what readers pin of them, and the bytes they hold.
+//! Chunks as the table keeps them, and the bytes they hold.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use event_listener::Event;
 
 use crate::budget::Reservation;
 use crate::chunk::{PackedRows, RowBlobs};
 use crate::schema::TableConfig;
-use crate::slab::{Handle, Pinned, Slab};
+use crate::slab::{Handle, Slab};
 
 use super::items::ItemKey;
 use super::prepare::EXTRA_ITEMS;
@@ -34,8 +34,6 @@ pub struct StoredChunk {
     /// The stream's number of the first row.
     pub first_step: u64,
     next: AtomicU64,
-    /// After `packed` in this struct, so that it is dropped after: the bytes are free when they are given back.
-    _charge: Arc<Charge>,
 }
 
 impl StoredChunk {
@@ -45,7 +43,6 @@ impl StoredChunk {
         writer: Arc<Identity>,
         stream: u32,
         first_step: u64,
-        charge: Arc<Charge>,
     ) -> Box<Self> {
         Box::new(StoredChunk {
             packed,
@@ -53,7 +50,6 @@ impl StoredChunk {
             stream,
             first_step,
             next: AtomicU64::new(NO_CHUNK),
-            _charge: charge,
         })
     }
 
@@ -73,12 +69,12 @@ impl StoredChunk {
     }
 }
 
-/// Bytes that a table holds: those of live chunks, and of evicted ones that somebody still pins.
+/// Bytes that a table holds: those of live chunks, and of evicted ones whose blobs somebody still reads.
 pub struct Held {
     bytes: AtomicU64,
     /// What waits for room or for data hears of it here: the table notifies after each change.
     pub changed: Event,
-    /// The table's share of the memory's byte limit, until the last pinned chunk of a dropped table is gone.
+    /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
     _reservation: Reservation,
 }
 
@@ -103,61 +99,63 @@ const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
     // The list of a stream's links may be half empty. What each row adds is in `Table::index_bytes`.
     let lists = 2 * size_of::<Link>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
-    // With the counters of an `Arc`, and what the clones of a `Bytes` share.
-    let push = size_of::<Charge>() + 2 * size_of::<usize>() + 4 * size_of::<usize>();
-    let kept_by_the_allocator = 6 * 16;
+    // With the counters of an `Arc` and of a `Bytes` with an owner, and what the slices of a `Vec` share.
+    let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
+    let kept_by_the_allocator = 7 * 16;
     assert!(chunk + lists + push + kept_by_the_allocator <= TableConfig::CHUNK_BYTES as usize);
 };
 
-/// The bytes of one push. Its chunks share the buffer that it came in, so they count until the last is dropped.
+/// Bytes that one push counts for. Its chunks share the buffer that it came in, so they count as a whole until the last
+/// slice of that buffer is dropped.
 pub struct Charge {
     held: Arc<Held>,
-    bytes: u64,
-    counted: AtomicBool,
+    /// 0 until it counts.
+    bytes: AtomicU64,
 }
 
 impl Charge {
-    /// A charge that is not counted yet.
-    pub fn new(held: Arc<Held>, bytes: u64) -> Arc<Self> {
+    /// A charge that does not count yet.
+    pub fn new(held: &Arc<Held>) -> Arc<Self> {
         Arc::new(Charge {
-            held,
-            bytes,
-            counted: AtomicBool::new(false),
+            held: held.clone(),
+            bytes: AtomicU64::new(0),
         })
     }
 
-    /// Counts it. Under the insert lock, so that the sum stays within the table's limit.
-    pub fn count(&self) {
-        self.held.bytes.fetch_add(self.bytes, Ordering::Relaxed);
-        self.counted.store(true, Ordering::Relaxed);
+    /// The push's payload, which keeps the charge for as long as there is a slice of it.
+    pub fn payload(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Payload {
+            bytes,
+            _charge: self.clone(),
+        })
+    }
+
+    /// Counts `bytes`. Under the insert lock, so that the sum stays within the table's limit.
+    pub fn count(&self, bytes: u64) {
+        self.held.bytes.fetch_add(bytes, Ordering::Relaxed);
+        // Relaxed, as in `drop`: whoever drops the last reference to the charge has seen all that was done with others.
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if *self.counted.get_mut() {
-            self.held.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        let bytes = *self.bytes.get_mut();
+        if bytes > 0 {
+            self.held.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.held.changed.notify(usize::MAX);
         }
     }
 }
 
-/// The blobs of some rows of a chunk, which stays for as long as this lives.
-pub struct PinnedSlice {
-    chunk: Pinned<Box<StoredChunk>>,
-    range: Range<usize>,
+/// A payload and its charge. Dropped in this order: the bytes are free when they are given back.
+struct Payload {
+    bytes: Bytes,
+    _charge: Arc<Charge>,
 }
 
-impl PinnedSlice {
-    /// The blobs of `rows` of a pinned chunk; `None` when they have none.
-    pub fn blobs(chunk: Pinned<Box<StoredChunk>>, rows: Range<u32>) -> Option<Self> {
-        let range = chunk.packed.blob_range(rows);
-        (!range.is_empty()).then_some(PinnedSlice { chunk, range })
-    }
-}
-
-impl AsRef<[u8]> for PinnedSlice {
+impl AsRef<[u8]> for Payload {
     fn as_ref(&self) -> &[u8] {
-        &self.chunk.packed.as_bytes()[self.range.clone()]
+        &self.bytes
     }
 }

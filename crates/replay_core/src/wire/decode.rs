@@ -15,8 +15,8 @@ use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, Reques
 use crate::error::{Error, ErrorCode, Result};
 use crate::gradients::{Asynchronous, JoinJob, Ticket};
 use crate::replay::{
-    BlobSegment, ChunkHead, NewItem, OpenWriter, Parameters, Push, PushBody, SampleRequest,
-    Sampled, SampledItem, UpdateReceipt, WriterOpened,
+    ChunkHead, NewItem, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled,
+    SampledItem, UpdateReceipt, WriterOpened,
 };
 use crate::schema::{Column, TableConfig};
 
@@ -342,7 +342,7 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
         live_items: sampled.get_items(),
         min_probability: Some(sampled.get_min_probability()).filter(|&p| p != 0.0),
         rows,
-        blobs: vec![BlobSegment::Received(blobs)],
+        blobs: vec![blobs],
         credit: None,
     })
 }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::{Error, Result};
 use crate::huge_pages;
-use crate::replay::{BlobSegment, SampleCredit};
+use crate::replay::SampleCredit;
 
 /// Bytes of the two lengths that start a frame.
 pub const HEADER_BYTES: usize = 8;
@@ -244,7 +244,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 /// they lie.
 pub struct Outgoing {
     head: Vec<u8>,
-    payload: Vec<BlobSegment>,
+    payload: Vec<Bytes>,
     payload_bytes: u32,
     credit: Option<Box<dyn SampleCredit>>,
     /// The part being written (0 is the head) and how much of it is written.
@@ -257,7 +257,7 @@ impl Outgoing {
     /// `credit` counts as delivered once the last byte is written, and goes back if it never is.
     pub(super) fn new(
         mut head: Vec<u8>,
-        payload: Vec<BlobSegment>,
+        payload: Vec<Bytes>,
         credit: Option<Box<dyn SampleCredit>>,
     ) -> Result<Self> {
         let control = limited("a control message, in bytes,", head.len() - HEADER_BYTES)?;
@@ -286,7 +286,7 @@ impl Outgoing {
     }
 
     /// The payload's segments.
-    pub fn payload(&self) -> &[BlobSegment] {
+    pub fn payload(&self) -> &[Bytes] {
         &self.payload
     }
 
