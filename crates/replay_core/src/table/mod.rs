@@ -7,7 +7,7 @@
 //! | [`stored`] | chunks, the bytes they hold |
 //! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
 //! | `residents` | live chunks in the order of arrival |
-//! | `insert`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
+//! | `push`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
 //! | `sample` | draws: no lock |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
@@ -18,9 +18,9 @@ pub(crate) mod restore;
 pub mod stored;
 
 mod evict;
-mod insert;
 mod order;
 mod prepare;
+mod push;
 mod residents;
 mod sample;
 mod save;

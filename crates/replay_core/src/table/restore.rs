@@ -16,9 +16,8 @@ use crate::sum_tree::SumTree;
 
 use super::Table;
 use super::items::Window;
-use super::prepare::NOWHERE;
-use super::residents::{Resident, Residents};
-use super::stored::{Charge, StoredChunk};
+use super::residents::Residents;
+use super::stored::{Charge, NewChunk, StoredChunk};
 use super::update::EQUAL_MASS;
 use super::writers::{Identity, Writers, lock};
 
@@ -69,11 +68,12 @@ impl StagedChunk {
     }
 }
 
-/// What goes into the table beside a chunk.
+/// A chunk of a snapshot with everything that placing it takes.
 struct ReadyChunk {
-    resident: Box<Resident>,
+    new: NewChunk,
     charge: Arc<Charge>,
-    /// By its place among the chunks.
+    bytes: u64,
+    /// Index of the chunk whose first row follows this one's last.
     continued_by: Option<usize>,
 }
 
@@ -144,41 +144,45 @@ impl Staged {
     pub fn place(mut self) -> Result<Arc<Table>> {
         let state = self.state.unwrap_or_default();
         let table = self.table.clone();
-        let (stored, ready) = self.build();
-        let mut handles = Vec::with_capacity(stored.len());
+        let mut chunks = self.build();
 
         let mut residents = lock(&table.residents);
         table.check_open()?;
         table.check_empty(&residents)?;
-        for chunk in stored {
-            let Ok(handle) = table.chunks.insert(chunk) else {
-                break;
-            };
-            handles.push(handle);
-        }
-        if handles.len() < ready.len() {
+        if !chunks
+            .iter_mut()
+            .all(|chunk| chunk.new.enter(&table.chunks))
+        {
             let refused = table.not_empty(&residents);
             drop(residents);
-            for &handle in &handles {
+            for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
                 table.chunks.retire(handle);
             }
             return Err(refused);
         }
         let first_arrival = residents.end();
-        for (mut chunk, &handle) in ready.into_iter().zip(&handles) {
-            chunk.charge.count(chunk.resident.freed_bytes);
-            if let Some(next) = chunk.continued_by
-                && let Some(stored) = table.chunks.pin(handle)
+        for index in 0..chunks.len() {
+            let next = chunks[index].continued_by;
+            let next = next.and_then(|next| chunks[next].new.handle());
+            let chunk = &mut chunks[index];
+            let Some(resident) = chunk.new.take_resident() else {
+                continue;
+            };
+            chunk.charge.count(chunk.bytes);
+            if let Some(next) = next
+                && let Some(stored) = table.chunks.pin(resident.handle)
             {
-                stored.set_next(handles[next]);
+                stored.set_next(next);
             }
-            chunk.resident.handle = handle;
-            residents.push(chunk.resident);
+            residents.push(resident);
         }
         for item in &self.items {
-            let index = u64::from(item.chunk) - self.first;
+            let arrival = first_arrival + u64::from(item.chunk) - self.first;
+            let Some(resident) = residents.get_mut(arrival) else {
+                continue;
+            };
             let window = Window {
-                oldest: handles[index as usize],
+                oldest: resident.handle,
                 first_row: item.first_row,
                 before: item.before,
                 after: item.after,
@@ -199,9 +203,7 @@ impl Staged {
             if let Some(order) = &table.order {
                 order.append(key);
             }
-            if let Some(resident) = residents.get_mut(first_arrival + index) {
-                resident.items.push(key);
-            }
+            resident.items.push(key);
         }
         table.go_on_from(&state, &self.saved);
         drop(residents);
@@ -209,34 +211,25 @@ impl Staged {
         Ok(table)
     }
 
-    /// The chunks for the slab, and what goes beside each.
-    #[expect(
-        clippy::vec_box,
-        reason = "the slab takes boxes; they are made before the lock"
-    )]
-    fn build(&mut self) -> (Vec<Box<StoredChunk>>, Vec<ReadyChunk>) {
+    /// Builds the chunks.
+    fn build(&mut self) -> Vec<ReadyChunk> {
         let first = self.first;
         let build = |chunk: StagedChunk| {
             let stream = &self.streams[chunk.stream];
             let bytes = chunk.bytes();
-            let ready = ReadyChunk {
-                resident: Box::new(Resident {
-                    handle: NOWHERE,
-                    rows: chunk.packed.rows(),
-                    freed_bytes: bytes,
-                    items: Vec::with_capacity(chunk.items),
-                }),
-                charge: chunk.charge,
-                continued_by: chunk.continued_by.map(|number| (number - first) as usize),
-            };
             let writer = stream.writer.clone();
             let stored = StoredChunk::new(chunk.packed, writer, stream.number, chunk.first_step);
-            (stored, ready)
+            ReadyChunk {
+                new: NewChunk::new(stored, bytes, chunk.items),
+                charge: chunk.charge,
+                bytes,
+                continued_by: chunk.continued_by.map(|number| (number - first) as usize),
+            }
         };
         std::mem::take(&mut self.chunks)
             .into_iter()
             .map(build)
-            .unzip()
+            .collect()
     }
 
     fn take_stream(&mut self, stream: Stream) -> Checked {

@@ -12,9 +12,8 @@ use crate::schema::TableConfig;
 use crate::slab::{Handle, Slab};
 
 use super::items::ItemKey;
-use super::prepare::EXTRA_ITEMS;
-use super::residents::Resident;
-use super::streams::Link;
+use super::residents::{EXTRA_ITEMS, Resident};
+use super::streams::ChunkSpan;
 use super::writers::Identity;
 
 /// Names no chunk.
@@ -69,6 +68,52 @@ impl StoredChunk {
     }
 }
 
+/// A chunk on its way into a table: allocated before the insert lock, put in place under it.
+pub struct NewChunk {
+    /// `None` once the slab has it.
+    stored: Option<Box<StoredChunk>>,
+    /// `None` once it is in the order of arrival.
+    resident: Option<Box<Resident>>,
+}
+
+impl NewChunk {
+    /// A chunk with room for `items`, whose eviction frees `freed_bytes`.
+    pub fn new(stored: Box<StoredChunk>, freed_bytes: u64, items: usize) -> Self {
+        NewChunk {
+            resident: Some(Box::new(Resident {
+                handle: Handle::from_bits(NO_CHUNK),
+                rows: stored.packed.rows(),
+                freed_bytes,
+                items: Vec::with_capacity(items),
+            })),
+            stored: Some(stored),
+        }
+    }
+
+    /// Enters the slab; false when that has no free slot.
+    pub fn enter(&mut self, slab: &Chunks) -> bool {
+        if let (Some(stored), Some(resident)) = (self.stored.take(), &mut self.resident) {
+            match slab.insert(stored) {
+                Ok(handle) => resident.handle = handle,
+                // Dropped without the lock.
+                Err(stored) => self.stored = Some(stored),
+            }
+        }
+        self.stored.is_none()
+    }
+
+    /// Its name in the slab, between [`Self::enter`] and [`Self::take_resident`].
+    pub fn handle(&self) -> Option<Handle> {
+        let resident = self.resident.as_ref()?;
+        self.stored.is_none().then_some(resident.handle)
+    }
+
+    /// Its place in the order of arrival, once.
+    pub fn take_resident(&mut self) -> Option<Box<Resident>> {
+        self.resident.take()
+    }
+}
+
 /// Bytes that a table holds: those of live chunks, and of evicted ones whose blobs somebody still reads.
 pub struct Held {
     bytes: AtomicU64,
@@ -97,8 +142,9 @@ impl Held {
 // What a chunk allocates beside its payload is within what it counts for.
 const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
-    // The list of a stream's links may be half empty. What each row adds is in `Table::index_bytes`.
-    let lists = 2 * size_of::<Link>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
+    // The list of a stream's chunks may be half empty. What each row adds is in `Table::index_bytes`.
+    let lists =
+        2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
     // With the counters of an `Arc` and of a `Bytes` with an owner, and what the slices of a `Vec` share.
     let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
     let kept_by_the_allocator = 7 * 16;
