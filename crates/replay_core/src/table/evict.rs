@@ -35,15 +35,10 @@ impl Table {
             ));
         }
         let items = push.items.len();
-        let order_full = || {
-            self.order
-                .as_ref()
-                .is_some_and(|order| !order.has_room(items, |key| self.items.confirm(key)))
-        };
         while residents.steps() + push.rows > self.config.capacity
             || residents.bytes() + pinned + push.bytes > self.capacity_bytes
             || self.items.free() < items
-            || order_full()
+            || !self.sampler.has_room(&self.items, items)
         {
             if evicted.len() == evicted.capacity() {
                 return Ok(false);

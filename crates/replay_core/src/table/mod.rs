@@ -3,6 +3,7 @@
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`] | metadata, keys and liveness of items; lock-free |
+//! | `sampler` | how items are chosen: what each sampler keeps about them |
 //! | `order` | the order of insertion, for the FIFO sampler |
 //! | [`stored`] | chunks, the bytes they hold |
 //! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
@@ -23,6 +24,7 @@ mod prepare;
 mod push;
 mod residents;
 mod sample;
+mod sampler;
 mod save;
 mod stats;
 mod streams;
@@ -39,14 +41,14 @@ use crate::chunk::{RowBlobs, RowLayout};
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::replay::{OpenWriter, WriterOpened};
-use crate::schema::{Sampler, TableConfig};
+use crate::schema::TableConfig;
 use crate::slab::Slab;
 
 pub use writers::Writers;
 
 use items::{ItemKey, Items};
-use order::InsertionOrder;
 use residents::Residents;
+use sampler::ItemSampler;
 use stats::Counters;
 use stored::{Chunks, Held};
 
@@ -73,8 +75,7 @@ pub struct Table {
     /// `Residents::first`, for who does not hold the lock: may lag.
     first_arrival: AtomicU64,
     writers: Writers,
-    /// For the FIFO sampler.
-    order: Option<InsertionOrder>,
+    sampler: ItemSampler,
     limiter: Arc<Limiter>,
     /// The most draws that a waiting draw has asked for in vain; 0 once one was granted.
     draws_wanted: AtomicU32,
@@ -97,14 +98,10 @@ impl Table {
     /// allocated when the table is made: about 100 bytes for each step of `capacity`.
     pub fn index_bytes(config: &TableConfig) -> u64 {
         let capacity = config.capacity as u32;
-        let order = match config.sampler {
-            Sampler::Fifo => InsertionOrder::bytes(capacity),
-            Sampler::Prioritized | Sampler::Uniform => 0,
-        };
         // A stored step adds where its blobs lie, and the key of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
-        Items::bytes(capacity) + order + chunks + stored
+        Items::bytes(capacity) + ItemSampler::bytes(config) + chunks + stored
     }
 
     /// An empty table of a valid definition.
@@ -122,7 +119,7 @@ impl Table {
             residents: Mutex::new(Residents::new(capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),
-            order: (config.sampler == Sampler::Fifo).then(|| InsertionOrder::new(capacity)),
+            sampler: ItemSampler::new(&config),
             limiter: Arc::new(Limiter::new(&config)),
             draws_wanted: AtomicU32::new(0),
             held: Held::new(reservation),

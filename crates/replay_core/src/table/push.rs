@@ -135,9 +135,7 @@ impl Table {
                 .items
                 .insert(window, born, units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
-            if let Some(order) = &self.order {
-                order.append(key);
-            }
+            self.sampler.insert(key);
             resident.items.push(key);
             inserted += 1;
         }

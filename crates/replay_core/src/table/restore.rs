@@ -12,13 +12,11 @@ use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::snapshot::content::{ChunkHead, Item, State, Stream};
 use crate::snapshot::record::Kind;
-use crate::sum_tree::SumTree;
 
 use super::Table;
 use super::items::Window;
 use super::residents::Residents;
 use super::stored::{Charge, NewChunk, StoredChunk};
-use super::update::EQUAL_MASS;
 use super::writers::{Identity, Writers, lock};
 
 /// More of anything was never counted: a greater number would leave no room to count on.
@@ -193,16 +191,7 @@ impl Staged {
                 .insert(window, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
             table.items.count_earlier_draws(key, item.times_sampled);
-            let units = if table.draws_equally() {
-                // A batch under way may have held its mass when it was saved.
-                EQUAL_MASS
-            } else {
-                item.units
-            };
-            table.items.tree.set(key.slot, key.generation, units);
-            if let Some(order) = &table.order {
-                order.append(key);
-            }
+            table.sampler.insert_saved(&table.items, key, item.units);
             resident.items.push(key);
         }
         table.go_on_from(&state, &self.saved);
@@ -296,12 +285,7 @@ impl Staged {
         if number >= self.end() {
             return Err(format!("an item of chunk {number}, which is unknown"));
         }
-        let most = if self.table.draws_equally() {
-            EQUAL_MASS
-        } else {
-            SumTree::<16>::MAX_UNITS
-        };
-        if item.units > most {
+        if item.units > self.table.sampler.most_saved_units() {
             return Err(format!("an item of {} units of mass", item.units));
         }
         if number < self.first || self.table.items.is_used_up(item.times_sampled) {
@@ -396,10 +380,8 @@ impl Staged {
 impl Table {
     fn check_empty(&self, residents: &Residents) -> Result<()> {
         let free = self.items.free() == self.items.capacity();
-        let order_free = self.order.as_ref().is_none_or(|order| {
-            order.has_room(self.items.capacity(), |key| self.items.confirm(key))
-        });
-        if residents.steps() == 0 && self.held.bytes() == 0 && free && order_free {
+        let has_room = self.sampler.has_room(&self.items, self.items.capacity());
+        if residents.steps() == 0 && self.held.bytes() == 0 && free && has_room {
             return Ok(());
         }
         Err(self.not_empty(residents))

@@ -15,7 +15,7 @@ use crate::sum_tree::{Drawn, Strata};
 use crate::sync::prefetch;
 
 use super::items::{Claim, ItemKey, Metadata, Window};
-use super::order::InsertionOrder;
+use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::{Held, StoredChunk};
 use super::writers::lock;
 use super::{Attempt, Table};
@@ -168,24 +168,22 @@ impl Table {
             }
         }
         let live_items;
-        let mut min_probability = None;
-        match &self.order {
-            Some(order) => {
+        let min_probability;
+        match &self.sampler {
+            ItemSampler::InOrder(queue) => {
                 live_items = live;
-                batch.take_oldest(order)?;
-                if request.min_probability {
-                    min_probability = Some(1.0);
-                }
+                batch.take_in_order(queue)?;
+                min_probability = request.min_probability.then_some(1.0);
             }
-            None => {
+            ItemSampler::Random { .. } => {
                 live_items = self.items.tree.live_with_mass();
                 let total = batch.take_by_mass()?;
-                if request.min_probability && total > 0 {
+                min_probability = (request.min_probability && total > 0).then(|| {
                     let least = self.items.tree.min_positive().unwrap_or(total);
                     let drawn = batch.items.iter().map(|i| i.probability);
                     // An item may have been updated since it was drawn.
-                    min_probability = Some(drawn.fold(least as f64 / total as f64, f64::min));
-                }
+                    drawn.fold(least as f64 / total as f64, f64::min)
+                });
             }
         }
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
@@ -298,30 +296,23 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Draws the oldest items, each until it has no draw left.
-    fn take_oldest(&mut self, order: &InsertionOrder) -> Result<()> {
+    /// Draws the first items of a queue, each until it has no draw left.
+    fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
         let Table { items, chunks, .. } = self.table;
-        let mut from = 0;
-        while self.reserved > 0
-            && let Some((position, key)) = order.first_live(from, |key| items.confirm(key))
-        {
+        queue.offer(items, self.reserved, |key| {
             let metadata = items.metadata(key.slot);
-            let taken = self.take(Candidate {
+            self.take(Candidate {
                 key,
-                units: 1,
+                units: EQUAL_MASS,
                 probability: 1.0,
                 metadata,
                 oldest: chunks.pin(metadata.window.oldest),
-            })?;
-            if !taken {
-                from = position + 1;
-            }
-        }
-        Ok(())
+            })
+        })
     }
 
-    /// Takes a drawn item: pins its rows and counts the draw. False when it is gone, or has no draw left.
-    fn take(&mut self, candidate: Candidate<'a>) -> Result<bool> {
+    /// Takes a drawn item: pins its rows and counts the draw.
+    fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
         let Candidate { key, metadata, .. } = candidate;
         let items = &self.table.items;
         let window = metadata.window;
@@ -338,7 +329,7 @@ impl<'a> Batch<'a> {
             .and_then(|()| items.claim(key, &metadata, candidate.units));
         let Some(claim) = claim else {
             self.pieces.truncate(pinned);
-            return Ok(false);
+            return Ok(Taken::Refused);
         };
         self.items.push(SampledItem {
             key: key.to_bits(),
@@ -350,7 +341,10 @@ impl<'a> Batch<'a> {
         });
         self.claims.push(claim);
         self.reserved -= 1;
-        Ok(true)
+        Ok(match items.is_last(&claim) {
+            true => Taken::Last,
+            false => Taken::Again,
+        })
     }
 
     /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it, from its oldest chunk
