@@ -8,9 +8,7 @@ use bytes::Bytes;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use replay_core::error::Result;
-use replay_core::replay::{
-    BlobSegment, NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait,
-};
+use replay_core::replay::{NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait};
 use replay_core::view::{DecodeOptions, Decoder};
 use replay_core::writer::{Writer, WriterOptions};
 
@@ -99,7 +97,7 @@ fn draw() -> Sampled {
         let anchor = item.anchor as usize;
         for (row, blob) in &streams[item.stream as usize][anchor - 3..=anchor + 3] {
             rows.extend_from_slice(row);
-            blobs.push(BlobSegment::Received(blob.clone()));
+            blobs.push(blob.clone());
         }
     }
     Sampled {

@@ -197,7 +197,7 @@ impl PackedRows {
     }
 
     /// Rows and blobs as they arrived.
-    pub fn as_bytes(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &Bytes {
         &self.bytes
     }
 }

@@ -10,7 +10,7 @@
 //! Both sides wait for this limiter at once only if `n > 2 * slack - samples_per_insert`: such a draw is an error.
 //! `max_times_sampled` is a second reason for a draw to wait: items that were evicted before they were drawn have taken
 //! their draws with them, and the limiter goes on expecting them. So while a draw has found too few draws left, its
-//! table lets pushes through whatever the limiter says (`Table::admit_push`); `samples_per_insert` is at most
+//! table lets pushes through whatever the limiter says (`needed` in [`Limiter::admit_insert`]); `samples_per_insert` is at most
 //! `max_times_sampled`, and a draw of more than a full table can give is an error. A table cannot stand still for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +57,24 @@ impl Admitted {
     }
 }
 
-/// The rate limiter of one table. Draws never lock; inserts are counted under the table's insert lock.
+/// An admitted push: until this is dropped its items count for other pushes as if they were inserted.
+#[derive(Debug)]
+pub struct Inserting<'a> {
+    limiter: &'a Limiter,
+    items: u64,
+}
+
+impl Drop for Inserting<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `admit_insert`.
+        self.limiter
+            .inserting
+            .fetch_sub(self.items, Ordering::Release);
+    }
+}
+
+/// The rate limiter of one table. Neither side locks; inserts are counted under the table's insert lock.
+#[derive(Debug)]
 pub struct Limiter {
     table: String,
     samples_per_insert: f64,
@@ -65,6 +82,8 @@ pub struct Limiter {
     min_size: u64,
     /// Written only under the insert lock.
     inserted: AtomicU64,
+    /// Items of pushes that are admitted and not yet counted, so that pushes at the same time see each other.
+    inserting: AtomicU64,
     drawn: AtomicU64,
 }
 
@@ -77,6 +96,7 @@ impl Limiter {
             slack: config.slack,
             min_size: config.min_size,
             inserted: AtomicU64::new(0),
+            inserting: AtomicU64::new(0),
             drawn: AtomicU64::new(0),
         }
     }
@@ -86,21 +106,39 @@ impl Limiter {
         self.samples_per_insert > 0.0
     }
 
-    /// Whether a push with items may be applied to a table of `live` items; `Err` says who is waited for.
-    pub fn admit_insert(&self, live: u64) -> std::result::Result<(), String> {
-        if !self.limits_ratio() || live < self.min_size {
-            return Ok(());
-        }
-        let inserted = Count(self.inserted.load(Ordering::Relaxed)).items();
-        let drawn = Count(self.drawn.load(Ordering::Relaxed)).items();
-        let over =
-            self.lead(inserted, drawn) + self.samples_per_insert - (self.centre() + self.slack);
-        if over <= TOLERANCE {
-            return Ok(());
-        }
+    /// Admits a push of `items` items to a table of `live` ones; `Err` says who is waited for. A push without items
+    /// always passes, and a `needed` one whatever the counts say.
+    pub fn admit_insert(
+        &self,
+        live: u64,
+        items: u64,
+        needed: bool,
+    ) -> std::result::Result<Inserting<'_>, String> {
+        let items = if self.limits_ratio() { items } else { 0 };
+        let mut refused = None;
+        let admit = |ahead: u64| {
+            let inserted = Count(self.inserted.load(Ordering::Relaxed)).items() + ahead;
+            let drawn = Count(self.drawn.load(Ordering::Relaxed)).items();
+            let over =
+                self.lead(inserted, drawn) + self.samples_per_insert - (self.centre() + self.slack);
+            let passes = needed || items == 0 || over <= TOLERANCE || live + ahead < self.min_size;
+            refused = (!passes).then_some((inserted, drawn, over));
+            passes.then_some(ahead + items)
+        };
+        // Acquire: pairs with the Release in the drop of `Inserting`. The items of a push that is no longer ahead are
+        // among `inserted`.
+        let _ = self
+            .inserting
+            .fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
+        let Some((inserted, drawn, over)) = refused else {
+            return Ok(Inserting {
+                limiter: self,
+                items,
+            });
+        };
         Err(format!(
-            "table {:?} has {drawn} items drawn for {inserted} inserted, at samples_per_insert {} and slack {}; \
-             the next insert waits for its readers to draw {} more",
+            "table {:?} has {drawn} items drawn for {inserted} inserted, at samples_per_insert {} and slack {}; the \
+             next insert waits for its readers to draw {} more",
             self.table,
             self.samples_per_insert,
             self.slack,
@@ -271,6 +309,10 @@ mod tests {
         })
     }
 
+    fn insert(l: &Limiter, live: u64) -> std::result::Result<(), String> {
+        l.admit_insert(live, 1, false).map(drop)
+    }
+
     fn draw(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
         l.admit_draw(live, n, false).map(|a| a.items)
     }
@@ -280,7 +322,7 @@ mod tests {
         let l = limiter(1.0, 2.0, 10);
         l.count_insert(9);
         assert!(draw(&l, 9, 1).unwrap_err().contains("9 items of the 10"));
-        assert_eq!(l.admit_insert(9), Ok(()));
+        assert_eq!(insert(&l, 9), Ok(()));
         l.count_insert(1);
         assert_eq!(draw(&l, 10, 2), Ok(2));
         assert!(draw(&l, 10, 1).unwrap_err().contains("insert 1 more"));
@@ -291,15 +333,30 @@ mod tests {
         let l = limiter(4.0, 8.0, 1);
         l.count_insert(1);
         // d = 4, centre 4: two more inserts reach 12 = centre + slack.
-        assert_eq!(l.admit_insert(1), Ok(()));
+        assert_eq!(insert(&l, 1), Ok(()));
         l.count_insert(2);
-        let text = l.admit_insert(3).unwrap_err();
+        let text = insert(&l, 3).unwrap_err();
         assert!(text.contains("draw 4 more"), "{text}");
         assert_eq!(draw(&l, 3, 4), Ok(4));
-        assert_eq!(l.admit_insert(3), Ok(()));
+        assert_eq!(insert(&l, 3), Ok(()));
         // d = 8; down to centre - slack = -4 are 12 draws.
         assert_eq!(draw(&l, 3, 12), Ok(12));
         assert!(draw(&l, 3, 1).unwrap_err().contains("insert 1 more"));
+    }
+
+    #[test]
+    fn pushes_at_the_same_time_see_each_other() {
+        let l = limiter(4.0, 8.0, 1);
+        l.count_insert(2);
+        let first = l.admit_insert(2, 50, false).unwrap();
+        assert!(insert(&l, 2).is_err(), "the first one's items are ahead");
+        assert!(l.admit_insert(2, 0, false).is_ok());
+        assert!(l.admit_insert(2, 5, true).is_ok());
+        drop(first);
+        assert_eq!(insert(&l, 2), Ok(()));
+        let l = limiter(4.0, 8.0, 60);
+        let _first = l.admit_insert(0, 59, false).unwrap();
+        assert_eq!(insert(&l, 0), Ok(()), "59 of the 60 that min_size asks for");
     }
 
     #[test]
@@ -322,7 +379,7 @@ mod tests {
         let l = limiter(2.0, 8.0, 1);
         let mut live = 0;
         for _ in 0..100 {
-            while l.admit_insert(live).is_ok() {
+            while insert(&l, live).is_ok() {
                 l.count_insert(1);
                 live += 1;
             }
@@ -351,7 +408,7 @@ mod tests {
     fn without_a_ratio_only_min_size_counts() {
         let l = limiter(0.0, 0.0, 2);
         l.count_insert(2);
-        assert_eq!(l.admit_insert(1_000_000), Ok(()));
+        assert_eq!(insert(&l, 1_000_000), Ok(()));
         assert_eq!(draw(&l, 2, 1_000_000), Ok(1_000_000));
         assert!(draw(&l, 1, 1).is_err());
     }

@@ -174,27 +174,10 @@ pub struct Sampled {
     /// The rows of all items, item after item, in the layout of `schema/innet.capnp`.
     pub rows: Bytes,
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
-    /// straddle two segments.
-    pub blobs: Vec<BlobSegment>,
+    /// straddle two segments. In process they are slices of the chunks as they were received.
+    pub blobs: Vec<Bytes>,
     /// Gives the draw back to the rate limiter unless it was delivered.
     pub credit: Option<Box<dyn SampleCredit>>,
-}
-
-/// Bytes that stay where they are for as long as this value lives.
-pub enum BlobSegment {
-    /// A range of a chunk that is pinned in the memory of this process.
-    Pinned(crate::table::PinnedSlice),
-    /// Bytes that came over a connection.
-    Received(Bytes),
-}
-
-impl AsRef<[u8]> for BlobSegment {
-    fn as_ref(&self) -> &[u8] {
-        match self {
-            BlobSegment::Pinned(slice) => slice.as_ref(),
-            BlobSegment::Received(bytes) => bytes,
-        }
-    }
 }
 
 /// What a draw took from the rate limiter. Dropped undelivered, it goes back.

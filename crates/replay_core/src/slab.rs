@@ -16,7 +16,6 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::sync::Arc;
 
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, prefetch};
@@ -125,10 +124,10 @@ impl<T> Slab<T> {
 
     /// Keeps a value from being dropped until the pin is; `None` when it is retired. (`None` too for the 2^31st pin
     /// of one value at a time.)
-    pub fn pin(self: &Arc<Self>, handle: Handle) -> Option<Pinned<T>> {
+    pub fn pin(&self, handle: Handle) -> Option<Pinned<'_, T>> {
         let slot = self.slots.get(handle.slot as usize)?;
         let pinned = || Pinned {
-            slab: Arc::clone(self),
+            slab: self,
             slot: handle.slot,
         };
         let mut word = slot.word.load(Ordering::Relaxed);
@@ -272,7 +271,7 @@ fn is_live(word: u64, handle: Handle) -> bool {
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
         for slot in &self.slots {
-            // A pin holds the slab, so there are no pins: a slot is live or free.
+            // A pin borrows the slab, so there are no pins: a slot is live or free.
             if slot.word.load(Ordering::Acquire) & LIVE != 0 {
                 slot.value.with_mut(|cell| {
                     // SAFETY: the slot is live, and nobody else has the slab any more.
@@ -285,32 +284,12 @@ impl<T> Drop for Slab<T> {
 
 /// A value that stays until this is dropped, whether or not it is retired.
 #[derive(Debug)]
-pub struct Pinned<T> {
-    slab: Arc<Slab<T>>,
+pub struct Pinned<'a, T> {
+    slab: &'a Slab<T>,
     slot: u32,
 }
 
-impl<T> Clone for Pinned<T> {
-    /// Another pin of the same value.
-    ///
-    /// # Panics
-    /// At 2^30 pins of one value.
-    fn clone(&self) -> Self {
-        if !fault::injected(Fault::UncountedPin) {
-            // Relaxed: this pin keeps the value, and `unpin` orders what each pin has read.
-            let word = self.slab.slots[self.slot as usize]
-                .word
-                .fetch_add(1, Ordering::Relaxed);
-            assert!(word & PINS < PINS / 2, "too many pins of one value");
-        }
-        Pinned {
-            slab: Arc::clone(&self.slab),
-            slot: self.slot,
-        }
-    }
-}
-
-impl<T> Deref for Pinned<T> {
+impl<T> Deref for Pinned<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -322,7 +301,7 @@ impl<T> Deref for Pinned<T> {
     }
 }
 
-impl<T> Drop for Pinned<T> {
+impl<T> Drop for Pinned<'_, T> {
     fn drop(&mut self) {
         self.slab.unpin(self.slot);
     }
@@ -350,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_full_slab_hands_the_value_back() {
-        let slab = Arc::new(Slab::new(2));
+        let slab = Slab::new(2);
         let first = slab.insert("a").unwrap();
         let second = slab.insert("b").unwrap();
         assert_eq!(slab.insert("c"), Err("c"));
@@ -371,7 +350,7 @@ mod tests {
 
     #[test]
     fn any_number_makes_a_handle_that_is_safe_to_use() {
-        let slab = Arc::new(Slab::new(1));
+        let slab = Slab::new(1);
         let handle = slab.insert(5).unwrap();
         assert_eq!(Handle::from_bits(handle.to_bits()), handle);
         for bits in [1, 1 << 32, u64::MAX, u64::from(u32::MAX)] {
@@ -386,7 +365,7 @@ mod tests {
         let drops = AtomicUsize::new(0);
         // The handle of the newest value, for everybody.
         let newest = AtomicU64::new(u64::MAX);
-        let slab = Arc::new(Slab::new(4));
+        let slab = Slab::new(4);
         let inserted: usize = thread::scope(|scope| {
             let users: Vec<_> = (0..3u64)
                 .map(|user| {

@@ -124,8 +124,6 @@ pub mod fault {
         BlindUpdate,
         /// The slab looks at a slot, then counts the pin, where it has to do both at once.
         LateCount,
-        /// A pin of a pin is not counted.
-        UncountedPin,
         /// A table writes an item's metadata without ordering them after the end of the slot's last item.
         UnorderedMetadata,
         /// A draw takes what it has pinned without asking whether the drawn item is still there.

@@ -28,7 +28,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
 /// generation 3. All about an item is its generation: the chunk's value, the first row, the step of its birth.
 struct Memory {
     items: Items,
-    chunks: Arc<Slab<u64>>,
+    chunks: Slab<u64>,
     handles: [Handle; 2],
 }
 
@@ -44,7 +44,7 @@ const NEW: ItemKey = ItemKey {
 impl Memory {
     /// Without an item. The chunks are there from the start, so that no chunk's publication helps an item's.
     fn new(max_times_sampled: u32) -> Self {
-        let chunks = Arc::new(Slab::new(2));
+        let chunks = Slab::new(2);
         Memory {
             items: Items::new(1, 0, max_times_sampled),
             handles: [OLD, NEW].map(|key| chunks.insert(key.generation.into()).unwrap()),

@@ -142,39 +142,6 @@ fn one_caller_retires_a_value() {
     });
 }
 
-/// A second pin keeps the value when the first is gone.
-fn a_second_pin_keeps_the_value() {
-    model(|| {
-        let drops = Arc::new(AtomicU32::new(0));
-        let slab = Arc::new(Slab::new(1));
-        let handle = slab.insert(Watched::new(7, &drops)).ok().unwrap();
-        let evictor = spawn(&slab, move |slab| assert!(slab.retire(handle)));
-        let reader = spawn(&slab, move |slab| {
-            let first = slab.pin(handle)?;
-            let second = first.clone();
-            drop(first);
-            Some(second.read())
-        });
-        evictor.join().unwrap();
-        let seen = reader.join().unwrap();
-        assert!([None, Some(7)].contains(&seen), "read another value");
-        assert_eq!(drops.load(Ordering::Relaxed), 1);
-    });
-}
-
-#[test]
-fn a_pin_of_a_pin_is_one() {
-    a_second_pin_keeps_the_value();
-}
-
-/// Which assertion fails first depends on the order of retiring and reading.
-#[test]
-#[should_panic]
-fn a_pin_of_a_pin_that_does_not_count_is_found() {
-    inject(Fault::UncountedPin);
-    a_second_pin_keeps_the_value();
-}
-
 /// Who pins a value sees it whole, however it came by the handle.
 #[test]
 fn a_pinned_value_is_published() {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tokio::io::{AsyncWrite, AsyncWriteExt, duplex};
 
 use replay_core::error::{Error, ErrorCode};
-use replay_core::replay::{BlobSegment, SampleCredit, Sampled};
+use replay_core::replay::{SampleCredit, Sampled};
 use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::*;
 
@@ -211,10 +211,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> Outgoing {
         live_items: 0,
         min_probability: None,
         rows: Bytes::from_static(b"rows"),
-        blobs: blobs
-            .iter()
-            .map(|b| BlobSegment::Received(b.clone().into()))
-            .collect(),
+        blobs: blobs.iter().map(|b| b.clone().into()).collect(),
         credit: Some(Box::new(Credit(delivered.clone()))),
     };
     encode_reply(Reply {

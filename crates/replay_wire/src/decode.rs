@@ -15,8 +15,8 @@ use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, Reques
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::replay::{
-    BlobSegment, ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, Parameters, Push,
-    PushBody, SampleRequest, Sampled, SampledItem, UpdateReceipt, WriterOpened,
+    ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, Parameters, Push, PushBody,
+    SampleRequest, Sampled, SampledItem, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::{Column, TableConfig};
 
@@ -361,7 +361,7 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
         live_items: sampled.get_items(),
         min_probability: Some(sampled.get_min_probability()).filter(|&p| p != 0.0),
         rows,
-        blobs: vec![BlobSegment::Received(blobs)],
+        blobs: vec![blobs],
         credit: None,
     })
 }

@@ -9,7 +9,7 @@ use super::innet_capnp as wire;
 use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
 use replay_core::error::{Error, Result};
 use replay_core::gradients::JoinJob;
-use replay_core::replay::{BlobSegment, Listing, OpenWriter, Push, SampleRequest, Sampled};
+use replay_core::replay::{Listing, OpenWriter, Push, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 
 /// Longest list of a message: Cap'n Proto counts elements in 29 bits.
@@ -91,7 +91,7 @@ pub fn encode_request(request: &Request) -> Result<Outgoing> {
             set_join(out, job);
         }
     }
-    Outgoing::new(head(&message)?, vec![BlobSegment::Received(payload)], None)
+    Outgoing::new(head(&message)?, vec![payload], None)
 }
 
 /// The frame of a reply. It takes over the blobs, which stay pinned until it is dropped, and the credit.
@@ -127,7 +127,7 @@ pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
         ReplyBody::Sampled(sampled) => {
             set_sampled(root.init_sampled(), &sampled)?;
             payload = sampled.blobs;
-            payload.insert(0, BlobSegment::Received(sampled.rows));
+            payload.insert(0, sampled.rows);
             credit = sampled.credit;
         }
         ReplyBody::Updated(receipt) => {
@@ -140,7 +140,7 @@ pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
             let mut out = root.init_parameters();
             if let Some(parameters) = parameters {
                 out.set_version(parameters.version);
-                payload.push(BlobSegment::Received(parameters.bytes));
+                payload.push(parameters.bytes);
             }
         }
         ReplyBody::Stats(json) => root.set_stats(&json),

@@ -8,7 +8,7 @@ use capnp::Word;
 
 use replay_core::error::{Error, Result};
 use replay_core::huge_pages;
-use replay_core::replay::{BlobSegment, SampleCredit};
+use replay_core::replay::SampleCredit;
 
 /// Bytes of the two lengths that start a frame.
 pub const HEADER_BYTES: usize = 8;
@@ -200,7 +200,7 @@ impl Incoming {
 /// they lie.
 pub struct Outgoing {
     head: Vec<u8>,
-    payload: Vec<BlobSegment>,
+    payload: Vec<Bytes>,
     payload_bytes: u32,
     credit: Option<Box<dyn SampleCredit>>,
     /// The part being written (0 is the head) and how much of it is written.
@@ -213,7 +213,7 @@ impl Outgoing {
     /// `credit` counts as delivered once the last byte is written, and goes back if it never is.
     pub(super) fn new(
         mut head: Vec<u8>,
-        payload: Vec<BlobSegment>,
+        payload: Vec<Bytes>,
         credit: Option<Box<dyn SampleCredit>>,
     ) -> Result<Self> {
         let control = limited("a control message, in bytes,", head.len() - HEADER_BYTES)?;
@@ -242,7 +242,7 @@ impl Outgoing {
     }
 
     /// The payload's segments.
-    pub fn payload(&self) -> &[BlobSegment] {
+    pub fn payload(&self) -> &[Bytes] {
         &self.payload
     }
 

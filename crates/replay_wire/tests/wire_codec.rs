@@ -303,7 +303,7 @@ fn body(answer: Answer) -> ReplyBody {
             live_items,
             min_probability: min,
             rows,
-            blobs: blobs.into_iter().map(BlobSegment::Received).collect(),
+            blobs,
             credit: None,
         }),
         Answer::Error(code, message) => ReplyBody::Error { code, message },

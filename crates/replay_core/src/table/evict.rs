@@ -14,31 +14,19 @@ pub type Evicted = Vec<Box<Resident>>;
 /// Chunks evicted under one hold of the insert lock: bounds the hold, and the list of them is allocated before.
 pub const EVICTED_AT_ONCE: usize = 64;
 
-/// What a look at the table under the insert lock leads to.
-pub enum Room {
-    Enough,
-    /// These were evicted and have to be dropped before another look.
-    AfterDropping,
-    Blocked(String),
-}
-
 impl Table {
-    /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes.
+    /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes. False: those in `evicted`
+    /// have to be dropped before another look. `Err` says who is waited for.
     pub(super) fn make_room(
         &self,
         residents: &mut Residents,
         push: &Prepared,
         evicted: &mut Evicted,
-    ) -> Room {
-        if !push.items.is_empty()
-            && let Err(waits) = self.admit_push()
-        {
-            return Room::Blocked(waits);
-        }
+    ) -> std::result::Result<bool, String> {
         // Held by nobody but readers, and by chunks that another push has evicted and is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes());
         if pinned + push.bytes > self.capacity_bytes {
-            return Room::Blocked(format!(
+            return Err(format!(
                 "table {:?} has {pinned} of its {} bytes in evicted chunks that readers still hold; waiting for them \
                  to let go of {}",
                 self.config.name,
@@ -47,21 +35,16 @@ impl Table {
             ));
         }
         let items = push.items.len();
-        let order_full = || {
-            self.order
-                .as_ref()
-                .is_some_and(|order| !order.has_room(items, |key| self.items.confirm(key)))
-        };
         while residents.steps() + push.rows > self.config.capacity
             || residents.bytes() + pinned + push.bytes > self.capacity_bytes
             || self.items.free() < items
-            || order_full()
+            || !self.sampler.has_room(&self.items, items)
         {
             if evicted.len() == evicted.capacity() {
-                return Room::AfterDropping;
+                return Ok(false);
             }
             let Some(oldest) = residents.pop() else {
-                return Room::Blocked(format!(
+                return Err(format!(
                     "table {:?} waits for readers that are taking its last items",
                     self.config.name
                 ));
@@ -71,11 +54,8 @@ impl Table {
         }
         self.first_arrival
             .store(residents.first(), Ordering::Relaxed);
-        if self.held.bytes() + push.bytes > self.capacity_bytes {
-            // What was just evicted counts until it is dropped, without the lock.
-            return Room::AfterDropping;
-        }
-        Room::Enough
+        // What was just evicted counts until it is dropped, without the lock.
+        Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
     }
 
     /// Lets every chunk go that is live now, and its items; the limiter starts from nothing. Writers go on, and

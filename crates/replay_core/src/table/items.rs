@@ -299,22 +299,28 @@ impl Items {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
             .ok()?;
         let times_sampled = (before & CLOSED) as u32 + 1;
-        if times_sampled == self.max_times_sampled {
-            self.tree.set(key.slot, key.generation, 0);
-        }
-        Some(Claim {
+        let claim = Claim {
             key,
             lifetime: metadata.lifetime,
             units,
             times_sampled,
-        })
+        };
+        if self.is_last(&claim) {
+            self.tree.set(key.slot, key.generation, 0);
+        }
+        Some(claim)
     }
 
     /// Makes a claim final: the item dies with its last draw.
     pub fn settle(&self, claim: &Claim) {
-        if claim.times_sampled == self.max_times_sampled {
+        if self.is_last(claim) {
             self.kill(claim.key);
         }
+    }
+
+    /// Whether a claim took the last draw of its item.
+    pub fn is_last(&self, claim: &Claim) -> bool {
+        claim.times_sampled == self.max_times_sampled
     }
 
     /// Takes a claim back, and returns its draw if the item is still alive.
@@ -327,7 +333,7 @@ impl Items {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, uncount)
             .is_ok();
         if undone && self.max_times_sampled > 0 {
-            if claim.times_sampled == self.max_times_sampled {
+            if self.is_last(claim) {
                 self.tree
                     .set(claim.key.slot, claim.key.generation, claim.units);
             }

@@ -3,11 +3,12 @@
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`] | metadata, keys and liveness of items; lock-free |
+//! | `sampler` | how items are chosen: what each sampler keeps about them |
 //! | `order` | the order of insertion, for the FIFO sampler |
-//! | [`stored`] | chunks, what readers pin of them, the bytes they hold |
+//! | [`stored`] | chunks, the bytes they hold |
 //! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
 //! | `residents` | live chunks in the order of arrival |
-//! | `insert`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
+//! | `push`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
 //! | `sample` | draws: no lock |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
@@ -18,11 +19,12 @@ pub(crate) mod restore;
 pub mod stored;
 
 mod evict;
-mod insert;
 mod order;
 mod prepare;
+mod push;
 mod residents;
 mod sample;
+mod sampler;
 mod save;
 mod stats;
 mod streams;
@@ -39,15 +41,14 @@ use crate::chunk::{RowBlobs, RowLayout};
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::replay::{OpenWriter, WriterOpened};
-use crate::schema::{Sampler, TableConfig};
+use crate::schema::TableConfig;
 use crate::slab::Slab;
 
-pub use stored::PinnedSlice;
 pub use writers::Writers;
 
 use items::{ItemKey, Items};
-use order::InsertionOrder;
 use residents::Residents;
+use sampler::ItemSampler;
 use stats::Counters;
 use stored::{Chunks, Held};
 
@@ -68,14 +69,13 @@ pub struct Table {
     /// Bytes it holds at most: [`TableConfig::effective_capacity_bytes`].
     capacity_bytes: u64,
     items: Items,
-    chunks: Arc<Chunks>,
+    chunks: Chunks,
     /// The insert lock.
     residents: Mutex<Residents>,
     /// `Residents::first`, for who does not hold the lock: may lag.
     first_arrival: AtomicU64,
     writers: Writers,
-    /// For the FIFO sampler.
-    order: Option<InsertionOrder>,
+    sampler: ItemSampler,
     limiter: Arc<Limiter>,
     /// The most draws that a waiting draw has asked for in vain; 0 once one was granted.
     draws_wanted: AtomicU32,
@@ -91,21 +91,17 @@ pub struct Table {
 }
 
 impl Table {
-    /// Slots for evicted chunks that readers still pin, beside a slot for each step.
+    /// Slots for evicted chunks that draws still pin, beside a slot for each step.
     const PINNED_CHUNKS: u32 = 4096;
 
     /// Bytes that a table of this valid definition takes beside its steps, for their index. Nearly all of it is
     /// allocated when the table is made: about 100 bytes for each step of `capacity`.
     pub fn index_bytes(config: &TableConfig) -> u64 {
         let capacity = config.capacity as u32;
-        let order = match config.sampler {
-            Sampler::Fifo => InsertionOrder::bytes(capacity),
-            Sampler::Prioritized | Sampler::Uniform => 0,
-        };
         // A stored step adds where its blobs lie, and the key of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
-        Items::bytes(capacity) + order + chunks + stored
+        Items::bytes(capacity) + ItemSampler::bytes(config) + chunks + stored
     }
 
     /// An empty table of a valid definition.
@@ -119,11 +115,11 @@ impl Table {
                 config.priority_unit_log2,
                 config.max_times_sampled,
             ),
-            chunks: Arc::new(Slab::new(capacity + Self::PINNED_CHUNKS)),
+            chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
             residents: Mutex::new(Residents::new(capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),
-            order: (config.sampler == Sampler::Fifo).then(|| InsertionOrder::new(capacity)),
+            sampler: ItemSampler::new(&config),
             limiter: Arc::new(Limiter::new(&config)),
             draws_wanted: AtomicU32::new(0),
             held: Held::new(reservation),

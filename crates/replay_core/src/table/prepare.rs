@@ -7,62 +7,45 @@ use bytes::Bytes;
 
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
-use crate::replay::{NewItem, Push};
+use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
-use crate::slab::Handle;
 
 use super::Table;
-use super::residents::Resident;
-use super::stored::{Charge, StoredChunk};
-use super::streams::{Link, Place};
+use super::residents::EXTRA_ITEMS;
+use super::stored::{Charge, NewChunk, StoredChunk};
+use super::streams::{ChunkSpan, FirstChunk};
 use super::writers::Writer;
-
-/// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
-/// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.
-pub const EXTRA_ITEMS: usize = 16;
-
-/// Where a chunk is before it has been placed.
-pub const NOWHERE: Handle = Handle::from_bits(u64::MAX);
-
-/// The place of a checked chunk among the residents.
-pub struct ReadyChunk {
-    pub resident: Box<Resident>,
-    pub first_step: u64,
-    /// The chunk of the stream that it continues.
-    pub continues: Option<u64>,
-}
-
-/// A checked item.
-pub struct ReadyItem {
-    pub first_chunk: FirstChunk,
-    pub first_row: u32,
-    pub item: NewItem,
-}
-
-/// The chunk of an item's first row.
-pub enum FirstChunk {
-    Held(u64),
-    /// By its index in the push.
-    Pushed(usize),
-}
 
 /// A push that fits the table. Everything that placing it takes is allocated here, before the insert lock.
 pub struct Prepared {
-    #[expect(
-        clippy::vec_box,
-        reason = "the slab takes boxes; they are made before the lock"
-    )]
-    pub stored: Vec<Box<StoredChunk>>,
-    pub chunks: Vec<ReadyChunk>,
-    pub items: Vec<ReadyItem>,
+    pub chunks: Vec<PreparedChunk>,
+    pub items: Vec<PreparedItem>,
     pub charge: Arc<Charge>,
     pub rows: u64,
     pub bytes: u64,
     /// Items skipped because their first row has been evicted.
     pub late: u64,
-    /// Filled by placing it: the chunks in the slab, and their links for the streams.
-    pub handles: Vec<Handle>,
-    pub links: Vec<Link>,
+}
+
+/// A checked chunk.
+pub struct PreparedChunk {
+    pub new: NewChunk,
+    pub stream: u32,
+    /// Its steps; the arrival is filled in when it is in place.
+    pub span: ChunkSpan,
+    /// Arrival of the stream's chunk that it continues.
+    pub continues: Option<u64>,
+}
+
+/// A checked item.
+pub struct PreparedItem {
+    pub first_chunk: FirstChunk,
+    /// Its first row, counted in that chunk.
+    pub first_row: u32,
+    pub before: u16,
+    pub after: u16,
+    /// Before the exponent; `None` is "as the current maximum".
+    pub priority: Option<f32>,
 }
 
 impl Table {
@@ -74,8 +57,7 @@ impl Table {
     }
 
     /// Checks everything about a push that does not depend on other writers, and builds what it stores.
-    pub(super) fn prepare(&self, writer: &mut Writer, push: &Push) -> Result<Prepared> {
-        let body = &push.body;
+    pub(super) fn prepare(&self, writer: &mut Writer, body: &PushBody) -> Result<Prepared> {
         let rows = body.chunks.iter().map(|c| u64::from(c.rows)).sum();
         let bytes = body.payload.len() as u64 + TableConfig::CHUNK_BYTES * body.chunks.len() as u64;
         for (what, size, limit) in [
@@ -96,47 +78,46 @@ impl Table {
                 });
             }
         }
-        let packed = self.check_chunks(writer, push)?;
-        let (items, late) = self.check_items(writer, push)?;
+        let charge = Charge::new(&self.held);
+        let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
+        let (items, late) = self.check_items(writer, body)?;
 
-        let charge = Charge::new(self.held.clone(), bytes);
-        let last = packed.len().wrapping_sub(1);
         let identity = &writer.identity;
         let extra = EXTRA_ITEMS.min(identity.window_before.into());
-        let chunks = body.chunks.iter().enumerate().map(|(index, head)| {
-            // For the items of later pushes too, which may begin in this chunk: no growth under the lock.
-            let room = head.rows as usize + extra;
-            ReadyChunk {
-                resident: Box::new(Resident {
-                    handle: NOWHERE,
+        let last = packed.len().wrapping_sub(1);
+        let chunks = body.chunks.iter().zip(packed).enumerate();
+        let chunks = chunks.map(|(index, (head, packed))| {
+            let writer_name = identity.clone();
+            let stored = StoredChunk::new(packed, writer_name, head.stream, head.first_step);
+            let freed_bytes = if index == last { bytes } else { 0 };
+            PreparedChunk {
+                // Room for the items of later pushes too, which may begin in this chunk: no growth under the lock.
+                new: NewChunk::new(stored, freed_bytes, head.rows as usize + extra),
+                stream: head.stream,
+                span: ChunkSpan {
+                    arrival: u64::MAX,
+                    first_step: head.first_step,
                     rows: head.rows,
-                    freed_bytes: if index == last { bytes } else { 0 },
-                    items: Vec::with_capacity(room),
-                }),
-                first_step: head.first_step,
+                },
                 continues: writer.streams[head.stream as usize].continues(head.first_step),
             }
         });
-        let stored = body.chunks.iter().zip(packed).map(|(head, packed)| {
-            let writer = identity.clone();
-            StoredChunk::new(packed, writer, head.stream, head.first_step, charge.clone())
-        });
         Ok(Prepared {
             chunks: chunks.collect(),
-            // Placed from the back.
-            stored: stored.rev().collect(),
             items,
-            charge: charge.clone(),
+            charge,
             rows,
             bytes,
             late,
-            handles: Vec::with_capacity(body.chunks.len()),
-            links: Vec::with_capacity(body.chunks.len()),
         })
     }
 
-    fn check_chunks(&self, writer: &mut Writer, push: &Push) -> Result<Vec<PackedRows>> {
-        let body = &push.body;
+    fn check_chunks(
+        &self,
+        writer: &mut Writer,
+        body: &PushBody,
+        mut rest: Bytes,
+    ) -> Result<Vec<PackedRows>> {
         let streams = writer.streams.len();
         let mut named: Vec<u32> = body.chunks.iter().map(|c| c.stream).collect();
         named.sort_unstable();
@@ -155,7 +136,6 @@ impl Table {
             )));
         }
         let first_arrival = self.first_arrival.load(Ordering::Relaxed);
-        let mut rest: Bytes = body.payload.clone();
         let mut packed = Vec::with_capacity(body.chunks.len());
         for head in &body.chunks {
             if head.bytes as usize > rest.len() {
@@ -190,80 +170,74 @@ impl Table {
         Ok(packed)
     }
 
-    fn check_items(&self, writer: &Writer, push: &Push) -> Result<(Vec<ReadyItem>, u64)> {
-        let body = &push.body;
-        let mut chunk_of = vec![
-            None;
-            if body.items.is_empty() {
-                0
-            } else {
-                writer.streams.len()
-            }
-        ];
-        if !body.items.is_empty() {
-            for (index, head) in body.chunks.iter().enumerate() {
-                chunk_of[head.stream as usize] = Some(index);
-            }
+    fn check_items(&self, writer: &Writer, body: &PushBody) -> Result<(Vec<PreparedItem>, u64)> {
+        let mut chunk_of = vec![None; writer.streams.len()];
+        for (index, head) in body.chunks.iter().enumerate() {
+            chunk_of[head.stream as usize] = Some((index, head.first_step, head.rows));
         }
         let mut items = Vec::with_capacity(body.items.len());
-        let mut late = 0;
         for item in &body.items {
-            let missing = |reason: String| {
-                self.refuse(format!(
-                    "the item at step {} of stream {} needs {reason}",
-                    item.anchor, item.stream
-                ))
-            };
-            let Some(stream) = writer.streams.get(item.stream as usize) else {
-                return Err(missing(format!(
-                    "a stream that the writer was opened with: 0 to {}",
-                    writer.streams.len() - 1
-                )));
-            };
-            if let Some(priority) = item.priority
-                && !(priority.is_finite() && priority >= 0.0)
-            {
-                return Err(Error::Priority {
-                    value: f64::from(priority),
-                });
-            }
-            let identity = &writer.identity;
-            if item.before > identity.window_before || item.after > identity.window_after {
-                return Err(missing(format!(
-                    "{} steps before and {} after; the writer was opened with {} and {}",
-                    item.before, item.after, identity.window_before, identity.window_after
-                )));
-            }
-            let first = item.anchor.checked_sub(u64::from(item.before));
-            let last = item.anchor.checked_add(u64::from(item.after));
-            let (Some(first), Some(last)) = (first, last) else {
-                return Err(missing("steps that no stream has".into()));
-            };
-            let pushed = chunk_of[item.stream as usize];
-            let range = pushed.map(|i: usize| (body.chunks[i].first_step, body.chunks[i].rows));
-            let (first_chunk, first_row) =
-                match (stream.locate(first, last, range).map_err(missing)?, pushed) {
-                    (Place::Held { arrival, row }, _) => (FirstChunk::Held(arrival), row),
-                    (Place::Pushed { row }, Some(index)) => (FirstChunk::Pushed(index), row),
-                    (Place::Evicted | Place::Pushed { .. }, _) => {
-                        late += 1;
-                        continue;
-                    }
-                };
-            items.push(ReadyItem {
+            let located = self.check_item(writer, item, &chunk_of)?;
+            items.extend(located.map(|(first_chunk, first_row)| PreparedItem {
                 first_chunk,
                 first_row,
-                item: *item,
+                before: item.before,
+                after: item.after,
+                priority: item.priority,
+            }));
+        }
+        let late = (body.items.len() - items.len()) as u64;
+        Ok((items, late))
+    }
+
+    /// Checks an item and finds its first row; `None` when that has been evicted.
+    fn check_item(
+        &self,
+        writer: &Writer,
+        item: &NewItem,
+        pushed: &[Option<(usize, u64, u32)>],
+    ) -> Result<Option<(FirstChunk, u32)>> {
+        let missing = |reason: String| {
+            self.refuse(format!(
+                "the item at step {} of stream {} needs {reason}",
+                item.anchor, item.stream
+            ))
+        };
+        let Some(stream) = writer.streams.get(item.stream as usize) else {
+            return Err(missing(format!(
+                "a stream that the writer was opened with: 0 to {}",
+                writer.streams.len() - 1
+            )));
+        };
+        if let Some(priority) = item.priority
+            && !(priority.is_finite() && priority >= 0.0)
+        {
+            return Err(Error::Priority {
+                value: f64::from(priority),
             });
         }
-        Ok((items, late))
+        let identity = &writer.identity;
+        if item.before > identity.window_before || item.after > identity.window_after {
+            return Err(missing(format!(
+                "{} steps before and {} after; the writer was opened with {} and {}",
+                item.before, item.after, identity.window_before, identity.window_after
+            )));
+        }
+        let first = item.anchor.checked_sub(u64::from(item.before));
+        let last = item.anchor.checked_add(u64::from(item.after));
+        let (Some(first), Some(last)) = (first, last) else {
+            return Err(missing("steps that no stream has".into()));
+        };
+        stream
+            .locate(first, last, pushed[item.stream as usize])
+            .map_err(missing)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::memory::{Memory, MemoryLimits};
-    use crate::replay::{ChunkHead, OpenWriter, PushBody};
+    use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
     use crate::table::Attempt;
     use crate::table::writers::lock;

@@ -6,6 +6,10 @@ use crate::slab::Handle;
 
 use super::items::ItemKey;
 
+/// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
+/// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.
+pub const EXTRA_ITEMS: usize = 12;
+
 /// A live chunk and the items that die with it.
 pub struct Resident {
     /// The chunk in the slab.

@@ -12,14 +12,11 @@ use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::snapshot::content::{ChunkHead, Item, State, Stream};
 use crate::snapshot::record::Kind;
-use crate::sum_tree::SumTree;
 
 use super::Table;
 use super::items::Window;
-use super::prepare::NOWHERE;
-use super::residents::{Resident, Residents};
-use super::stored::{Charge, StoredChunk};
-use super::update::EQUAL_MASS;
+use super::residents::Residents;
+use super::stored::{Charge, NewChunk, StoredChunk};
 use super::writers::{Identity, Writers, lock};
 
 /// More of anything was never counted: a greater number would leave no room to count on.
@@ -53,6 +50,7 @@ struct StagedStream {
 
 struct StagedChunk {
     packed: PackedRows,
+    charge: Arc<Charge>,
     stream: usize,
     first_step: u64,
     /// The chunk whose first row follows this one's last.
@@ -68,11 +66,12 @@ impl StagedChunk {
     }
 }
 
-/// What goes into the table beside a chunk.
+/// A chunk of a snapshot with everything that placing it takes.
 struct ReadyChunk {
-    resident: Box<Resident>,
+    new: NewChunk,
     charge: Arc<Charge>,
-    /// By its place among the chunks.
+    bytes: u64,
+    /// Index of the chunk whose first row follows this one's last.
     continued_by: Option<usize>,
 }
 
@@ -143,41 +142,45 @@ impl Staged {
     pub fn place(mut self) -> Result<Arc<Table>> {
         let state = self.state.unwrap_or_default();
         let table = self.table.clone();
-        let (stored, ready) = self.build();
-        let mut handles = Vec::with_capacity(stored.len());
+        let mut chunks = self.build();
 
         let mut residents = lock(&table.residents);
         table.check_open()?;
         table.check_empty(&residents)?;
-        for chunk in stored {
-            let Ok(handle) = table.chunks.insert(chunk) else {
-                break;
-            };
-            handles.push(handle);
-        }
-        if handles.len() < ready.len() {
+        if !chunks
+            .iter_mut()
+            .all(|chunk| chunk.new.enter(&table.chunks))
+        {
             let refused = table.not_empty(&residents);
             drop(residents);
-            for &handle in &handles {
+            for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
                 table.chunks.retire(handle);
             }
             return Err(refused);
         }
         let first_arrival = residents.end();
-        for (mut chunk, &handle) in ready.into_iter().zip(&handles) {
-            chunk.charge.count();
-            if let Some(next) = chunk.continued_by
-                && let Some(stored) = table.chunks.pin(handle)
+        for index in 0..chunks.len() {
+            let next = chunks[index].continued_by;
+            let next = next.and_then(|next| chunks[next].new.handle());
+            let chunk = &mut chunks[index];
+            let Some(resident) = chunk.new.take_resident() else {
+                continue;
+            };
+            chunk.charge.count(chunk.bytes);
+            if let Some(next) = next
+                && let Some(stored) = table.chunks.pin(resident.handle)
             {
-                stored.set_next(handles[next]);
+                stored.set_next(next);
             }
-            chunk.resident.handle = handle;
-            residents.push(chunk.resident);
+            residents.push(resident);
         }
         for item in &self.items {
-            let index = u64::from(item.chunk) - self.first;
+            let arrival = first_arrival + u64::from(item.chunk) - self.first;
+            let Some(resident) = residents.get_mut(arrival) else {
+                continue;
+            };
             let window = Window {
-                oldest: handles[index as usize],
+                oldest: resident.handle,
                 first_row: item.first_row,
                 before: item.before,
                 after: item.after,
@@ -188,19 +191,8 @@ impl Staged {
                 .insert(window, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
             table.items.count_earlier_draws(key, item.times_sampled);
-            let units = if table.draws_equally() {
-                // A batch under way may have held its mass when it was saved.
-                EQUAL_MASS
-            } else {
-                item.units
-            };
-            table.items.tree.set(key.slot, key.generation, units);
-            if let Some(order) = &table.order {
-                order.append(key);
-            }
-            if let Some(resident) = residents.get_mut(first_arrival + index) {
-                resident.items.push(key);
-            }
+            table.sampler.insert_saved(&table.items, key, item.units);
+            resident.items.push(key);
         }
         table.go_on_from(&state, &self.saved);
         drop(residents);
@@ -208,41 +200,25 @@ impl Staged {
         Ok(table)
     }
 
-    /// The chunks for the slab, and what goes beside each.
-    #[expect(
-        clippy::vec_box,
-        reason = "the slab takes boxes; they are made before the lock"
-    )]
-    fn build(&mut self) -> (Vec<Box<StoredChunk>>, Vec<ReadyChunk>) {
+    /// Builds the chunks.
+    fn build(&mut self) -> Vec<ReadyChunk> {
         let first = self.first;
         let build = |chunk: StagedChunk| {
             let stream = &self.streams[chunk.stream];
             let bytes = chunk.bytes();
-            let charge = Charge::new(self.table.held.clone(), bytes);
-            let ready = ReadyChunk {
-                resident: Box::new(Resident {
-                    handle: NOWHERE,
-                    rows: chunk.packed.rows(),
-                    freed_bytes: bytes,
-                    items: Vec::with_capacity(chunk.items),
-                }),
-                charge: charge.clone(),
-                continued_by: chunk.continued_by.map(|number| (number - first) as usize),
-            };
             let writer = stream.writer.clone();
-            let stored = StoredChunk::new(
-                chunk.packed,
-                writer,
-                stream.number,
-                chunk.first_step,
-                charge,
-            );
-            (stored, ready)
+            let stored = StoredChunk::new(chunk.packed, writer, stream.number, chunk.first_step);
+            ReadyChunk {
+                new: NewChunk::new(stored, bytes, chunk.items),
+                charge: chunk.charge,
+                bytes,
+                continued_by: chunk.continued_by.map(|number| (number - first) as usize),
+            }
         };
         std::mem::take(&mut self.chunks)
             .into_iter()
             .map(build)
-            .unzip()
+            .collect()
     }
 
     fn take_stream(&mut self, stream: Stream) -> Checked {
@@ -268,10 +244,11 @@ impl Staged {
         let Some(stream) = self.streams.get_mut(index) else {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
+        let charge = Charge::new(&self.table.held);
         let packed = self
             .table
             .layout
-            .check(head.rows, packed)
+            .check(head.rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;
         let next_step = head.first_step.checked_add(u64::from(head.rows));
         let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {
@@ -289,6 +266,7 @@ impl Staged {
         self.steps += u64::from(head.rows);
         let chunk = StagedChunk {
             packed,
+            charge,
             stream: index,
             first_step: head.first_step,
             continued_by: None,
@@ -307,12 +285,7 @@ impl Staged {
         if number >= self.end() {
             return Err(format!("an item of chunk {number}, which is unknown"));
         }
-        let most = if self.table.draws_equally() {
-            EQUAL_MASS
-        } else {
-            SumTree::<16>::MAX_UNITS
-        };
-        if item.units > most {
+        if item.units > self.table.sampler.most_saved_units() {
             return Err(format!("an item of {} units of mass", item.units));
         }
         if number < self.first || self.table.items.is_used_up(item.times_sampled) {
@@ -407,10 +380,8 @@ impl Staged {
 impl Table {
     fn check_empty(&self, residents: &Residents) -> Result<()> {
         let free = self.items.free() == self.items.capacity();
-        let order_free = self.order.as_ref().is_none_or(|order| {
-            order.has_room(self.items.capacity(), |key| self.items.confirm(key))
-        });
-        if residents.steps() == 0 && self.held.bytes() == 0 && free && order_free {
+        let has_room = self.sampler.has_room(&self.items, self.items.capacity());
+        if residents.steps() == 0 && self.held.bytes() == 0 && free && has_room {
             return Ok(());
         }
         Err(self.not_empty(residents))

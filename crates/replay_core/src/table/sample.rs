@@ -8,15 +8,15 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::limiter::{Admitted, Limiter};
-use crate::replay::{BlobSegment, SampleCredit, SampleRequest, Sampled, SampledItem};
+use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{Drawn, Strata};
 use crate::sync::prefetch;
 
 use super::items::{Claim, ItemKey, Metadata, Window};
-use super::order::InsertionOrder;
-use super::stored::{Held, PinnedSlice, StoredChunk};
+use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
+use super::stored::{Held, StoredChunk};
 use super::writers::lock;
 use super::{Attempt, Table};
 
@@ -26,17 +26,17 @@ const ROUNDS: usize = 32;
 /// Items whose rows are looked up side by side: enough to hide the cache misses, few enough to stay in the cache.
 const SIDE_BY_SIDE: usize = 64;
 
-type PinnedChunk = Pinned<Box<StoredChunk>>;
+type PinnedChunk<'a> = Pinned<'a, Box<StoredChunk>>;
 
 /// Rows of one chunk.
-struct Piece {
-    chunk: PinnedChunk,
+struct Piece<'a> {
+    chunk: PinnedChunk<'a>,
     rows: Range<u32>,
     /// The key row of the first one, where that comes before it.
     key: Option<u32>,
 }
 
-impl Piece {
+impl Piece<'_> {
     /// What a reply has of it, in order: the key row, unless it is the first row, then the rows.
     fn parts(&self) -> impl Iterator<Item = Range<u32>> {
         let key = self.key.map(|row| row..row + 1);
@@ -45,13 +45,13 @@ impl Piece {
 }
 
 /// A drawn item on its way into a batch.
-struct Candidate {
+struct Candidate<'a> {
     key: ItemKey,
     units: u64,
     probability: f64,
     metadata: Metadata,
     /// The chunk of its first row, unless that is gone.
-    oldest: Option<PinnedChunk>,
+    oldest: Option<PinnedChunk<'a>>,
 }
 
 /// A batch that is being drawn. Dropped before it is [`Batch::finish`]ed, it gives everything back.
@@ -63,7 +63,7 @@ struct Batch<'a> {
     reserved: u32,
     claims: Vec<Claim>,
     items: Vec<SampledItem>,
-    pieces: Vec<Piece>,
+    pieces: Vec<Piece<'a>>,
     /// Steps the table had taken when the draw began.
     now: u64,
     finished: bool,
@@ -168,24 +168,22 @@ impl Table {
             }
         }
         let live_items;
-        let mut min_probability = None;
-        match &self.order {
-            Some(order) => {
+        let min_probability;
+        match &self.sampler {
+            ItemSampler::InOrder(queue) => {
                 live_items = live;
-                batch.take_oldest(order)?;
-                if request.min_probability {
-                    min_probability = Some(1.0);
-                }
+                batch.take_in_order(queue)?;
+                min_probability = request.min_probability.then_some(1.0);
             }
-            None => {
+            ItemSampler::Random { .. } => {
                 live_items = self.items.tree.live_with_mass();
                 let total = batch.take_by_mass()?;
-                if request.min_probability && total > 0 {
+                min_probability = (request.min_probability && total > 0).then(|| {
                     let least = self.items.tree.min_positive().unwrap_or(total);
                     let drawn = batch.items.iter().map(|i| i.probability);
                     // An item may have been updated since it was drawn.
-                    min_probability = Some(drawn.fold(least as f64 / total as f64, f64::min));
-                }
+                    drawn.fold(least as f64 / total as f64, f64::min)
+                });
             }
         }
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
@@ -298,30 +296,23 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Draws the oldest items, each until it has no draw left.
-    fn take_oldest(&mut self, order: &InsertionOrder) -> Result<()> {
+    /// Draws the first items of a queue, each until it has no draw left.
+    fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
         let Table { items, chunks, .. } = self.table;
-        let mut from = 0;
-        while self.reserved > 0
-            && let Some((position, key)) = order.first_live(from, |key| items.confirm(key))
-        {
+        queue.offer(items, self.reserved, |key| {
             let metadata = items.metadata(key.slot);
-            let taken = self.take(Candidate {
+            self.take(Candidate {
                 key,
-                units: 1,
+                units: EQUAL_MASS,
                 probability: 1.0,
                 metadata,
                 oldest: chunks.pin(metadata.window.oldest),
-            })?;
-            if !taken {
-                from = position + 1;
-            }
-        }
-        Ok(())
+            })
+        })
     }
 
-    /// Takes a drawn item: pins its rows and counts the draw. False when it is gone, or has no draw left.
-    fn take(&mut self, candidate: Candidate) -> Result<bool> {
+    /// Takes a drawn item: pins its rows and counts the draw.
+    fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
         let Candidate { key, metadata, .. } = candidate;
         let items = &self.table.items;
         let window = metadata.window;
@@ -338,7 +329,7 @@ impl<'a> Batch<'a> {
             .and_then(|()| items.claim(key, &metadata, candidate.units));
         let Some(claim) = claim else {
             self.pieces.truncate(pinned);
-            return Ok(false);
+            return Ok(Taken::Refused);
         };
         self.items.push(SampledItem {
             key: key.to_bits(),
@@ -350,12 +341,21 @@ impl<'a> Batch<'a> {
         });
         self.claims.push(claim);
         self.reserved -= 1;
-        Ok(true)
+        Ok(match items.is_last(&claim) {
+            true => Taken::Last,
+            false => Taken::Again,
+        })
     }
 
     /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it, from its oldest chunk
     /// on; `None` when a chunk is gone.
-    fn pin(&mut self, oldest: PinnedChunk, window: &Window, before: u16, after: u16) -> Option<()> {
+    fn pin(
+        &mut self,
+        oldest: PinnedChunk<'a>,
+        window: &Window,
+        before: u16,
+        after: u16,
+    ) -> Option<()> {
         let mut skip = window.first_row + u32::from(window.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
         let mut chunk = oldest;
@@ -383,7 +383,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn check_view(&self, chunk: &PinnedChunk) -> Result<()> {
+    fn check_view(&self, chunk: &StoredChunk) -> Result<()> {
         let (request, writer) = (self.request, &chunk.writer);
         if request.before <= writer.window_before && request.after <= writer.window_after {
             return Ok(());
@@ -420,16 +420,17 @@ impl<'a> Batch<'a> {
         let mut rows = Vec::with_capacity(row_bytes);
         let mut blobs = Vec::with_capacity(segments);
         for piece in self.pieces.drain(..) {
-            let begin = rows.len();
+            let (begin, packed) = (rows.len(), &piece.chunk.packed);
             for part in piece.parts() {
-                rows.extend_from_slice(piece.chunk.packed.row_slice(part));
+                rows.extend_from_slice(packed.row_slice(part.clone()));
+                let range = packed.blob_range(part);
+                if !range.is_empty() {
+                    blobs.push(packed.as_bytes().slice(range));
+                }
             }
-            if let Some(key) = piece.key {
+            if piece.key.is_some() {
                 rows[begin] |= flags::REFERENCE;
-                let pin = piece.chunk.clone();
-                blobs.extend(PinnedSlice::blobs(pin, key..key + 1).map(BlobSegment::Pinned));
             }
-            blobs.extend(PinnedSlice::blobs(piece.chunk, piece.rows).map(BlobSegment::Pinned));
         }
         for claim in &self.claims {
             table.items.settle(claim);

@@ -103,7 +103,7 @@ impl Table {
         out: &mut RecordWriter<W>,
     ) -> Result<()> {
         let mut body = Vec::with_capacity(ITEMS_AT_ONCE * Item::BYTES);
-        for key in self.item_keys() {
+        for key in self.sampler.keys(&self.items) {
             let Some(item) = self.saved_item(key, saved).filter(|i| i.born <= taken) else {
                 continue;
             };
@@ -119,26 +119,11 @@ impl Table {
         out.record(Kind::Items, &[&body])
     }
 
-    /// The live items: as they were inserted where draws go by that, else by slot. Draws find equal masses in equal
-    /// order, and so the same items, in a table that was filled in this order.
-    fn item_keys(&self) -> Box<dyn Iterator<Item = ItemKey> + '_> {
-        let Some(order) = &self.order else {
-            let slots = 0..self.items.capacity() as u32;
-            return Box::new(slots.filter_map(|slot| self.items.live_in(slot)));
-        };
-        let mut from = 0;
-        Box::new(std::iter::from_fn(move || {
-            let (position, key) = order.first_live(from, |key| self.items.confirm(key))?;
-            from = position + 1;
-            Some(key)
-        }))
-    }
-
     /// An item as it is now; `None` when it has died, has no draw left, or its chunk was not written.
     fn saved_item(&self, key: ItemKey, saved: &Saved) -> Option<Item> {
         let metadata = self.items.metadata(key.slot);
         // Before the draws: the last one takes the mass away.
-        let units = self.items.tree.units(key.slot, key.generation)?;
+        let units = self.sampler.saved_units(&self.items, key)?;
         let times_sampled = self.items.times_sampled(key.slot);
         // All that was loaded is this item's, if it is still there.
         if !self.items.confirm(key) || self.items.is_used_up(times_sampled) {

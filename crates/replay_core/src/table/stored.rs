@@ -1,20 +1,19 @@
-//! Chunks as the table keeps them, what readers pin of them, and the bytes they hold.
+//! Chunks as the table keeps them, and the bytes they hold.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use event_listener::Event;
 
 use crate::budget::Reservation;
 use crate::chunk::{PackedRows, RowBlobs};
 use crate::schema::TableConfig;
-use crate::slab::{Handle, Pinned, Slab};
+use crate::slab::{Handle, Slab};
 
 use super::items::ItemKey;
-use super::prepare::EXTRA_ITEMS;
-use super::residents::Resident;
-use super::streams::Link;
+use super::residents::{EXTRA_ITEMS, Resident};
+use super::streams::ChunkSpan;
 use super::writers::Identity;
 
 /// Names no chunk.
@@ -34,8 +33,6 @@ pub struct StoredChunk {
     /// The stream's number of the first row.
     pub first_step: u64,
     next: AtomicU64,
-    /// After `packed` in this struct, so that it is dropped after: the bytes are free when they are given back.
-    _charge: Arc<Charge>,
 }
 
 impl StoredChunk {
@@ -45,7 +42,6 @@ impl StoredChunk {
         writer: Arc<Identity>,
         stream: u32,
         first_step: u64,
-        charge: Arc<Charge>,
     ) -> Box<Self> {
         Box::new(StoredChunk {
             packed,
@@ -53,7 +49,6 @@ impl StoredChunk {
             stream,
             first_step,
             next: AtomicU64::new(NO_CHUNK),
-            _charge: charge,
         })
     }
 
@@ -73,12 +68,58 @@ impl StoredChunk {
     }
 }
 
-/// Bytes that a table holds: those of live chunks, and of evicted ones that somebody still pins.
+/// A chunk on its way into a table: allocated before the insert lock, put in place under it.
+pub struct NewChunk {
+    /// `None` once the slab has it.
+    stored: Option<Box<StoredChunk>>,
+    /// `None` once it is in the order of arrival.
+    resident: Option<Box<Resident>>,
+}
+
+impl NewChunk {
+    /// A chunk with room for `items`, whose eviction frees `freed_bytes`.
+    pub fn new(stored: Box<StoredChunk>, freed_bytes: u64, items: usize) -> Self {
+        NewChunk {
+            resident: Some(Box::new(Resident {
+                handle: Handle::from_bits(NO_CHUNK),
+                rows: stored.packed.rows(),
+                freed_bytes,
+                items: Vec::with_capacity(items),
+            })),
+            stored: Some(stored),
+        }
+    }
+
+    /// Enters the slab; false when that has no free slot.
+    pub fn enter(&mut self, slab: &Chunks) -> bool {
+        if let (Some(stored), Some(resident)) = (self.stored.take(), &mut self.resident) {
+            match slab.insert(stored) {
+                Ok(handle) => resident.handle = handle,
+                // Dropped without the lock.
+                Err(stored) => self.stored = Some(stored),
+            }
+        }
+        self.stored.is_none()
+    }
+
+    /// Its name in the slab, between [`Self::enter`] and [`Self::take_resident`].
+    pub fn handle(&self) -> Option<Handle> {
+        let resident = self.resident.as_ref()?;
+        self.stored.is_none().then_some(resident.handle)
+    }
+
+    /// Its place in the order of arrival, once.
+    pub fn take_resident(&mut self) -> Option<Box<Resident>> {
+        self.resident.take()
+    }
+}
+
+/// Bytes that a table holds: those of live chunks, and of evicted ones whose blobs somebody still reads.
 pub struct Held {
     bytes: AtomicU64,
     /// What waits for room or for data hears of it here: the table notifies after each change.
     pub changed: Event,
-    /// The table's share of the memory's byte limit, until the last pinned chunk of a dropped table is gone.
+    /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
     _reservation: Reservation,
 }
 
@@ -101,63 +142,66 @@ impl Held {
 // What a chunk allocates beside its payload is within what it counts for.
 const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
-    // The list of a stream's links may be half empty. What each row adds is in `Table::index_bytes`.
-    let lists = 2 * size_of::<Link>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
-    // With the counters of an `Arc`, and what the clones of a `Bytes` share.
-    let push = size_of::<Charge>() + 2 * size_of::<usize>() + 4 * size_of::<usize>();
-    let kept_by_the_allocator = 6 * 16;
+    // The list of a stream's chunks may be half empty. What each row adds is in `Table::index_bytes`.
+    let lists =
+        2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
+    // With the counters of an `Arc` and of a `Bytes` with an owner, and what the slices of a `Vec` share.
+    let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
+    let kept_by_the_allocator = 7 * 16;
     assert!(chunk + lists + push + kept_by_the_allocator <= TableConfig::CHUNK_BYTES as usize);
 };
 
-/// The bytes of one push. Its chunks share the buffer that it came in, so they count until the last is dropped.
+/// Bytes that one push counts for. Its chunks share the buffer that it came in, so they count as a whole until the last
+/// slice of that buffer is dropped.
 pub struct Charge {
     held: Arc<Held>,
-    bytes: u64,
-    counted: AtomicBool,
+    /// 0 until it counts.
+    bytes: AtomicU64,
 }
 
 impl Charge {
-    /// A charge that is not counted yet.
-    pub fn new(held: Arc<Held>, bytes: u64) -> Arc<Self> {
+    /// A charge that does not count yet.
+    pub fn new(held: &Arc<Held>) -> Arc<Self> {
         Arc::new(Charge {
-            held,
-            bytes,
-            counted: AtomicBool::new(false),
+            held: held.clone(),
+            bytes: AtomicU64::new(0),
         })
     }
 
-    /// Counts it. Under the insert lock, so that the sum stays within the table's limit.
-    pub fn count(&self) {
-        self.held.bytes.fetch_add(self.bytes, Ordering::Relaxed);
-        self.counted.store(true, Ordering::Relaxed);
+    /// The push's payload, which keeps the charge for as long as there is a slice of it.
+    pub fn payload(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Payload {
+            bytes,
+            _charge: self.clone(),
+        })
+    }
+
+    /// Counts `bytes`. Under the insert lock, so that the sum stays within the table's limit.
+    pub fn count(&self, bytes: u64) {
+        self.held.bytes.fetch_add(bytes, Ordering::Relaxed);
+        // Relaxed, as in `drop`: whoever drops the last reference to the charge has seen all that was done with others.
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        if *self.counted.get_mut() {
-            self.held.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        let bytes = *self.bytes.get_mut();
+        if bytes > 0 {
+            self.held.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.held.changed.notify(usize::MAX);
         }
     }
 }
 
-/// The blobs of some rows of a chunk, which stays for as long as this lives.
-pub struct PinnedSlice {
-    chunk: Pinned<Box<StoredChunk>>,
-    range: Range<usize>,
+/// A payload and its charge. Dropped in this order: the bytes are free when they are given back.
+struct Payload {
+    bytes: Bytes,
+    _charge: Arc<Charge>,
 }
 
-impl PinnedSlice {
-    /// The blobs of `rows` of a pinned chunk; `None` when they have none.
-    pub fn blobs(chunk: Pinned<Box<StoredChunk>>, rows: Range<u32>) -> Option<Self> {
-        let range = chunk.packed.blob_range(rows);
-        (!range.is_empty()).then_some(PinnedSlice { chunk, range })
-    }
-}
-
-impl AsRef<[u8]> for PinnedSlice {
+impl AsRef<[u8]> for Payload {
     fn as_ref(&self) -> &[u8] {
-        &self.chunk.packed.as_bytes()[self.range.clone()]
+        &self.bytes
     }
 }

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 /// Chunks at a stream's end that a window is looked for in first.
 const RECENT: usize = 8;
 
-/// A chunk of a stream that was alive when it was last looked at.
+/// Steps of a stream that lie in one chunk, which was alive when it was last looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Link {
+pub struct ChunkSpan {
     /// The chunk's number in the table's order of arrival.
     pub arrival: u64,
     /// The step of its first row.
@@ -16,7 +16,7 @@ pub struct Link {
     pub rows: u32,
 }
 
-impl Link {
+impl ChunkSpan {
     fn end(&self) -> u64 {
         self.first_step + u64::from(self.rows)
     }
@@ -27,26 +27,16 @@ impl Link {
 pub struct Stream {
     /// The number the next step has unless there is a gap.
     next_step: u64,
-    links: VecDeque<Link>,
+    spans: VecDeque<ChunkSpan>,
 }
 
-/// Where a window begins.
+/// The chunk that a window begins in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// In a chunk that the table holds.
-    Held {
-        /// The chunk's number in the order of arrival.
-        arrival: u64,
-        /// The row of that chunk.
-        row: u32,
-    },
-    /// In the chunk that is being pushed.
-    Pushed {
-        /// The row of that chunk.
-        row: u32,
-    },
-    /// Before everything that is still held.
-    Evicted,
+pub enum FirstChunk {
+    /// One that the table has stored, by its number in the order of arrival.
+    Stored(u64),
+    /// One of the chunks that are being pushed, by its index.
+    Pushed(usize),
 }
 
 impl Stream {
@@ -58,30 +48,30 @@ impl Stream {
     /// Forgets chunks that were evicted: those before `first_arrival`.
     pub fn forget_before(&mut self, first_arrival: u64) {
         while self
-            .links
+            .spans
             .front()
-            .is_some_and(|l| l.arrival < first_arrival)
+            .is_some_and(|span| span.arrival < first_arrival)
         {
-            self.links.pop_front();
+            self.spans.pop_front();
         }
     }
 
     /// The last chunk that a chunk starting at `first_step` continues without a gap.
     pub fn continues(&self, first_step: u64) -> Option<u64> {
-        self.links
+        self.spans
             .back()
-            .filter(|l| l.end() == first_step)
-            .map(|l| l.arrival)
+            .filter(|span| span.end() == first_step)
+            .map(|span| span.arrival)
     }
 
     /// Adds a chunk that has arrived.
-    pub fn push(&mut self, link: Link) {
-        self.next_step = link.end();
-        self.links.push_back(link);
+    pub fn push(&mut self, span: ChunkSpan) {
+        self.next_step = span.end();
+        self.spans.push_back(span);
     }
 
-    /// Finds the first row of the window of steps `first..=last`, given the chunk (first step, rows) that is being
-    /// pushed to this stream, if any.
+    /// Finds the first row of the window of steps `first..=last`, given the chunk (index, first step, rows) that is
+    /// being pushed to this stream, if any; `None` when that row has been evicted.
     ///
     /// # Errors
     /// Says which steps are missing: those not written yet, or in a gap.
@@ -89,36 +79,46 @@ impl Stream {
         &self,
         first: u64,
         last: u64,
-        pushed: Option<(u64, u32)>,
-    ) -> Result<Place, String> {
-        let pushed = pushed.map(|(first_step, rows)| Link {
-            arrival: u64::MAX,
-            first_step,
-            rows,
+        pushed: Option<(usize, u64, u32)>,
+    ) -> Result<Option<(FirstChunk, u32)>, String> {
+        let pushed = pushed.map(|(index, first_step, rows)| {
+            let span = ChunkSpan {
+                arrival: u64::MAX,
+                first_step,
+                rows,
+            };
+            (FirstChunk::Pushed(index), span)
         });
-        let end = pushed.map_or(self.next_step, |l| l.end());
+        let end = pushed.map_or(self.next_step, |(_, span)| span.end());
         if last >= end {
             return Err(format!(
                 "steps up to {last}, and the stream has been written up to step {end}, exclusive"
             ));
         }
-        let before = |link: &Link| link.end() <= first;
+        let before = |span: &ChunkSpan| span.end() <= first;
         // Nearly always in one of the last chunks: the others are not looked at.
-        let recent = self.links.len().saturating_sub(RECENT);
-        let begin = match self.links.get(recent) {
-            Some(link) if before(link) => {
-                recent + self.links.range(recent..).take_while(|l| before(l)).count()
+        let recent = self.spans.len().saturating_sub(RECENT);
+        let begin = match self.spans.get(recent) {
+            Some(span) if before(span) => {
+                recent
+                    + self
+                        .spans
+                        .range(recent..)
+                        .take_while(|span| before(span))
+                        .count()
             }
-            _ => self.links.partition_point(before),
+            _ => self.spans.partition_point(before),
         };
-        let mut rest = self.links.range(begin..).copied().chain(pushed);
-        let Some(holder) = rest.next() else {
-            return Ok(Place::Evicted);
+        let stored = self.spans.range(begin..);
+        let stored = stored.map(|&span| (FirstChunk::Stored(span.arrival), span));
+        let mut rest = stored.chain(pushed);
+        let Some((chunk, holder)) = rest.next() else {
+            return Ok(None);
         };
         if first < holder.first_step {
-            // Nothing held comes before: evicted, or a gap that nobody remembers. Else it is a known gap.
+            // The first known chunk begins later: evicted, or a gap that is forgotten. Else it is a known gap.
             return if begin == 0 {
-                Ok(Place::Evicted)
+                Ok(None)
             } else {
                 Err(format!(
                     "step {first}, which the stream's gap before step {} leaves out",
@@ -127,23 +127,19 @@ impl Stream {
             };
         }
         let mut covered = holder.end();
-        for link in rest {
+        for (_, span) in rest {
             if covered > last {
                 break;
             }
-            if link.first_step != covered {
+            if span.first_step != covered {
                 return Err(format!(
                     "steps {first} to {last}, across the stream's gap before step {}",
-                    link.first_step
+                    span.first_step
                 ));
             }
-            covered = link.end();
+            covered = span.end();
         }
-        let row = (first - holder.first_step) as u32;
-        Ok(match holder.arrival {
-            u64::MAX => Place::Pushed { row },
-            arrival => Place::Held { arrival, row },
-        })
+        Ok(Some((chunk, (first - holder.first_step) as u32)))
     }
 }
 
@@ -154,7 +150,7 @@ mod tests {
     fn stream() -> Stream {
         let mut stream = Stream::default();
         for (arrival, first_step, rows) in [(3, 0, 4), (5, 4, 4), (9, 10, 4)] {
-            stream.push(Link {
+            stream.push(ChunkSpan {
                 arrival,
                 first_step,
                 rows,
@@ -166,13 +162,13 @@ mod tests {
     #[test]
     fn finds_windows_within_and_across_chunks() {
         let s = stream();
-        let held = |arrival, row| Ok(Place::Held { arrival, row });
-        assert_eq!(s.locate(1, 3, None), held(3, 1));
-        assert_eq!(s.locate(3, 7, None), held(3, 3));
-        assert_eq!(s.locate(12, 15, Some((14, 2))), held(9, 2));
+        let stored = |arrival, row| Ok(Some((FirstChunk::Stored(arrival), row)));
+        assert_eq!(s.locate(1, 3, None), stored(3, 1));
+        assert_eq!(s.locate(3, 7, None), stored(3, 3));
+        assert_eq!(s.locate(12, 15, Some((6, 14, 2))), stored(9, 2));
         assert_eq!(
-            s.locate(14, 15, Some((14, 2))),
-            Ok(Place::Pushed { row: 0 })
+            s.locate(14, 15, Some((6, 14, 2))),
+            Ok(Some((FirstChunk::Pushed(6), 0)))
         );
         assert_eq!(s.continues(14), Some(9));
         assert_eq!(s.continues(15), None);
@@ -197,7 +193,7 @@ mod tests {
                 .contains("gap before step 10")
         );
         assert!(
-            s.locate(13, 17, Some((16, 4)))
+            s.locate(13, 17, Some((0, 16, 4)))
                 .unwrap_err()
                 .contains("gap before step 16")
         );
@@ -207,10 +203,10 @@ mod tests {
     fn tells_evicted_from_missing() {
         let mut s = stream();
         s.forget_before(5);
-        assert_eq!(s.locate(3, 5, None), Ok(Place::Evicted));
+        assert_eq!(s.locate(3, 5, None), Ok(None));
         s.forget_before(10);
-        assert_eq!(s.locate(10, 12, None), Ok(Place::Evicted));
+        assert_eq!(s.locate(10, 12, None), Ok(None));
         assert_eq!(s.next_step(), 14);
-        assert_eq!(s.locate(13, 14, Some((14, 1))), Ok(Place::Evicted));
+        assert_eq!(s.locate(13, 14, Some((0, 14, 1))), Ok(None));
     }
 }

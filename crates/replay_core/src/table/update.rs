@@ -3,19 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::power;
 use crate::replay::UpdateReceipt;
-use crate::schema::Sampler;
-use crate::sum_tree::Update;
 
 use super::Table;
 use super::items::ItemKey;
 
 /// Characters of a reader's reason that are logged.
 const MAX_REASON: usize = 200;
-
-/// The mass of every item where all are drawn with the same probability, in units.
-pub const EQUAL_MASS: u64 = 1;
 
 impl Table {
     /// Sets priorities, before the exponent. The last value of a key that stands twice counts. Keys of items that
@@ -38,7 +32,7 @@ impl Table {
             return Err(Error::Priority { value });
         }
         let mut items = Vec::with_capacity(keys.len());
-        let mut masses = Vec::with_capacity(keys.len());
+        let mut new = Vec::with_capacity(keys.len());
         let mut largest = 0.0f64;
         for (&bits, &priority) in keys.iter().zip(priorities) {
             let key = ItemKey::from_bits(bits)
@@ -46,23 +40,10 @@ impl Table {
             let Some(key) = key else { continue };
             largest = largest.max(priority);
             items.push(key);
-            masses.push(priority);
+            new.push(priority);
         }
         self.raise_max_priority(largest);
-        let applied = if self.draws_equally() {
-            items.len()
-        } else {
-            power::raise(&mut masses, self.config.priority_exponent);
-            let mut updates = Vec::with_capacity(items.len());
-            for (key, &mass) in items.iter().zip(&masses) {
-                updates.push(Update {
-                    slot: key.slot,
-                    generation: key.generation,
-                    units: self.items.tree.to_units(mass)?,
-                });
-            }
-            self.items.tree.set_batch(&updates)
-        };
+        let applied = self.sampler.update(&self.items, &items, new)?;
         let stale = keys.len() - applied;
         self.counters
             .updated
@@ -105,7 +86,8 @@ impl Table {
     pub(super) fn units_at_birth(&self, priority: Option<f64>) -> u64 {
         let priority = priority.unwrap_or_else(|| self.max_priority().unwrap_or(1.0));
         self.raise_max_priority(priority);
-        self.units(priority)
+        self.sampler
+            .units(&self.items, priority)
             .expect("priorities at birth are checked before anything is stored")
     }
 
@@ -123,20 +105,6 @@ impl Table {
         if self.max_priority.load(Ordering::Relaxed) < bits {
             self.max_priority.fetch_max(bits, Ordering::Relaxed);
         }
-    }
-
-    /// The priority of one item in units, with the exponent applied.
-    fn units(&self, priority: f64) -> Result<u64> {
-        if self.draws_equally() {
-            return Ok(EQUAL_MASS);
-        }
-        let mut mass = [priority];
-        power::raise(&mut mass, self.config.priority_exponent);
-        self.items.tree.to_units(mass[0])
-    }
-
-    pub(super) fn draws_equally(&self) -> bool {
-        self.config.sampler != Sampler::Prioritized || self.config.priority_exponent == 0.0
     }
 }
 

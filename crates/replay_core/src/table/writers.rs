@@ -34,33 +34,21 @@ pub struct Writer {
     last_sequence: u64,
 }
 
-/// What a sequence number says about a push.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// It is the next one.
-    Next,
-    /// It was applied before.
-    Duplicate,
-}
-
 impl Writer {
-    /// Whether a push of this epoch and sequence number may be applied.
+    /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
     ///
     /// # Errors
     /// [`Error::Fenced`] for an older epoch, [`Error::Protocol`] for an epoch that was never given out or a gap in
     /// the sequence numbers.
-    pub fn turn(&self, epoch: u32, sequence: u64) -> Result<Turn> {
+    pub fn has_applied(&self, epoch: u32, sequence: u64) -> Result<bool> {
         self.check_epoch(epoch)?;
-        if sequence <= self.last_sequence {
-            return Ok(Turn::Duplicate);
-        }
-        if sequence != self.last_sequence + 1 {
+        if sequence > self.last_sequence + 1 {
             return Err(Error::Protocol(format!(
                 "writer {:?} sent push {sequence} after push {}",
                 self.identity.name, self.last_sequence
             )));
         }
-        Ok(Turn::Next)
+        Ok(sequence <= self.last_sequence)
     }
 
     /// Notes that the next push was applied.
@@ -299,12 +287,13 @@ mod tests {
         writers.open(&open(1, 2)).unwrap();
         let writer = writers.get(1).unwrap();
         let mut writer = lock(&writer);
-        assert_eq!(writer.turn(1, 1).unwrap(), Turn::Next);
+        assert!(!writer.has_applied(1, 1).unwrap());
         writer.applied(10);
-        assert_eq!(writer.turn(1, 1).unwrap(), Turn::Duplicate);
-        assert_eq!(writer.turn(1, 0).unwrap(), Turn::Duplicate);
-        assert!(matches!(writer.turn(1, 3), Err(Error::Protocol(_))));
-        assert!(matches!(writer.turn(2, 2), Err(Error::Protocol(_))));
+        assert!(writer.has_applied(1, 1).unwrap());
+        assert!(writer.has_applied(1, 0).unwrap());
+        assert!(!writer.has_applied(1, 2).unwrap());
+        assert!(matches!(writer.has_applied(1, 3), Err(Error::Protocol(_))));
+        assert!(matches!(writer.has_applied(2, 2), Err(Error::Protocol(_))));
     }
 
     #[test]
@@ -315,7 +304,7 @@ mod tests {
         let again = writers.open(&open(1, 2)).unwrap();
         assert_eq!((again.epoch, again.last_sequence), (2, 1));
         let writer = writers.get(1).unwrap();
-        let old = lock(&writer).turn(1, 2);
+        let old = lock(&writer).has_applied(1, 2);
         assert!(matches!(old, Err(Error::Fenced { writer }) if writer == "actor 1"));
         assert!(matches!(writers.close(1, 1), Err(Error::Fenced { .. })));
         assert!(writers.open(&open(1, 3)).is_err());

@@ -1,7 +1,7 @@
 //! Blocking: who waits for whom, credits, deadlines, interruption. Waits end by events, never by the clock.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -143,6 +143,49 @@ fn actors_and_learner_take_turns_to_the_end() {
     let table = memory.table("t").unwrap();
     assert_eq!(stat(&table, "limiter_inserted"), ITEMS);
     assert_eq!(stat(&table, "limiter_drawn"), 2 * ITEMS - 8);
+}
+
+#[test]
+fn writers_at_the_same_time_overshoot_by_one_push() {
+    const WRITERS: u64 = 4;
+    const ITEMS: u32 = 5;
+    let table = table(&TableConfig {
+        samples_per_insert: 2.0,
+        slack: 30.0,
+        ..config(1000)
+    });
+    let mut actors: Vec<_> = (1..=WRITERS).map(|w| Actor::open(&table, w)).collect();
+    // centre is 2; the first item of a push has to stay within the slack.
+    let most = 2.0 + 30.0 + 2.0 * f64::from(ITEMS - 1);
+    for round in 0..200 {
+        let start = Barrier::new(WRITERS as usize);
+        thread::scope(|scope| {
+            for actor in &mut actors {
+                scope.spawn(|| {
+                    start.wait();
+                    while let Attempt::Ready(_) = actor.try_push(actor.next(ITEMS)).unwrap() {
+                        actor.next_step += u64::from(ITEMS);
+                    }
+                });
+            }
+        });
+        let lead =
+            2.0 * stat(&table, "limiter_inserted") as f64 - stat(&table, "limiter_drawn") as f64;
+        assert!(lead <= most, "round {round}: {lead}");
+        sample(&table, 12).credit.unwrap().delivered();
+    }
+}
+
+#[test]
+fn a_push_that_is_refused_gives_its_admission_back() {
+    let table = table(&limited());
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(7);
+    // The last push that is admitted, but for a chunk whose steps go back.
+    let error = refusal(actor.try_push(Body::default().chunk(0, 0, 1).item(0, 0, 1.0)));
+    assert!(matches!(error, Error::Schema { .. }), "{error}");
+    actor.push_next(1);
+    blocked(actor.try_push(actor.next(1)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use replay_core::error::Error;
-use replay_core::replay::{BlobSegment, Sampled, SampledItem};
+use replay_core::replay::{Sampled, SampledItem};
 use replay_core::schema::flags;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec, Window};
 
@@ -63,7 +63,7 @@ fn an_item_that_does_not_decode_is_left_out_and_named() {
         at += usize::from(lengths[0]) + usize::from(lengths[4]);
     }
     blobs[at + 24] = 0xf0;
-    sampled.blobs = vec![BlobSegment::Received(Bytes::from(blobs))];
+    sampled.blobs = vec![Bytes::from(blobs)];
     let mut first_row = 0;
     let item = sampled
         .items
@@ -117,7 +117,7 @@ fn a_difference_that_does_not_apply_is_left_out() {
     assert_eq!(blobs[skip + 1], 1, "a run of one byte");
     blobs[skip] = 32;
     let sampled = Sampled {
-        blobs: vec![BlobSegment::Received(Bytes::from(blobs))],
+        blobs: vec![Bytes::from(blobs)],
         ..good
     };
     let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
@@ -176,7 +176,7 @@ fn a_window_without_its_bootstrap_observation_is_left_out() {
     sampled.items.truncate(1);
     sampled.items[0].after = 0;
     sampled.rows = sampled.rows.slice(..row_bytes);
-    sampled.blobs = vec![BlobSegment::Received(Bytes::from(blobs))];
+    sampled.blobs = vec![Bytes::from(blobs)];
     let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
     assert_eq!((batch.len, batch.rejected.len()), (0, 1));
     assert_eq!(batch.get("observation").unwrap().shape, [0, 4, 8]);
@@ -252,7 +252,7 @@ proptest! {
             blobs.truncate(cut.index(blobs.len()));
         }
         sampled.rows = Bytes::from(rows);
-        sampled.blobs = vec![BlobSegment::Received(Bytes::from(blobs))];
+        sampled.blobs = vec![Bytes::from(blobs)];
         if let Ok(batch) = decoder(&view).decode(&sampled, 0.4) {
             prop_assert_eq!(batch.len + batch.rejected.len(), sampled.items.len());
         }
@@ -282,10 +282,7 @@ proptest! {
             live_items: 0,
             min_probability: None,
             rows: Bytes::from(rows),
-            blobs: segments
-                .into_iter()
-                .map(|bytes| BlobSegment::Received(Bytes::from(bytes)))
-                .collect(),
+            blobs: segments.into_iter().map(Bytes::from).collect(),
             credit: None,
         };
         if let Ok(batch) = decoder(&view).decode(&sampled, 0.4) {

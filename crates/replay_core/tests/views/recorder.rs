@@ -7,9 +7,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use replay_core::difference;
 use replay_core::error::{Error, Result};
-use replay_core::replay::{
-    BlobSegment, NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait,
-};
+use replay_core::replay::{NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait};
 use replay_core::schema::{Codec, TableConfig, flags};
 
 #[derive(Default)]
@@ -142,9 +140,7 @@ impl Stored {
                     rows.extend_from_slice(&stream[index].fields[1..]);
                     segment.extend_from_slice(&stream[index].blobs);
                     if rng.random_bool(0.3) {
-                        segments.push(BlobSegment::Received(Bytes::from(std::mem::take(
-                            &mut segment,
-                        ))));
+                        segments.push(Bytes::from(std::mem::take(&mut segment)));
                     }
                 }
                 known = row.key.or(Some(index));
@@ -158,7 +154,7 @@ impl Stored {
                 after,
             });
         }
-        segments.push(BlobSegment::Received(Bytes::from(segment)));
+        segments.push(Bytes::from(segment));
         Sampled {
             items: drawn,
             live_items: self.items.len() as u64,

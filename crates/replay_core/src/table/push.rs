@@ -1,0 +1,150 @@
+//! Pushes: admitted by the rate limiter, checked and built as a whole (`prepare`), given room (`evict`), then put in
+//! place as a whole.
+//!
+//! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
+//! Evicted chunks are dropped after that lock is released, and new ones are built before it is taken.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::Result;
+use crate::limiter::Inserting;
+use crate::replay::Push;
+
+use super::evict::EVICTED_AT_ONCE;
+use super::items::Window;
+use super::prepare::Prepared;
+use super::residents::Residents;
+use super::streams::FirstChunk;
+use super::writers::lock;
+use super::{Attempt, Table};
+
+impl Table {
+    /// Applies a push, once, and returns the steps that the table has taken from this writer so far; a push that
+    /// was applied before is answered and not applied again. Blocked by the rate limiter, or when evicted chunks
+    /// that readers hold leave no room.
+    ///
+    /// # Errors
+    /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
+    /// [`crate::Error::Protocol`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
+    /// fit the columns, the streams or the windows), [`crate::Error::Priority`], [`crate::Error::TooLarge`] (more steps, items or
+    /// bytes than the table holds) or [`crate::Error::UnknownTable`] (the table was dropped).
+    pub fn try_push(&self, push: &Push) -> Result<Attempt<u64>> {
+        self.check_open()?;
+        let writer = self.writers.get(push.writer)?;
+        let mut writer = lock(&writer);
+        if writer.has_applied(push.epoch, push.sequence)? {
+            return Ok(Attempt::Ready(writer.steps));
+        }
+        let inserting = match self.admit_push(push.body.items.len()) {
+            Ok(inserting) => inserting,
+            Err(waits) => return Ok(self.blocked_push(waits)),
+        };
+        let mut prepared = self.prepare(&mut writer, &push.body)?;
+        let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
+        loop {
+            let mut residents = lock(&self.residents);
+            let room = self.make_room(&mut residents, &prepared, &mut evicted);
+            let placed =
+                room.and_then(|enough| Ok(enough && self.place(&mut residents, &mut prepared)?));
+            drop(residents);
+            self.retire(&mut evicted);
+            match placed {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(waits) => {
+                    for handle in prepared.chunks.iter().filter_map(|c| c.new.handle()) {
+                        self.chunks.retire(handle);
+                    }
+                    return Ok(self.blocked_push(waits));
+                }
+            }
+        }
+        // Before the others hear of the change: they are counted now.
+        drop(inserting);
+        for chunk in prepared.chunks {
+            writer.streams[chunk.stream as usize].push(chunk.span);
+        }
+        writer.applied(prepared.rows);
+        self.held.changed.notify(usize::MAX);
+        Ok(Attempt::Ready(writer.steps))
+    }
+
+    /// Asks the rate limiter about a push. It has to let the push through while a draw waits that only a push can
+    /// help: it found fewer draws left than it needs. `Err` says who is waited for.
+    fn admit_push(&self, items: usize) -> std::result::Result<Inserting<'_>, String> {
+        // Hints both: whoever waits looks again soon.
+        let wanted = self.draws_wanted.load(Ordering::Relaxed);
+        let needed = self.items.draws_left() < i64::from(wanted);
+        self.limiter
+            .admit_insert(self.items.live(), items as u64, needed)
+    }
+
+    fn blocked_push<T>(&self, waits: String) -> Attempt<T> {
+        self.counters.blocked_pushes.fetch_add(1, Ordering::Relaxed);
+        Attempt::Blocked(waits)
+    }
+
+    /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left
+    /// for a chunk: then nothing is in place, and the caller retires the chunks that have one.
+    fn place(
+        &self,
+        residents: &mut Residents,
+        push: &mut Prepared,
+    ) -> std::result::Result<bool, String> {
+        let mut chunks = push.chunks.iter_mut();
+        if !chunks.all(|chunk| chunk.new.enter(&self.chunks)) {
+            return Err(format!(
+                "table {:?} has no room for another chunk beside the evicted ones that draws still pin; waiting for them",
+                self.config.name
+            ));
+        }
+        push.charge.count(push.bytes);
+        for chunk in &mut push.chunks {
+            let Some(resident) = chunk.new.take_resident() else {
+                continue;
+            };
+            let previous = chunk.continues.and_then(|c| residents.get_mut(c));
+            if let Some(previous) = previous.and_then(|p| self.chunks.pin(p.handle)) {
+                previous.set_next(resident.handle);
+            }
+            chunk.span.arrival = residents.push(resident);
+        }
+        let born = push.rows
+            + self
+                .counters
+                .inserted_steps
+                .fetch_add(push.rows, Ordering::Relaxed);
+        let mut inserted = 0;
+        for item in &push.items {
+            let arrival = match item.first_chunk {
+                FirstChunk::Stored(arrival) => arrival,
+                FirstChunk::Pushed(index) => push.chunks[index].span.arrival,
+            };
+            // None: it was evicted since the check, perhaps to make room for this push.
+            let Some(resident) = residents.get_mut(arrival) else {
+                continue;
+            };
+            let window = Window {
+                oldest: resident.handle,
+                first_row: item.first_row,
+                before: item.before,
+                after: item.after,
+            };
+            let units = self.units_at_birth(item.priority.map(f64::from));
+            let key = self
+                .items
+                .insert(window, born, units)
+                .expect("make_room left a free slot, and only the insert lock's holder takes one");
+            self.sampler.insert(key);
+            resident.items.push(key);
+            inserted += 1;
+        }
+        self.limiter.count_insert(inserted);
+        let late = push.late + push.items.len() as u64 - inserted;
+        self.counters
+            .inserted_items
+            .fetch_add(inserted, Ordering::Relaxed);
+        self.counters.late_items.fetch_add(late, Ordering::Relaxed);
+        Ok(true)
+    }
+}

@@ -1,0 +1,197 @@
+//! How a table chooses items: one type behind the definition's [`Sampler`], with what each one keeps about the items.
+//! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists what it needs.
+
+use crate::error::Result;
+use crate::power;
+use crate::schema::{Sampler, TableConfig};
+use crate::sum_tree::{SumTree, Update};
+
+use super::items::{ItemKey, Items};
+use super::order::InsertionOrder;
+
+/// The mass of every item where all have the same, in units.
+pub const EQUAL_MASS: u64 = 1;
+
+/// The sampler of one table. Every item has its mass in the sum tree, whatever the sampler: nothing is drawn without.
+pub enum ItemSampler {
+    /// Draws at random, in proportion to mass.
+    Random {
+        /// Mass is the priority to this power; 0 gives every item the same.
+        exponent: f64,
+    },
+    /// Draws the first item of a queue, again and again until it has no draw left.
+    InOrder(Queue),
+}
+
+/// Items in the order in which they are drawn.
+pub enum Queue {
+    /// By insertion, the oldest first.
+    Fifo(InsertionOrder),
+}
+
+/// What became of an item that was offered to a draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// Drawn; it has draws left.
+    Again,
+    /// Drawn for the last time.
+    Last,
+    /// Not drawn: it is gone, or has no draw left.
+    Refused,
+}
+
+impl ItemSampler {
+    /// The sampler of a valid table definition, without items.
+    pub fn new(config: &TableConfig) -> Self {
+        let capacity = config.capacity as u32;
+        match config.sampler {
+            Sampler::Prioritized => ItemSampler::Random {
+                exponent: config.priority_exponent,
+            },
+            Sampler::Uniform => ItemSampler::Random { exponent: 0.0 },
+            Sampler::Fifo => ItemSampler::InOrder(Queue::Fifo(InsertionOrder::new(capacity))),
+        }
+    }
+
+    /// Bytes that it allocates.
+    pub fn bytes(config: &TableConfig) -> u64 {
+        match config.sampler {
+            Sampler::Prioritized | Sampler::Uniform => 0,
+            Sampler::Fifo => InsertionOrder::bytes(config.capacity as u32),
+        }
+    }
+
+    /// The power that makes masses of priorities; `None` where every mass is [`EQUAL_MASS`].
+    fn exponent(&self) -> Option<f64> {
+        match self {
+            ItemSampler::Random { exponent } => Some(*exponent).filter(|&exponent| exponent != 0.0),
+            ItemSampler::InOrder(_) => None,
+        }
+    }
+
+    /// The mass of an item, in units, from its priority.
+    ///
+    /// # Errors
+    /// [`crate::Error::Priority`] when the priority is NaN, infinite or negative.
+    pub fn units(&self, items: &Items, priority: f64) -> Result<u64> {
+        let Some(exponent) = self.exponent() else {
+            return Ok(EQUAL_MASS);
+        };
+        let mut mass = [priority];
+        power::raise(&mut mass, exponent);
+        items.tree.to_units(mass[0])
+    }
+
+    /// Whether `count` items can be inserted. Only under the insert lock.
+    pub fn has_room(&self, items: &Items, count: usize) -> bool {
+        match self {
+            ItemSampler::Random { .. } => true,
+            ItemSampler::InOrder(Queue::Fifo(order)) => {
+                order.has_room(count, |key| items.confirm(key))
+            }
+        }
+    }
+
+    /// Takes up an item that was just inserted; there has to be room. Only under the insert lock.
+    pub fn insert(&self, key: ItemKey) {
+        match self {
+            ItemSampler::Random { .. } => {}
+            ItemSampler::InOrder(Queue::Fifo(order)) => order.append(key),
+        }
+    }
+
+    /// Sets the priorities of items that were live a moment ago, and returns how many are.
+    ///
+    /// # Errors
+    /// Nothing is set with [`crate::Error::Priority`], as in [`Self::units`].
+    pub fn update(
+        &self,
+        items: &Items,
+        keys: &[ItemKey],
+        mut priorities: Vec<f64>,
+    ) -> Result<usize> {
+        let Some(exponent) = self.exponent() else {
+            return Ok(keys.len());
+        };
+        power::raise(&mut priorities, exponent);
+        let mut updates = Vec::with_capacity(keys.len());
+        for (key, &mass) in keys.iter().zip(&priorities) {
+            updates.push(Update {
+                slot: key.slot,
+                generation: key.generation,
+                units: items.tree.to_units(mass)?,
+            });
+        }
+        Ok(items.tree.set_batch(&updates))
+    }
+
+    /// The live items, in the order in which another table has to take them up to draw as this one does: as they were
+    /// inserted where that counts, else by slot, since draws find equal masses in equal order.
+    pub fn keys<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemKey> + 'a> {
+        match self {
+            ItemSampler::Random { .. } => {
+                let slots = 0..items.capacity() as u32;
+                Box::new(slots.filter_map(|slot| items.live_in(slot)))
+            }
+            ItemSampler::InOrder(Queue::Fifo(order)) => {
+                let mut from = 0;
+                Box::new(std::iter::from_fn(move || {
+                    let (position, key) = order.first_live(from, |key| items.confirm(key))?;
+                    from = position + 1;
+                    Some(key)
+                }))
+            }
+        }
+    }
+
+    /// What a snapshot keeps of an item's priority; `None` when the item is gone.
+    pub fn saved_units(&self, items: &Items, key: ItemKey) -> Option<u64> {
+        items.tree.units(key.slot, key.generation)
+    }
+
+    /// The largest number that [`Self::saved_units`] returns.
+    pub fn most_saved_units(&self) -> u64 {
+        match self.exponent() {
+            Some(_) => SumTree::<16>::MAX_UNITS,
+            None => EQUAL_MASS,
+        }
+    }
+
+    /// Takes up an item of a snapshot that was just inserted without mass. Only under the insert lock.
+    pub fn insert_saved(&self, items: &Items, key: ItemKey, units: u64) {
+        let units = match self.exponent() {
+            Some(_) => units,
+            // A batch under way may have held its mass when it was saved.
+            None => EQUAL_MASS,
+        };
+        items.tree.set(key.slot, key.generation, units);
+        self.insert(key);
+    }
+}
+
+impl Queue {
+    /// Offers items from the first on to `take`, until it has drawn `count` times or has refused the last one.
+    ///
+    /// # Errors
+    /// The first one of `take`.
+    pub fn offer(
+        &self,
+        items: &Items,
+        mut count: u32,
+        mut take: impl FnMut(ItemKey) -> Result<Taken>,
+    ) -> Result<()> {
+        match self {
+            Queue::Fifo(order) => {
+                let mut from = 0;
+                while count > 0
+                    && let Some((position, key)) = order.first_live(from, |key| items.confirm(key))
+                {
+                    let taken = take(key)?;
+                    count -= u32::from(taken != Taken::Refused);
+                    from = position + u64::from(taken != Taken::Again);
+                }
+                Ok(())
+            }
+        }
+    }
+}
