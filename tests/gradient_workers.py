@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from innet_drl import learners
-from innet_drl.processes import Failure, end_with_parent, forking, prepare
+from innet_drl.launch import learners
+from innet_drl.launch.processes import Failure, end_with_parent, forking, prepare
 
 SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
 SECONDS = 60.0

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from innet_drl import environments
-from innet_drl.actor import Actor, make_table
-from innet_drl.config import PRESETS, Config
-from innet_drl.environments import Spec, Step
-from innet_drl.networks import make_network
+from innet_drl.train import environments
+from innet_drl.train.actor import Actor, make_table
+from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.environments import Spec, Step
+from innet_drl.train.networks import make_network
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], environments=2, channels=(4, 4, 4), hidden=8)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import innet_drl as innet
-from innet_drl import launch, processes
 from innet_drl.cli import main
-from innet_drl.faults import ActorError, ConfigurationError, DivergedError, RunFolderError
-from innet_drl.folder import RunFolder
-from innet_drl.session import Session
+from innet_drl.launch import local, processes
+from innet_drl.train.errors import ActorError, ConfigurationError, DivergedError, RunFolderError
+from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.trainer import Session
 from training import fail_and_stay, small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
@@ -49,13 +49,13 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=400)
-        first = launch.train(config, tmp_path / "one" / "run")
+        first = local.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
         with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another --out"):
-            launch.train(config, tmp_path / "other" / "run")
+            local.train(config, tmp_path / "other" / "run")
         assert memory.stats()["tables"]["run"]["steps"] == steps
         more = dataclasses.replace(config, steps=first.agent_steps + 100)
-        launch.train(more, tmp_path / "one" / "run", resume=True)
+        local.train(more, tmp_path / "one" / "run", resume=True)
     assert not (tmp_path / "other" / "run").exists()
 
 
@@ -135,7 +135,7 @@ def test_a_full_disk_while_actors_run(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    launch.train(small(serial=True, steps=300), run)
+    local.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint()
 
     def no_space(file: int) -> None:
@@ -143,7 +143,7 @@ def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(RunFolderError, match="the disk is full"):
-        launch.train(small(serial=True, steps=600), run, resume=True)
+        local.train(small(serial=True, steps=600), run, resume=True)
     assert RunFolder(run).latest_checkpoint().path == before.path
     assert not list(run.glob("checkpoints/*.partial"))
 
@@ -175,7 +175,7 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(processes.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
-        launch.train(small(), tmp_path / "run")
+        local.train(small(), tmp_path / "run")
     assert RunFolder(tmp_path / "run").latest_checkpoint()
 
 
@@ -193,11 +193,11 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 
         monkeypatch.setattr(Session, "report", report_and_close)
         with pytest.raises((innet.ReplayError, ActorError)):
-            launch.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
+            local.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
     assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] > 0
     monkeypatch.undo()
     checkpoint = RunFolder(run).latest_checkpoint()
-    resumed = launch.train(small(steps=checkpoint.state["meter"]["agent_steps"] + 300), run, resume=True)
+    resumed = local.train(small(steps=checkpoint.state["meter"]["agent_steps"] + 300), run, resume=True)
     assert resumed.learner_updates > checkpoint.state["learner"]["updates"]
 
 
@@ -214,10 +214,10 @@ def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_run_that_diverges_ends_at_its_last_good_checkpoint(tmp_path: Path, serial: bool) -> None:
     run = tmp_path / "run"
-    launch.train(small(serial=True, steps=300), run)
+    local.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint().path
     with pytest.raises(DivergedError, match=r"diverged by update .*--learning-rate") as raised:
-        launch.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
+        local.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
     assert str(before) in str(raised.value)
     assert RunFolder(run).latest_checkpoint().path == before
 
@@ -226,10 +226,10 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
     run = tmp_path / "run"
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=300)
-        launch.train(config, run)
+        local.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
         with pytest.raises(ConfigurationError, match=r"leave --batch-size away, or drop .*drop_table\('run'\)"):
-            launch.train(more, run, resume=True)
+            local.train(more, run, resume=True)
 
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from innet_drl import environments
-from innet_drl.config import PRESETS, Config
-from innet_drl.environments import Environments, Spec
-from innet_drl.faults import UnavailableEnvironmentError
+from innet_drl.train import environments
+from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.environments import Environments, Spec
+from innet_drl.train.errors import UnavailableEnvironmentError
 
 BREAKOUT = PRESETS["breakout"]
 CARTPOLE = PRESETS["cartpole"]

@@ -7,12 +7,12 @@ import imageio_ffmpeg
 import pytest
 import torch
 
-from innet_drl import video
-from innet_drl.config import PRESETS
-from innet_drl.environments import Environments, Spec
-from innet_drl.evaluator import evaluate
-from innet_drl.faults import UnavailableEnvironmentError
-from innet_drl.networks import make_network
+from innet_drl.train import video
+from innet_drl.train.config import PRESETS
+from innet_drl.train.environments import Environments, Spec
+from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.evaluation import evaluate
+from innet_drl.train.networks import make_network
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
 CARTPOLE = PRESETS["cartpole"]

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl import environments, learner, machine
-from innet_drl.actor import Actor, make_table, make_view, open_writer
 from innet_drl.batches import TorchBatch
-from innet_drl.config import PRESETS, Config
-from innet_drl.environments import Spec
-from innet_drl.learner import Learner, Numerics, choose_device, choose_numerics
+from innet_drl.train import environments, learner, machine
+from innet_drl.train.actor import Actor, make_table, make_view, open_writer
+from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.environments import Spec
+from innet_drl.train.learner import Learner, Numerics, choose_device, choose_numerics
 from training import small
 
 Weights: TypeAlias = dict[str, NDArray[np.float64]]

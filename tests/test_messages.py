@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.actor import make_table, make_view
-from innet_drl.config import Config
-from innet_drl.environments import Spec
-from innet_drl.messages import Format, Frames, Layout, Stacks
+from innet_drl.bench.messages import Format, Frames, Layout, Stacks
+from innet_drl.train.actor import make_table, make_view
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Spec
 from training import small
 
 STREAMS, ACTIONS = 4, 3

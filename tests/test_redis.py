@@ -13,11 +13,12 @@ pytest.importorskip("redis", reason="redis-py is not installed: pip install 'inn
 
 import redis
 
-from innet_drl import launch, redis_memory
+from innet_drl.bench import redis_memory
 from innet_drl.cli import main
-from innet_drl.faults import ConfigurationError, RedisError
-from innet_drl.folder import RunFolder
-from innet_drl.metrics import Metrics
+from innet_drl.launch import local
+from innet_drl.train.errors import ConfigurationError, RedisError
+from innet_drl.train.metrics import Metrics
+from innet_drl.train.run_folder import RunFolder
 from redis_server import free_port, running
 from training import lines, small
 
@@ -40,7 +41,7 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     # Room for all steps, the rows that episodes end with, and what actors are ahead: nothing is evicted, so no update
     # comes too late.
     config = small(replay=address, message=message, actors=2, steps=3_000, capacity=20_000, message_transitions=40)
-    result = launch.train(config, tmp_path / "run")
+    result = local.train(config, tmp_path / "run")
     assert result.learner_updates > 100
     last = lines(tmp_path / "run")[-1]
     assert last.keys() == Metrics.__dataclass_fields__.keys()
@@ -58,15 +59,15 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
 
 def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
     run = tmp_path / "run"
-    first = launch.train(small(replay=address, steps=800), run)
+    first = local.train(small(replay=address, steps=800), run)
     held = lines(run)[-1]["replay_steps"]
-    second = launch.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
+    second = local.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
     assert lines(run)[-1]["replay_steps"] > held
     with pytest.raises(ConfigurationError, match="another --message: leave that away"):
-        launch.train(small(replay=address, message="stacks", steps=10_000), run, resume=True)
+        local.train(small(replay=address, message="stacks", steps=10_000), run, resume=True)
     with pytest.raises(ConfigurationError, match="another --replay: leave that away"):
-        launch.train(small(steps=10_000), run, resume=True)
+        local.train(small(steps=10_000), run, resume=True)
 
 
 def test_a_redis_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,16 +130,16 @@ def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     config = small(replay=f"redis://127.0.0.1:{port}", steps=400)
     with running(port, "--requirepass", "open sesame"):
         with pytest.raises(RedisError, match="set INNET_TOKEN"):
-            launch.train(config, tmp_path / "run")
+            local.train(config, tmp_path / "run")
         monkeypatch.setenv("INNET_TOKEN", "open sesame")
-        assert launch.train(config, tmp_path / "run").learner_updates > 0
+        assert local.train(config, tmp_path / "run").learner_updates > 0
 
 
 def test_keys_of_another_run(tmp_path: Path, address: str) -> None:
     with redis.Redis.from_url(address) as client:
         client.rpush("innet:run:experience", b"of another run")
     with pytest.raises(ConfigurationError, match=r"keys of another run named 'run'.*another --out"):
-        launch.train(small(replay=address), tmp_path / "run")
+        local.train(small(replay=address), tmp_path / "run")
 
 
 @pytest.mark.parametrize("message", ["frames", "stacks"])
@@ -153,7 +154,7 @@ def test_a_message_that_is_none(tmp_path: Path, address: str, message: Any, monk
 
     monkeypatch.setattr(redis_memory, "connect", and_push)
     with pytest.raises(RedisError, match=r"did not write \(a message"):
-        launch.train(small(replay=address, message=message), tmp_path / "run")
+        local.train(small(replay=address, message=message), tmp_path / "run")
 
 
 def test_parameters_of_another_network(address: str) -> None:
@@ -175,9 +176,9 @@ def test_parameters_of_another_network(address: str) -> None:
 
 def launch_parameters(config: Any) -> Any:
     """The parameters of a fresh network."""
-    from innet_drl import environments
-    from innet_drl.learner import published
-    from innet_drl.networks import make_network
+    from innet_drl.train import environments
+    from innet_drl.train.learner import published
+    from innet_drl.train.networks import make_network
 
     arena = environments.make(config, 1)
     arrays = published(make_network(config, arena.spec), 7)

@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from innet_drl.config import PRESETS, Config
-from innet_drl.processes import Assignment, Failure
+from innet_drl.launch.processes import Assignment, Failure
+from innet_drl.train.config import PRESETS, Config
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],

@@ -1,7 +1,7 @@
 """The command line: `innet-drl train | evaluate | record | bench`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags
-are in `innet_drl.flags`. Nothing of the extra `train` is imported before a command runs: without it there is an
+are in `innet_drl.train.flags`. Nothing of the extra `train` is imported before a command runs: without it there is an
 error that says so, and each actor, which imports the main module again, has this one for nothing.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import innet_drl as innet
-from innet_drl.faults import ConfigurationError, TrainingError
+from innet_drl.train.errors import ConfigurationError, TrainingError
 
 USAGE = """\
 usage: innet-drl COMMAND [flags]
@@ -81,29 +81,30 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
 
 def train(arguments: Sequence[str]) -> None:
     """`innet-drl train`."""
-    from innet_drl.flags import parse_train
+    from innet_drl.train.flags import parse_train
 
     flags = parse_train(arguments)
     if not flags.config.serial:
-        from innet_drl.processes import prepare
+        from innet_drl.launch.processes import prepare
 
         # It imports torch while this process does, with the next line.
         prepare()
-    from innet_drl import launch
+    from innet_drl.launch import local
 
     if flags.resume is not None:
-        launch.train(flags.config, flags.resume, resume=True)
+        local.train(flags.config, flags.resume, resume=True)
         return
     moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    launch.train(flags.config, flags.out or Path("runs") / f"{flags.preset}-{moment}")
+    local.train(flags.config, flags.out or Path("runs") / f"{flags.preset}-{moment}")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
     """`innet-drl evaluate`."""
-    from innet_drl.flags import EvaluateFlags, parse
+    from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl import agent, evaluator
+    from innet_drl.train import agent
+    from innet_drl.train.evaluation import evaluate as play_games
 
     config, network, checkpoint = agent.load(flags.run)
     config = dataclasses.replace(
@@ -113,18 +114,18 @@ def evaluate(arguments: Sequence[str]) -> None:
         evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
         evaluation_frames=flags.frames or config.evaluation_frames,
     )
-    evaluation = evaluator.evaluate(config, network, seed=config.seed)
+    evaluation = play_games(config, network, seed=config.seed)
     assert evaluation is not None
     print(json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
 
 
 def record(arguments: Sequence[str]) -> None:
     """`innet-drl record`."""
-    from innet_drl.flags import RecordFlags, parse
+    from innet_drl.train.flags import RecordFlags, parse
 
     flags = parse(RecordFlags, "record", arguments)
-    from innet_drl import agent, video
-    from innet_drl.folder import RunFolder, writing
+    from innet_drl.train import agent, video
+    from innet_drl.train.run_folder import RunFolder, writing
 
     config, network, checkpoint = agent.load(flags.run)
     config = dataclasses.replace(config, seed=flags.seed)
@@ -139,8 +140,8 @@ def bench(arguments: Sequence[str]) -> None:
     what = arguments[0] if arguments else None
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
-    from innet_drl.flags import GradientsFlags, PaperFlags, parse
-    from innet_drl.processes import prepare
+    from innet_drl.launch.processes import prepare
+    from innet_drl.train.flags import GradientsFlags, PaperFlags, parse
 
     if what == "paper":
         paper_flags = parse(PaperFlags, "bench paper", arguments[1:])

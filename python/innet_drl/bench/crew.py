@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 import innet_drl as innet
-from innet_drl.faults import TrainingError
+from innet_drl.train.errors import TrainingError
 
 START_SECONDS = 120.0
 """For a role to get ready, and for what it has under way at the end."""

@@ -25,9 +25,9 @@ from innet_drl import _core
 from innet_drl.bench import results, services
 from innet_drl.bench.crew import START_SECONDS, BenchError, Crew
 from innet_drl.bench.links import MACHINE_DEVICE, enter, links
-from innet_drl.faults import ConfigurationError
-from innet_drl.flags import GradientsFlags
-from innet_drl.machine import cores, cpu_seconds
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.flags import GradientsFlags
+from innet_drl.train.machine import cores, cpu_seconds
 
 Row = results.Row
 Values = NDArray[np.float32]

@@ -29,9 +29,9 @@ from innet_drl.bench.settings import (
     Case,
     Stack,
 )
-from innet_drl.flags import PaperFlags
-from innet_drl.folder import writing
-from innet_drl.machine import cores
+from innet_drl.train.flags import PaperFlags
+from innet_drl.train.machine import cores
+from innet_drl.train.run_folder import writing
 
 Row = dict[str, Any]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl import environments
 from innet_drl.bench.settings import ACTIONS, STREAMS, TRANSITIONS
-from innet_drl.config import Config
+from innet_drl.train import environments
+from innet_drl.train.config import Config
 
 PUSHES = 8
 """Different ones; then they repeat."""

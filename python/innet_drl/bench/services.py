@@ -46,7 +46,7 @@ def redis(named: str | None, versions: dict[str, str | None]) -> Iterator[str]:
         named: Its URL, or `None` to start one.
         versions: Gets its release.
     """
-    from innet_drl.redis_memory import RedisMemory
+    from innet_drl.bench.redis_memory import RedisMemory
 
     with contextlib.ExitStack() as running:
         address = named or running.enter_context(_redis_server())

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from innet_drl.config import Config
-from innet_drl.environments import Spec
-from innet_drl.messages import Format, Frames, Stacks
+from innet_drl.bench.messages import Format, Frames, Stacks
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Spec
 
 TRANSITIONS = 200
 """Of one push."""

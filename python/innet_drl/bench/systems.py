@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
+from innet_drl.bench.messages import Format
 from innet_drl.bench.settings import BATCH, STREAMS, TRANSITIONS, Case, parameters
-from innet_drl.messages import Format
 
 POLICY = "policy"
 QUEUE = "experience"
@@ -119,7 +119,7 @@ def learner(case: Case, address: str) -> Iterator[Learner]:
 
 
 def _redis(address: str) -> Any:
-    from innet_drl.redis_memory import RedisMemory
+    from innet_drl.bench.redis_memory import RedisMemory
 
     return contextlib.closing(RedisMemory(address, "bench", "", parameters()))
 
@@ -140,7 +140,7 @@ def _messages(messages: Format, rows: Rows, index: int) -> list[bytearray]:
 
 class _RedisActor:
     def __init__(self, memory: Any, messages: Format, made: list[bytearray], most_waiting: int) -> None:
-        from innet_drl.redis_memory import Pushes
+        from innet_drl.bench.redis_memory import Pushes
 
         self._memory, self._made = memory, made
         self._pushes = Pushes(memory, messages, most_waiting)
@@ -217,7 +217,7 @@ Pull = Callable[[], list[dict[str, NDArray[Any]]]]
 
 
 def _from_redis(memory: Any, messages: Format, most: int) -> Pull:
-    from innet_drl.redis_memory import unpack
+    from innet_drl.bench.redis_memory import unpack
 
     return lambda: [unpack(memory, messages, message) for message in memory.pull(most)]
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from innet_drl import environments
-from innet_drl.config import Config
-from innet_drl.exploration import choose
-from innet_drl.machine import cores
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.exploration import choose
+from innet_drl.train.machine import cores
 
 PARALLEL_GAMES = 10
 """Atari games played at once; fewer leave cores idle, more wait longer for the last game."""

@@ -2,7 +2,7 @@
 
 runs/<name>/
     config.yaml             the settings, all of them
-    metrics.jsonl           one `innet_drl.metrics.Metrics` a line
+    metrics.jsonl           one `innet_drl.train.metrics.Metrics` a line
     events.out.tfevents.*   the same for TensorBoard
     evaluation.json         the scores of the evaluation after training
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
-from innet_drl.config import Config
-from innet_drl.faults import RunFolderError
+from innet_drl.train.config import Config
+from innet_drl.train.errors import RunFolderError
 
 if TYPE_CHECKING:
     # The command line reads settings here, before it imports torch.
     from torch import Tensor
 
-    from innet_drl.session import LearnerMemory
+    from innet_drl.train.trainer import LearnerMemory
 
 KEPT_CHECKPOINTS = 3
 

@@ -1,4 +1,4 @@
-"""The flags of `innet-drl train | evaluate | record`; every field of `innet_drl.config.Config` has one."""
+"""The flags of `innet-drl train | evaluate | record`; every field of `innet_drl.train.config.Config` has one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Literal, TypeVar
 
 import tyro
 
-from innet_drl.config import PRESETS, Config
-from innet_drl.faults import ConfigurationError
-from innet_drl.folder import RunFolder
+from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.run_folder import RunFolder
 
 PresetName = Literal["breakout", "breakout-paper", "cartpole"]
 Flags = TypeVar("Flags")

@@ -18,7 +18,7 @@ import torch
 
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError
-from innet_drl.learner import Learner
+from innet_drl.train.learner import Learner
 
 POLL_SECONDS = 0.05
 """How often `close` looks whether the thread has ended."""

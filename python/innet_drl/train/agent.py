@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from innet_drl import environments
-from innet_drl.config import Config
-from innet_drl.folder import RunFolder
-from innet_drl.networks import QNetwork, make_network
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.networks import QNetwork, make_network
+from innet_drl.train.run_folder import RunFolder
 
 
 def load(run: Path) -> tuple[Config, QNetwork, Path]:

@@ -24,8 +24,8 @@ from redis.connection import Encoder, PythonRespSerializer
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.faults import ConfigurationError, RedisError
-from innet_drl.messages import Format, Layout
+from innet_drl.bench.messages import Format, Layout
+from innet_drl.train.errors import ConfigurationError, RedisError
 
 POLL_SECONDS = 0.01
 """From one look at the list to the next, where it had nothing, or was too long."""

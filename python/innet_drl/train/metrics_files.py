@@ -12,7 +12,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from innet_drl.metrics import Metrics
+from innet_drl.train.metrics import Metrics
 
 TENSORBOARD_NAMES: dict[str, str] = {
     "return_mean": "charts/episodic_return",

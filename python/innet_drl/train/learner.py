@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from innet_drl.batches import TorchBatch
-from innet_drl.config import Config
-from innet_drl.environments import Spec
-from innet_drl.faults import ConfigurationError
-from innet_drl.machine import cores
-from innet_drl.networks import QNetwork, make_network
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Spec
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.machine import cores
+from innet_drl.train.networks import QNetwork, make_network
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that no transition is lost for ever (Schaul et al., 2016, section 3.3)."""
@@ -66,7 +66,7 @@ class Numerics:
 
 
 class Gradients(Protocol):
-    """What joins the gradients of several learners: `innet_drl.learners.SharedGradients`."""
+    """What joins the gradients of several learners: `innet_drl.launch.learners.SharedGradients`."""
 
     def mean(self) -> None:
         """Replaces every `grad` of the network by its mean over all learners."""
@@ -105,7 +105,7 @@ class Learner:
 
     @property
     def targets_ahead(self) -> bool:
-        """Whether a second thread computes targets (`innet_drl.targets`)."""
+        """Whether a second thread computes targets (`innet_drl.train.targets`)."""
         if self.config.targets_ahead != "auto":
             return self.config.targets_ahead == "on"
         return self.device.type == "cpu" and len(self.spec.frame_shape) == 2 and cores() > 1
@@ -149,7 +149,7 @@ class Learner:
         """One step of the optimizer on a batch on the learner's device.
 
         Loss: mean over the batch of weight * Huber(target - Q(s, a)), with Huber's threshold at 1 and the
-        batch's own `target` where it has one (`innet_drl.targets`). Where there are several learners, the step is
+        batch's own `target` where it has one (`innet_drl.train.targets`). Where there are several learners, the step is
         that of the mean of their gradients.
         """
         target = batch["target"] if "target" in batch else self.targets(batch)

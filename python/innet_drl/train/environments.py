@@ -20,8 +20,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from innet_drl.config import Config
-from innet_drl.faults import UnavailableEnvironmentError
+from innet_drl.train.config import Config
+from innet_drl.train.errors import UnavailableEnvironmentError
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.config import Config
-from innet_drl.environments import Spec
-from innet_drl.faults import LearnerError, TrainingError
-from innet_drl.learner import Learner, Numerics
-from innet_drl.processes import ENDING, Failure, await_end, end_with_parent, forking
+from innet_drl.launch.processes import ENDING, Failure, await_end, end_with_parent, forking
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Spec
+from innet_drl.train.errors import LearnerError, TrainingError
+from innet_drl.train.learner import Learner, Numerics
 
 WAIT_SECONDS = 0.5
 """How long a learner waits for a batch before it looks whether training is over."""
@@ -310,9 +310,9 @@ def run_learner(assignment: Assignment, pipe: multiprocessing.connection.Connect
 
 
 def _learn(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> Ended:
-    from innet_drl.actor import make_view
-    from innet_drl.folder import load_checkpoint
-    from innet_drl.targets import TargetsAhead
+    from innet_drl.train.actor import make_view
+    from innet_drl.train.run_folder import load_checkpoint
+    from innet_drl.train.targets import TargetsAhead
 
     config, name = assignment.config, assignment.name
     torch.set_num_threads(assignment.threads)

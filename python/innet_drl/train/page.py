@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from innet_drl.metrics import Metrics
+from innet_drl.train.metrics import Metrics
 
 PLAIN_SECONDS = 10.0
 """Seconds from one plain line to the next: a log is not a page."""

@@ -1,6 +1,6 @@
 """The actor: plays several environments with one network and writes what happens to the replay memory.
 
-`Actor` is the loop's body and runs in a serial run too; `innet_drl.processes` puts it into a process.
+`Actor` is the loop's body and runs in a serial run too; `innet_drl.launch.processes` puts it into a process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.config import Config
-from innet_drl.environments import Environments, Spec
-from innet_drl.exploration import annealed, choose, epsilon_ladder
-from innet_drl.faults import ConfigurationError
-from innet_drl.learner import UPDATES
-from innet_drl.metrics import ActorReport, Game, Stopwatch
-from innet_drl.networks import QNetwork
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Environments, Spec
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.exploration import annealed, choose, epsilon_ladder
+from innet_drl.train.learner import UPDATES
+from innet_drl.train.metrics import ActorReport, Game, Stopwatch
+from innet_drl.train.networks import QNetwork
 
 IMAGE_BYTES = 2_000
 """Of the memory for each step of an Atari game: packed, Breakout takes 409 on average and Seaquest 741."""

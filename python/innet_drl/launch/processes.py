@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Self
 from loguru import logger
 
 import innet_drl as innet
-from innet_drl.config import Config
-from innet_drl.faults import ActorError, TrainingError
-from innet_drl.metrics import ActorReport
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ActorError, TrainingError
+from innet_drl.train.metrics import ActorReport
 
 if TYPE_CHECKING:
-    from innet_drl.actor import ParameterSource, RowWriter
-    from innet_drl.environments import Spec
-    from innet_drl.networks import QNetwork
+    from innet_drl.train.actor import ParameterSource, RowWriter
+    from innet_drl.train.environments import Spec
+    from innet_drl.train.networks import QNetwork
 
 REPORT_SECONDS = 0.5
 STOP_SECONDS = 10.0
@@ -88,7 +88,7 @@ def prepare() -> None:
     Raises:
         ActorError: It cannot be started.
     """
-    forking.set_forkserver_preload(["innet_drl.actor", "innet_drl.processes"])
+    forking.set_forkserver_preload(["innet_drl.train.actor", "innet_drl.launch.processes"])
     # It unblocks the signals of whoever starts it.
     resource_tracker.ensure_running()
     # A signal to the group must end it neither while it imports nor before its last actor has ended. It keeps the
@@ -134,9 +134,9 @@ def run_actor(assignment: Assignment, pipe: multiprocessing.connection.Connectio
 def _play(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> None:
     import torch
 
-    from innet_drl import environments
-    from innet_drl.actor import Actor
-    from innet_drl.networks import make_network
+    from innet_drl.train import environments
+    from innet_drl.train.actor import Actor
+    from innet_drl.train.networks import make_network
 
     config, name = assignment.config, assignment.name
     torch.set_num_threads(config.actor_threads)
@@ -172,9 +172,9 @@ def _memory(assignment: Assignment, spec: Spec, network: QNetwork) -> Iterator[t
     """Where an actor's parameters come from and its rows go: a replay memory, or the baseline's Redis."""
     config, name = assignment.config, assignment.name
     if config.on_redis:
-        from innet_drl.learner import published
-        from innet_drl.messages import message_format
-        from innet_drl.redis_memory import RedisMemory, RedisWriter
+        from innet_drl.bench.messages import message_format
+        from innet_drl.bench.redis_memory import RedisMemory, RedisWriter
+        from innet_drl.train.learner import published
 
         shared = RedisMemory(assignment.address, name, assignment.token, published(network, 0))
         with contextlib.closing(shared):
@@ -182,7 +182,7 @@ def _memory(assignment: Assignment, spec: Spec, network: QNetwork) -> Iterator[t
             yield shared, RedisWriter(shared, messages, assignment.index, most_waiting=config.actors)
         return
 
-    from innet_drl.actor import open_writer
+    from innet_drl.train.actor import open_writer
 
     with innet.connect(assignment.address, token=assignment.token, tls_ca=config.replay_ca) as replay:
         yield replay, open_writer(replay, config, spec, name, assignment.index)

@@ -20,16 +20,16 @@ from loguru import logger
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl import environments
 from innet_drl.batches import TorchBatch
-from innet_drl.config import Config
-from innet_drl.evaluator import Evaluation, evaluate
-from innet_drl.faults import ConfigurationError, DivergedError
-from innet_drl.folder import Checkpoint, RunFolder
-from innet_drl.learner import Learner, Update, choose_numerics
-from innet_drl.metrics import Meter, Metrics, Stopwatch
-from innet_drl.records import MetricsFiles
-from innet_drl.terminal import Page
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, DivergedError
+from innet_drl.train.evaluation import Evaluation, evaluate
+from innet_drl.train.learner import Learner, Update, choose_numerics
+from innet_drl.train.metrics import Meter, Metrics, Stopwatch
+from innet_drl.train.metrics_files import MetricsFiles
+from innet_drl.train.page import Page
+from innet_drl.train.run_folder import Checkpoint, RunFolder
 
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from innet_drl import environments
-from innet_drl.actor import Actor, embedded_memory, make_table, make_view, open_writer
-from innet_drl.faults import ConfigurationError
-from innet_drl.folder import Checkpoint
-from innet_drl.journal import Journal
-from innet_drl.networks import make_network
-from innet_drl.session import Session
+from innet_drl.train import environments
+from innet_drl.train.actor import Actor, embedded_memory, make_table, make_view, open_writer
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.journal import Journal
+from innet_drl.train.networks import make_network
+from innet_drl.train.run_folder import Checkpoint
+from innet_drl.train.trainer import Session
 
 MEMORY_SETTINGS = (
     "environment",

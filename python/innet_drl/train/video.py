@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from innet_drl import environments
-from innet_drl.config import Config
-from innet_drl.exploration import choose
-from innet_drl.faults import UnavailableEnvironmentError
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.exploration import choose
 
 UPSCALE = 3
 FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}

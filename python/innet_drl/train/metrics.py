@@ -1,6 +1,6 @@
 """What a run measures: the line of metrics, and the meter that gathers it from learner and actors.
 
-The files it goes to are in `records.py`: actors import this module, and have no use for TensorBoard.
+The files it goes to are in `metrics_files.py`: actors import this module, and have no use for TensorBoard.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from innet_drl.learner import Update
+    from innet_drl.train.learner import Update
 
 RETURN_WINDOW = 100
 """Games that `return_mean` looks back on."""

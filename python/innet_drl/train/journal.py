@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.faults import RunFolderError
+from innet_drl.train.errors import RunFolderError
 
 _PREFIX = "journal."
 _ROW_PREFIX = "row."

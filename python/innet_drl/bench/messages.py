@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.actor import make_table, make_view, table_of
-from innet_drl.config import Config
-from innet_drl.environments import Spec
+from innet_drl.train.actor import make_table, make_view, table_of
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Spec
 
 Row = Mapping[str, NDArray[Any]]
 """One step of an actor's environments, named as the arguments of `innet.Writer.append`: arrays [S, ...]."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from innet_drl.faults import ConfigurationError
+from innet_drl.train.errors import ConfigurationError
 
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari takes 31 bits."""

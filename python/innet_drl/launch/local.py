@@ -17,18 +17,18 @@ from pathlib import Path
 from loguru import logger
 
 import innet_drl as innet
-from innet_drl import serial, video
-from innet_drl.actor import embedded_memory, make_table, make_view
 from innet_drl.batches import TorchBatch
-from innet_drl.config import Config, flags
-from innet_drl.evaluator import Evaluation
-from innet_drl.faults import ActorError, ConfigurationError, LearnerError, RedisError, TrainingError
-from innet_drl.folder import RunFolder
-from innet_drl.learners import Learners
-from innet_drl.processes import Actors, prepare
-from innet_drl.session import LearnerMemory, Session
-from innet_drl.targets import TargetsAhead
-from innet_drl.terminal import Page
+from innet_drl.launch.learners import Learners
+from innet_drl.launch.processes import Actors, prepare
+from innet_drl.train import serial, video
+from innet_drl.train.actor import embedded_memory, make_table, make_view
+from innet_drl.train.config import Config, flags
+from innet_drl.train.errors import ActorError, ConfigurationError, LearnerError, RedisError, TrainingError
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.page import Page
+from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.targets import TargetsAhead
+from innet_drl.train.trainer import LearnerMemory, Session
 
 WAIT_SECONDS = 0.5
 """How long the learner waits for a batch before it looks after its actors."""
@@ -209,8 +209,8 @@ def _memory(session: Session) -> Iterator[tuple[LearnerMemory, str]]:
 
 @contextlib.contextmanager
 def _redis_memory(session: Session) -> Iterator[LearnerMemory]:
-    from innet_drl import redis_memory
-    from innet_drl.messages import message_format
+    from innet_drl.bench import redis_memory
+    from innet_drl.bench.messages import message_format
 
     config, name = session.config, session.name
     messages = message_format(config, session.spec, name)

@@ -11,8 +11,8 @@ import itertools
 from torch import Tensor, nn
 from torch.nn import functional
 
-from innet_drl.config import Config
-from innet_drl.environments import Spec
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Spec
 
 
 class ConvolutionTorso(nn.Module):

@@ -1,0 +1,1 @@
+"""Runs on this machine: starts the processes of a training, and restarts them."""

@@ -1,0 +1,1 @@
+"""Training with prioritized replay. Needs the extra `train`."""
