@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor, make_table
-from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.config import Config
 from innet_drl.train.environments import Spec, Step
 from innet_drl.train.networks import make_network
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], environments=2, channels=(4, 4, 4), hidden=8)
 

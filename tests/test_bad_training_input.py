@@ -12,7 +12,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.launch import local, processes
+from innet_drl.launch import actors, local, processes
 from innet_drl.train.errors import ActorError, ConfigurationError, DivergedError, RunFolderError
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.trainer import Session
@@ -168,12 +168,12 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors are told of an address where nobody listens."""
-    start = processes.Actors.__init__
+    start = actors.Actors.__init__
 
-    def elsewhere(self: processes.Actors, config: object, address: str, name: str, first_step: int) -> None:
+    def elsewhere(self: actors.Actors, config: object, address: str, name: str, first_step: int) -> None:
         start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step)
 
-    monkeypatch.setattr(processes.Actors, "__init__", elsewhere)
+    monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
         local.train(small(), tmp_path / "run")
     assert RunFolder(tmp_path / "run").latest_checkpoint()
@@ -202,12 +202,12 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 
 
 def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "run_actor", fail_and_stay)
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
-    with processes.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as actors:
-        wait(list(actors._pipes))
+    monkeypatch.setattr(actors, "run_actor", fail_and_stay)
+    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
+    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as running:
+        wait(list(running._pipes))
         with pytest.raises(ActorError, match="no restart is left: broken"):
-            actors.reports(0)
+            running.reports(0)
         assert not multiprocessing.active_children()
 
 
@@ -233,19 +233,19 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
 
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "run_actor", fail_and_stay)
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(actors, "run_actor", fail_and_stay)
+    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
     started: list[int] = []
-    start = processes.Actors._start
+    start = actors.Actors._start
 
-    def note(self: processes.Actors, assignment: processes.Assignment) -> None:
+    def note(self: actors.Actors, assignment: actors.Assignment) -> None:
         started.append(assignment.first_step)
         start(self, assignment)
 
-    monkeypatch.setattr(processes.Actors, "_start", note)
-    with processes.Actors(small(), "unix:///nowhere", "apex", 5) as actors:
-        wait(list(actors._pipes))
-        actors.reports(700)
+    monkeypatch.setattr(actors.Actors, "_start", note)
+    with actors.Actors(small(), "unix:///nowhere", "apex", 5) as running:
+        wait(list(running._pipes))
+        running.reports(700)
     assert started == [5, 700]
 
 

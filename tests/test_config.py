@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from innet_drl.cli import main
-from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.flags import parse_train
+from innet_drl.train.presets import PRESETS
 from innet_drl.train.run_folder import RunFolder
 
 

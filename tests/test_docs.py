@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
+from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
-from innet_drl.train.flags import EvaluateFlags, PaperFlags, RecordFlags, TrainFlags
+from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
 from innet_drl.train.metrics import Metrics
 from steps import table
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from innet_drl.train import environments
-from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments, Spec
 from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = PRESETS["breakout"]
 CARTPOLE = PRESETS["cartpole"]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from innet_drl.train import video
-from innet_drl.train.config import PRESETS
 from innet_drl.train.environments import Environments, Spec
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.evaluation import evaluate
 from innet_drl.train.networks import make_network
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
 CARTPOLE = PRESETS["cartpole"]

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.train import environments, learner, machine
+from innet_drl.train import environments, learner, machine, numerics
 from innet_drl.train.actor import Actor, make_table, make_view, open_writer
-from innet_drl.train.config import PRESETS, Config
+from innet_drl.train.config import Config
 from innet_drl.train.environments import Spec
-from innet_drl.train.learner import Learner, Numerics, choose_device, choose_numerics
+from innet_drl.train.learner import Learner, Numerics, choose_device
+from innet_drl.train.numerics import choose_numerics
+from innet_drl.train.presets import PRESETS
 from training import small
 
 Weights: TypeAlias = dict[str, NDArray[np.float64]]
@@ -183,7 +185,7 @@ def test_chosen_arithmetic_is_taken_unmeasured(monkeypatch: pytest.MonkeyPatch) 
     def measured(*arguments: object) -> float:
         raise AssertionError("an update was measured")
 
-    monkeypatch.setattr(learner, "_seconds_of_update", measured)
+    monkeypatch.setattr(numerics, "_seconds_of_update", measured)
     breakout = dataclasses.replace(PRESETS["breakout"], numerics="bfloat16", layout="channels_last", device="cpu")
     assert choose_numerics(breakout, IMAGES) == Numerics(torch.bfloat16, torch.channels_last)
     plain = dataclasses.replace(breakout, numerics="float32", layout="contiguous")
@@ -196,7 +198,7 @@ def test_the_fastest_arithmetic_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
     def measured(config: Config, spec: Spec, numerics: Numerics, limit: float) -> float:
         return 1.0 if numerics == Numerics(torch.float32, torch.channels_last) else 2.0
 
-    monkeypatch.setattr(learner, "_seconds_of_update", measured)
+    monkeypatch.setattr(numerics, "_seconds_of_update", measured)
     assert choose_numerics(PRESETS["breakout"], IMAGES) == Numerics(torch.float32, torch.channels_last)
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from innet_drl.train.config import PRESETS
 from innet_drl.train.environments import Spec
 from innet_drl.train.networks import QNetwork, VectorTorso, make_network
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = Spec(4, 4, (84, 84), "uint8", 4)
 CARTPOLE = Spec(2, 1, (4,), "float32", 1)

@@ -79,7 +79,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from innet_drl.launch.processes import Actors
+    from innet_drl.launch.actors import Actors
 
     killed: list[int] = []
     reports = Actors.reports

@@ -7,8 +7,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from innet_drl.launch.processes import Assignment, Failure
-from innet_drl.train.config import PRESETS, Config
+from innet_drl.launch.actors import Assignment
+from innet_drl.launch.processes import Failure
+from innet_drl.train.config import Config
+from innet_drl.train.presets import PRESETS
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],

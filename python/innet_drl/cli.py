@@ -103,10 +103,10 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl.train import agent
     from innet_drl.train.evaluation import evaluate as play_games
+    from innet_drl.train.evaluation import load_agent
 
-    config, network, checkpoint = agent.load(flags.run)
+    config, network, checkpoint = load_agent(flags.run)
     config = dataclasses.replace(
         config,
         seed=flags.seed,
@@ -124,10 +124,12 @@ def record(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import RecordFlags, parse
 
     flags = parse(RecordFlags, "record", arguments)
-    from innet_drl.train import agent, video
-    from innet_drl.train.run_folder import RunFolder, writing
+    from innet_drl.train import video
+    from innet_drl.train.errors import writing
+    from innet_drl.train.evaluation import load_agent
+    from innet_drl.train.run_folder import RunFolder
 
-    config, network, checkpoint = agent.load(flags.run)
+    config, network, checkpoint = load_agent(flags.run)
     config = dataclasses.replace(config, seed=flags.seed)
     path = flags.to or RunFolder.open(flags.run).videos / f"{checkpoint.stem}-seed{flags.seed}.mp4"
     with writing(str(path), "choose another file with --to"):
@@ -140,8 +142,9 @@ def bench(arguments: Sequence[str]) -> None:
     what = arguments[0] if arguments else None
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
+    from innet_drl.bench.flags import GradientsFlags, PaperFlags
     from innet_drl.launch.processes import prepare
-    from innet_drl.train.flags import GradientsFlags, PaperFlags, parse
+    from innet_drl.train.flags import parse
 
     if what == "paper":
         paper_flags = parse(PaperFlags, "bench paper", arguments[1:])

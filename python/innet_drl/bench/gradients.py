@@ -24,9 +24,9 @@ import innet_drl as innet
 from innet_drl import _core
 from innet_drl.bench import results, services
 from innet_drl.bench.crew import START_SECONDS, BenchError, Crew
+from innet_drl.bench.flags import GradientsFlags
 from innet_drl.bench.links import MACHINE_DEVICE, enter, links
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.flags import GradientsFlags
 from innet_drl.train.machine import cores, cpu_seconds
 
 Row = results.Row

@@ -15,6 +15,7 @@ import numpy as np
 
 from innet_drl.bench import figures, results, scene, services
 from innet_drl.bench.crew import BenchError
+from innet_drl.bench.flags import PaperFlags
 from innet_drl.bench.roles import Laps, Measured, measure
 from innet_drl.bench.settings import (
     BATCH,
@@ -29,9 +30,8 @@ from innet_drl.bench.settings import (
     Case,
     Stack,
 )
-from innet_drl.train.flags import PaperFlags
+from innet_drl.train.errors import writing
 from innet_drl.train.machine import cores
-from innet_drl.train.run_folder import writing
 
 Row = dict[str, Any]
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import innet_drl as innet
 from innet_drl._core import fstack_release
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.machine import cores
-from innet_drl.train.run_folder import writing
 
 Row = dict[str, Any]
 

@@ -311,7 +311,7 @@ def run_learner(assignment: Assignment, pipe: multiprocessing.connection.Connect
 
 def _learn(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> Ended:
     from innet_drl.train.actor import make_view
-    from innet_drl.train.run_folder import load_checkpoint
+    from innet_drl.train.checkpoints import load_checkpoint
     from innet_drl.train.targets import TargetsAhead
 
     config, name = assignment.config, assignment.name

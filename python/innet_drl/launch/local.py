@@ -18,8 +18,9 @@ from loguru import logger
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
+from innet_drl.launch.actors import Actors
 from innet_drl.launch.learners import Learners
-from innet_drl.launch.processes import Actors, prepare
+from innet_drl.launch.processes import prepare
 from innet_drl.train import serial, video
 from innet_drl.train.actor import embedded_memory, make_table, make_view
 from innet_drl.train.config import Config, flags

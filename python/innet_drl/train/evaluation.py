@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.exploration import choose
 from innet_drl.train.machine import cores
+from innet_drl.train.networks import QNetwork, make_network
+from innet_drl.train.run_folder import RunFolder
 
 PARALLEL_GAMES = 10
 """Atari games played at once; fewer leave cores idle, more wait longer for the last game."""
@@ -104,3 +107,20 @@ def _play(
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
     limit = config.evaluation_frames if config.is_atari else None
     return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off)
+
+
+def load_agent(run: Path) -> tuple[Config, QNetwork, Path]:
+    """The settings, the network and the path of a run's newest checkpoint.
+
+    Raises:
+        RunFolderError: There is no run, or no checkpoint in it.
+    """
+    folder = RunFolder.open(run)
+    config, checkpoint = folder.config(), folder.latest_checkpoint()
+    probe = environments.make(config, 1)
+    network = make_network(config, probe.spec)
+    probe.close()
+    network.load_state_dict(
+        {n.removeprefix("average."): t for n, t in checkpoint.tensors.items() if n.startswith("average.")}
+    )
+    return config, network.eval(), checkpoint.path

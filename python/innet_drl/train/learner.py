@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from loguru import logger
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -29,8 +26,6 @@ from innet_drl.train.networks import QNetwork, make_network
 
 PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that no transition is lost for ever (Schaul et al., 2016, section 3.3)."""
-SLOWER_IS_HOPELESS = 5.0
-"""A first update this many times slower than the best arithmetic's is not measured further."""
 
 
 @dataclass(frozen=True)
@@ -260,64 +255,6 @@ def choose_device(config: Config) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if cuda and not config.serial else "cpu")
     return torch.device(config.device)
-
-
-def choose_numerics(config: Config, spec: Spec) -> Numerics:
-    """The settings' arithmetic and layout; what is `auto` is measured, on a learner that is thrown away.
-
-    Serial runs take float32 and the plain layout for `auto`: what they compute must not depend on a clock.
-    """
-    dtypes = {"float32": [torch.float32], "bfloat16": [torch.bfloat16]}.get(
-        config.numerics, [torch.float32, torch.bfloat16]
-    )
-    layouts = {"contiguous": [torch.contiguous_format], "channels_last": [torch.channels_last]}.get(
-        config.layout, [torch.contiguous_format, torch.channels_last]
-    )
-    if len(spec.frame_shape) != 2:
-        dtypes, layouts = [torch.float32], [torch.contiguous_format]
-    candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
-    if config.serial or len(candidates) == 1:
-        return candidates[0]
-    seconds: dict[Numerics, float] = {}
-    for candidate in candidates:
-        limit = SLOWER_IS_HOPELESS * min(seconds.values(), default=float("inf"))
-        seconds[candidate] = _seconds_of_update(config, spec, candidate, limit)
-    fastest = min(seconds, key=lambda candidate: seconds[candidate])
-    listed = "; ".join(f"{candidate}: {1e3 * value:.1f} ms" for candidate, value in seconds.items())
-    logger.info(f"an update takes {listed}: computing in {fastest}")
-    return fastest
-
-
-def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, limit: float, repeats: int = 3) -> float:
-    """The least of a few updates, the first of which also warms up; stops after one beyond the limit."""
-    learner = Learner(config, spec)
-    learner.use(numerics)
-    batch = random_batch(spec, config.batch_size, learner.device)
-    best = float("inf")
-    for _ in range(1 + repeats):
-        start = time.perf_counter()
-        learner.update(batch).priorities()
-        best = min(best, time.perf_counter() - start)
-        if best > limit:
-            break
-    return best
-
-
-def random_batch(spec: Spec, size: int, device: torch.device) -> TorchBatch:
-    """A batch of noise, to measure with."""
-    shape = (size, *spec.observation_shape)
-    dtype = getattr(torch, spec.frame_dtype)
-    return TorchBatch(
-        size,
-        {
-            "observation": torch.randint(0, 256, shape, device=device).to(dtype),
-            "next_observation": torch.randint(0, 256, shape, device=device).to(dtype),
-            "action": torch.randint(0, spec.actions, (size,), device=device),
-            "reward": torch.zeros(size, device=device),
-            "discount": torch.ones(size, device=device),
-            "weight": torch.ones(size, device=device),
-        },
-    )
 
 
 def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

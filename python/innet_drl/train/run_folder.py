@@ -14,17 +14,15 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
+from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import RunFolderError
+from innet_drl.train.errors import RunFolderError, writing
 
 if TYPE_CHECKING:
     # The command line reads settings here, before it imports torch.
@@ -33,16 +31,6 @@ if TYPE_CHECKING:
     from innet_drl.train.trainer import LearnerMemory
 
 KEPT_CHECKPOINTS = 3
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint holds."""
-
-    path: Path
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-    """Counters and random states, as plain JSON values."""
 
 
 class RunFolder:
@@ -115,23 +103,9 @@ class RunFolder:
         Raises:
             RunFolderError: It cannot be written; the checkpoints there are stay whole.
         """
-        import safetensors.torch
-
         path = self.checkpoints / f"{agent_steps:012d}.safetensors"
-        partial = path.with_suffix(".partial")
-        content = safetensors.torch.save(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            {"state": json.dumps(state)},
-        )
         with self.writing():
-            try:
-                with partial.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+            save_checkpoint(path, tensors, state)
             for old in self._checkpoint_paths()[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
         return path
@@ -182,48 +156,3 @@ class RunFolder:
 
     def _checkpoint_paths(self) -> list[Path]:
         return sorted(self.checkpoints.glob("*.safetensors"))
-
-
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads what `RunFolder.save_checkpoint` wrote.
-
-    Raises:
-        RunFolderError: It is damaged.
-    """
-    import safetensors
-
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            state = json.loads(file.metadata()["state"])
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"the checkpoint {path} cannot be read ({error}): remove it to use the one before"
-        ) from error
-    return Checkpoint(path, tensors, state)
-
-
-@contextlib.contextmanager
-def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
-    """Turns what the operating system says about a write into an error that says what to do.
-
-    Args:
-        what: Names what is written.
-        advice: What to do where it cannot be written.
-        afterwards: What to do once there is room on a full disk.
-
-    Raises:
-        RunFolderError: In place of an `OSError`.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"the disk is full: free some space{afterwards}"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            reason = f"it may not be written: {advice}"
-        elif error.errno in (errno.ENOENT, errno.ENOTDIR) and error.filename is not None:
-            reason = f"there is no directory for {error.filename}: make it first"
-        else:
-            reason = f"{error.strerror or error}"
-        raise RunFolderError(f"{what}: {reason}") from error

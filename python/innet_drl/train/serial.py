@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor, embedded_memory, make_table, make_view, open_writer
+from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.journal import Journal
 from innet_drl.train.networks import make_network
-from innet_drl.train.run_folder import Checkpoint
 from innet_drl.train.trainer import Session
 
 MEMORY_SETTINGS = (

@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.train import environments
+from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, DivergedError
 from innet_drl.train.evaluation import Evaluation, evaluate
-from innet_drl.train.learner import Learner, Update, choose_numerics
+from innet_drl.train.learner import Learner, Update
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
+from innet_drl.train.numerics import choose_numerics
 from innet_drl.train.page import Page
-from innet_drl.train.run_folder import Checkpoint, RunFolder
+from innet_drl.train.run_folder import RunFolder
 
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""
