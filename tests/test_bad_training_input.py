@@ -14,8 +14,9 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import actors, local, processes
 from innet_drl.train.errors import ActorError, ConfigurationError, DivergedError, RunFolderError
+from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.trainer import Session
+from innet_drl.train.trainer import Trainer
 from training import fail_and_stay, small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
@@ -184,14 +185,14 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 ) -> None:
     run = tmp_path / "run"
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
-        report = Session.report
+        report = Trainer.report
 
-        def report_and_close(self: Session, replay: innet.Replay) -> None:
-            report(self, replay)
+        def report_and_close(self: Trainer, memory: ReplayMemory) -> None:
+            report(self, memory)
             if self.learner.updates > 0:
                 server.close()
 
-        monkeypatch.setattr(Session, "report", report_and_close)
+        monkeypatch.setattr(Trainer, "report", report_and_close)
         with pytest.raises((innet.ReplayError, ActorError)):
             local.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
     assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] > 0
@@ -238,7 +239,7 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     start = actors.Actors._start
 
-    def note(self: actors.Actors, assignment: actors.Assignment) -> None:
+    def note(self: actors.Actors, assignment: actors.ActorAssignment) -> None:
         started.append(assignment.first_step)
         start(self, assignment)
 
@@ -251,9 +252,9 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() -> None:
     """Whatever it is importing: it is not ended by what ends the run, but by the end of the run."""
-    processes.prepare()
+    processes.start_fork_server()
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(blocked.split()[1], 16)
-    assert all(mask >> (number - 1) & 1 for number in processes.ENDING)
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.ENDING)
+    assert all(mask >> (number - 1) & 1 for number in processes.END_SIGNALS)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.END_SIGNALS)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.learner import Update
-from innet_drl.train.trainer import Session
+from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.trainer import Trainer
 from training import lines, small
 
 FIRST = small(min_size=256, steps=800)
@@ -22,22 +22,22 @@ MORE = dataclasses.replace(FIRST, steps=6_000)
 def note(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The table's statistics before the actors start, and at the first update."""
     found: list[dict[str, Any]] = []
-    memories: list[innet.Replay] = []
-    publish, learn = Session.publish, Session.learn
+    memories: list[ReplayMemory] = []
+    publish, learn = Trainer.publish, Trainer.learn
 
-    def before_the_actors(self: Session, replay: innet.Replay) -> None:
+    def before_the_actors(self: Trainer, memory: ReplayMemory) -> None:
         if not memories:
-            memories.append(replay)
-            found.append(replay.stats()["tables"]["apex"])
-        publish(self, replay)
+            memories.append(memory)
+            found.append(memory.stats())
+        publish(self, memory)
 
-    def at_the_first_update(self: Session, batch: Any) -> Update:
+    def at_the_first_update(self: Trainer, batch: Any) -> Update:
         if len(found) == 1:
-            found.append(memories[0].stats()["tables"]["apex"])
+            found.append(memories[0].stats())
         return learn(self, batch)
 
-    monkeypatch.setattr(Session, "publish", before_the_actors)
-    monkeypatch.setattr(Session, "learn", at_the_first_update)
+    monkeypatch.setattr(Trainer, "publish", before_the_actors)
+    monkeypatch.setattr(Trainer, "learn", at_the_first_update)
     return found
 
 

@@ -140,13 +140,13 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
 
 
 def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = trainer.Session.evaluate
+    evaluate = trainer.Trainer.evaluate
 
-    def evaluate_for_an_hour(self: trainer.Session) -> Evaluation | None:
+    def evaluate_for_an_hour(self: trainer.Trainer) -> Evaluation | None:
         self.meter._started -= 3600
         return evaluate(self)
 
-    monkeypatch.setattr(trainer.Session, "evaluate", evaluate_for_an_hour)
+    monkeypatch.setattr(trainer.Trainer, "evaluate", evaluate_for_an_hour)
     result = local.train(small(serial=True, steps=300), tmp_path / "run")
     assert result.evaluation is not None
     assert result.seconds < 3600

@@ -85,10 +85,10 @@ def train(arguments: Sequence[str]) -> None:
 
     flags = parse_train(arguments)
     if not flags.config.serial:
-        from innet_drl.launch.processes import prepare
+        from innet_drl.launch.processes import start_fork_server
 
         # It imports torch while this process does, with the next line.
-        prepare()
+        start_fork_server()
     from innet_drl.launch import local
 
     if flags.resume is not None:
@@ -143,18 +143,18 @@ def bench(arguments: Sequence[str]) -> None:
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
     from innet_drl.bench.flags import GradientsFlags, PaperFlags
-    from innet_drl.launch.processes import prepare
+    from innet_drl.launch.processes import start_fork_server
     from innet_drl.train.flags import parse
 
     if what == "paper":
         paper_flags = parse(PaperFlags, "bench paper", arguments[1:])
-        prepare()
+        start_fork_server()
         from innet_drl.bench import paper
 
         paper.run(paper_flags)
         return
     flags = parse(GradientsFlags, "bench gradients", arguments[1:])
-    prepare()
+    start_fork_server()
     from innet_drl.bench import gradients
 
     gradients.run(flags)

@@ -28,7 +28,7 @@ from innet_drl.bench.settings import (
     SYSTEMS,
     TRANSITIONS,
     Case,
-    Stack,
+    NetworkStack,
 )
 from innet_drl.train.errors import writing
 from innet_drl.train.machine import cores
@@ -120,11 +120,11 @@ def _measured(case: Case, flags: PaperFlags, versions: dict[str, str | None]) ->
         return measure(case, running.enter_context(server))
 
 
-def _redis_stack(flags: PaperFlags) -> Stack:
-    return Stack(flags.redis_stack, flags.redis_link)
+def _redis_stack(flags: PaperFlags) -> NetworkStack:
+    return NetworkStack(flags.redis_stack, flags.redis_link)
 
 
-def _stacks(flags: PaperFlags) -> Iterator[Stack]:
+def _stacks(flags: PaperFlags) -> Iterator[NetworkStack]:
     """The stacks that were asked for, as far as they are there."""
     for name in results.names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
         if name == "kernel":
@@ -134,7 +134,7 @@ def _stacks(flags: PaperFlags) -> Iterator[Stack]:
         elif flags.fstack_server is None or flags.fstack_client is None:
             print("fstack is left out: name its configurations with --fstack-server and --fstack-client")
         else:
-            yield Stack(
+            yield NetworkStack(
                 "fstack",
                 flags.fstack_link,
                 serve=("--stack", "fstack", "--stack-config", str(flags.fstack_server), "--trusted-network"),

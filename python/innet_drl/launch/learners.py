@@ -1,14 +1,13 @@
-"""Several learners: each draws batches of its own, and all apply the mean of their gradients, summed in the network.
+"""Several learners: each samples batches of its own, and all apply the mean of their gradients.
 
-The first learner is the run's process: it publishes, evaluates, writes and decides when training is over. The others
-are processes that begin with the same weights, draw from the same memory and take the same updates; they stay equal
-bit for bit, which is checked at the end. A learner that dies ends the run with a checkpoint.
+The first learner is the run's process: it publishes, evaluates, writes files and decides when training ends. The
+others are processes that start with the same weights, sample from the same memory and apply the same updates; their
+weights stay equal bit for bit, which is checked at the end. A learner that dies ends the run with a checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import multiprocessing.connection
 import os
@@ -20,157 +19,117 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
-from loguru import logger
-from torch import Tensor, nn
 
 import innet_drl as innet
-from innet_drl.batches import TorchBatch
-from innet_drl.launch.processes import ENDING, Failure, await_end, end_with_parent, forking
+from innet_drl.launch.processes import (
+    END_SIGNALS,
+    ProcessFailure,
+    await_end,
+    end_with_parent,
+    forking,
+    silence_logs,
+)
+from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.environments import Spec
+from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
+from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError, TrainingError
 from innet_drl.train.learner import Learner, Numerics
+from innet_drl.train.memory import memory_class, memory_settings, memory_token
+from innet_drl.train.targets import TargetsAhead
+
+logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.5
-"""How long a learner waits for a batch before it looks whether training is over."""
+"""Timeout of a batch, after which a learner checks whether training has ended."""
 STOP_SECONDS = 10.0
-"""How long a learner may take to end before it is killed."""
-LAST_WORD_SECONDS = 2.0
-"""How long is waited for what a missing learner has to say."""
+"""Seconds that a learner may take to end before it is killed."""
+FAILURE_SECONDS = 2.0
+"""Seconds to wait for the error message of a missing learner."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the gradients of a run are summed."""
+class GradientJob:
+    """The job that averages the gradients of a run."""
 
     address: str
-    """Of the server, for `innet_drl.connect`."""
-    job: str
+    """Address of the server, for `innet_drl.connect`."""
+    name: str
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a learner's process is told."""
+class LearnerAssignment:
+    """Arguments of a learner's process."""
 
     config: Config
-    spec: Spec
+    spec: EnvironmentSpec
     number: int
-    """Of this learner; the run's process is 0."""
+    """Number of this learner; the run's process is 0."""
     memory: str
     """Address of the replay memory."""
     name: str
-    """Of the table."""
-    place: Place
+    """Name of the table."""
+    job: GradientJob
     numerics: Numerics
     threads: int
     checkpoint: Path | None
-    """The run's checkpoint to begin with; `None` for fresh weights of the run's seed."""
+    """The run's checkpoint to start from; `None` for fresh weights of the run's seed."""
     updates: int
     """Updates of earlier sessions."""
     token: str = field(repr=False)
-    """Of the replay memory."""
+    """Token of the replay memory."""
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The first word of a learner: it has its place."""
+class LearnerReady:
+    """The first message of a learner: it has joined the job."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The last word of a learner whose training is over."""
+class LearnerResult:
+    """The last message of a learner whose training has ended."""
 
     updates: int
     digest: bytes
 
 
-class TrainingIsOver(Exception):  # noqa: N818 - no error
-    """The first learner has ended training: the update under way is none."""
-
-
-class SharedGradients:
-    """The mean of all learners' gradients. One more value tells whether training is over.
-
-    Args:
-        worker: This learner's place in the job.
-        network: Whose gradients they are.
-    """
-
-    def __init__(self, worker: innet.GradientWorker, network: nn.Module) -> None:
-        self._worker = worker
-        self._parameters = list(network.parameters())
-        self._values = np.zeros(sum(parameter.numel() for parameter in self._parameters) + 1, np.float32)
-        self._whole = torch.from_numpy(self._values)
-
-    def mean(self) -> None:
-        """Replaces every `grad` by its mean over all learners.
-
-        Raises:
-            TrainingIsOver: In place of it.
-            innet_drl.errors.GradientError: A learner has gone; the message names it.
-        """
-        self._values[-1] = 0.0
-        for parameter, part in self._parts():
-            assert parameter.grad is not None
-            # In the order of the shape, whatever the layout: learners may differ in that.
-            part.copy_(parameter.grad)
-        self._worker.sum(self._values, mean=True)
-        if self._values[-1] > 0.0:
-            raise TrainingIsOver
-        for parameter, part in self._parts():
-            assert parameter.grad is not None
-            parameter.grad.copy_(part)
-
-    def end(self) -> None:
-        """Tells all learners that training is over: in place of a mean, which all of them lose."""
-        self._values[:] = 0.0
-        self._values[-1] = 1.0
-        self._worker.sum(self._values, mean=True)
-
-    def _parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        start = 0
-        for parameter in self._parameters:
-            yield parameter, self._whole[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
+LearnerMessage = LearnerReady | LearnerResult | ProcessFailure
 
 
 class Learners:
-    """The other learners' processes, and this process's place among them. Use it as a context manager.
+    """The processes of the other learners, and this process's membership in their job. Use it as a context manager.
 
     Args:
         config: The run's settings.
-        learner: This process's.
+        learner: Learner of this process.
         memory: Address of the replay memory, for the others.
-        name: Of the table.
+        name: Name of the table.
         server: Address of a server that sums gradients.
-        checkpoint: The run's checkpoint to begin with.
+        checkpoint: The run's checkpoint to start from.
     """
 
     def __init__(
         self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None
     ) -> None:
-        token = os.environ.get("INNET_TOKEN", "").strip()
-        job = f"{name[:40]}-{secrets.token_hex(4)}"
-        place = Place(server, job, "" if config.gradients == "embedded" else token)
+        token = "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
         self._learner = learner
-        self._place = place
+        self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", token)
         self._config = config
         self._assignments = [
-            Assignment(
+            LearnerAssignment(
                 config,
                 learner.spec,
                 number,
                 memory,
                 name,
-                place,
+                self._job,
                 learner.numerics,
                 torch.get_num_threads(),
                 checkpoint,
                 learner.updates,
-                "" if config.replay == "embedded" else token,
+                memory_token(config),
             )
             for number in range(1, config.learners)
         ]
@@ -183,11 +142,11 @@ class Learners:
         try:
             for assignment in self._assignments:
                 self._start(assignment)
-            worker = self._stack.enter_context(join(self._place, 0, self._config))
+            worker = self._stack.enter_context(join(self._job, 0, self._config))
             for number, pipe in enumerate(self._pipes, 1):
-                word = _next_word(pipe, self._config.learner_deadline)
-                if not isinstance(word, Joined):
-                    raise _failed(number, word)
+                message = _receive(pipe, self._config.learner_deadline)
+                if not isinstance(message, LearnerReady):
+                    raise _failed(number, message)
             self._learner.gradients = SharedGradients(worker, self._learner.network)
         except BaseException:
             self._stop()
@@ -197,7 +156,7 @@ class Learners:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def _start(self, assignment: Assignment) -> None:
+    def _start(self, assignment: LearnerAssignment) -> None:
         ours, theirs = forking.Pipe()
         process = forking.Process(
             target=run_learner, args=(assignment, theirs), name=f"learner-{assignment.number}", daemon=True
@@ -210,7 +169,7 @@ class Learners:
     def _stop(self) -> None:
         self._learner.gradients = None
         self._stack.close()
-        # One that was told that training is over ends by itself. Nothing of the others is worth waiting for.
+        # Learners end by themselves after `end`; otherwise their results are lost and they are killed at once.
         for process in self._processes:
             await_end(process, STOP_SECONDS if self._ended else 0.0)
             process.close()
@@ -221,136 +180,120 @@ class Learners:
         """Ends training in all learners with the same update, and compares their weights.
 
         Raises:
-            LearnerError: One failed, or has other weights.
+            LearnerError: A learner failed, or its weights differ.
         """
         assert self._learner.gradients is not None
         for pipe in self._pipes:
-            # Its learner may have ended: then the sum tells.
+            # A learner that has ended is reported by the sum below.
             with contextlib.suppress(OSError):
                 pipe.send(None)
         try:
             self._learner.gradients.end()
         except innet.errors.GradientError as error:
-            raise self.explained(error) from error
+            raise self.explain(error) from error
         self._ended = True
-        ours = Ended(self._learner.updates, digest(self._learner.network))
+        ours = LearnerResult(self._learner.updates, digest(self._learner.network))
         for number, pipe in enumerate(self._pipes, 1):
-            theirs = _next_word(pipe, self._config.learner_deadline)
-            if not isinstance(theirs, Ended):
+            theirs = _receive(pipe, self._config.learner_deadline)
+            if not isinstance(theirs, LearnerResult):
                 raise _failed(number, theirs)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
-        logger.info(f"{len(self._pipes) + 1} learners ended with the same weights")
+        logger.info("%d learners ended with the same weights", len(self._pipes) + 1)
 
-    def explained(self, error: innet.errors.GradientError) -> LearnerError:
-        """What a failed sum was about: the last word of a learner that is missing, where it had one."""
+    def explain(self, error: innet.errors.GradientError) -> LearnerError:
+        """Returns the error message of the learner that made a sum fail, if it sent one."""
         missing = error.missing if isinstance(error, innet.errors.MissingWorkerError) else ()
         for number, pipe in enumerate(self._pipes, 1):
-            word = _next_word(pipe, LAST_WORD_SECONDS if number in missing else 0.0)
-            if isinstance(word, Failure):
-                return _failed(number, word)
+            message = _receive(pipe, FAILURE_SECONDS if number in missing else 0.0)
+            if isinstance(message, ProcessFailure):
+                return _failed(number, message)
         return LearnerError(f"the learners' gradients came to no sum: {error}")
 
 
-def _next_word(pipe: multiprocessing.connection.Connection, seconds: float) -> Joined | Ended | Failure | None:
+def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:
     try:
-        word = pipe.recv() if pipe.poll(seconds) else None
+        message = pipe.recv() if pipe.poll(seconds) else None
     except (EOFError, OSError):
         return None
-    assert word is None or isinstance(word, Joined | Ended | Failure)
-    return word
+    assert message is None or isinstance(message, LearnerMessage)
+    return message
 
 
-def _failed(number: int, word: Joined | Ended | Failure | None) -> LearnerError:
-    said = (
-        word.message if isinstance(word, Failure) else "it ended without a word, or was too slow (--learner-deadline)"
+def _failed(number: int, message: LearnerMessage | None) -> LearnerError:
+    reason = (
+        message.message
+        if isinstance(message, ProcessFailure)
+        else "it ended without a word, or was too slow (--learner-deadline)"
     )
-    return LearnerError(f"learner {number} failed: {said}")
+    return LearnerError(f"learner {number} failed: {reason}")
 
 
 @contextlib.contextmanager
-def join(place: Place, number: int, config: Config) -> Iterator[innet.GradientWorker]:
-    """A learner's place in the run's job."""
+def join(job: GradientJob, number: int, config: Config) -> Iterator[innet.GradientWorker]:
+    """Joins the run's gradient job as one of its learners."""
     with (
-        innet.connect(place.address, token=place.token, tls_ca=config.replay_ca) as server,
+        innet.connect(job.address, token=job.token, tls_ca=config.replay_ca) as server,
         server.join_gradients(
-            place.job, number, config.learners, name=f"learner {number}", deadline=config.learner_deadline
+            job.name, number, config.learners, name=f"learner {number}", deadline=config.learner_deadline
         ) as worker,
     ):
         yield worker
 
 
-def digest(network: nn.Module) -> bytes:
-    """SHA-256 of a network's parameters."""
-    sha = hashlib.sha256()
-    for parameter in network.parameters():
-        sha.update(parameter.detach().cpu().contiguous().numpy().tobytes())
-    return sha.digest()
-
-
-def run_learner(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> None:
+def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of a learner's process."""
-    # They reach every process of the run; learner 0 is the one to end it, and kills who does not hear.
-    for number in ENDING:
+    # These signals reach every process of the run; the first learner ends it, and kills learners that do not end.
+    for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    logger.remove()
-    logging.getLogger("innet_drl").addHandler(logging.NullHandler())
-    logging.getLogger("innet_drl").propagate = False
+    silence_logs()
     end_with_parent()
     try:
-        last: Ended | Failure = _learn(assignment, pipe)
+        last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
     except (TrainingError, innet.ReplayError) as error:
-        last = Failure(str(error), fatal=True)
+        last = ProcessFailure(str(error), fatal=True)
     except Exception:
-        last = Failure(traceback.format_exc(), fatal=True)
-    # The run may be over.
+        last = ProcessFailure(traceback.format_exc(), fatal=True)
+    # The run may have ended.
     with contextlib.suppress(OSError):
         pipe.send(last)
     pipe.close()
 
 
-def _learn(assignment: Assignment, pipe: multiprocessing.connection.Connection) -> Ended:
-    from innet_drl.train.actor import make_view
-    from innet_drl.train.checkpoints import load_checkpoint
-    from innet_drl.train.targets import TargetsAhead
-
-    config, name = assignment.config, assignment.name
+def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> LearnerResult:
+    config = assignment.config
     torch.set_num_threads(assignment.threads)
     torch.manual_seed(config.seed)
     learner = Learner(config, assignment.spec)
     learner.use(assignment.numerics)
     if assignment.checkpoint is not None:
         learner.load(load_checkpoint(assignment.checkpoint).tensors, assignment.updates, 0)
+    settings = memory_settings(
+        config,
+        assignment.spec,
+        assignment.name,
+        learner.parameters(),
+        address=assignment.memory,
+        token=assignment.token,
+    )
     with contextlib.ExitStack() as running:
-        replay = running.enter_context(
-            innet.connect(assignment.memory, token=assignment.token, tls_ca=config.replay_ca)
-        )
-        batches: Iterator[TorchBatch] = running.enter_context(
-            replay.batches(
-                name,
-                config.batch_size,
-                make_view(config, assignment.spec),
-                beta=config.importance_exponent,
-                prefetch=config.prefetch,
-                device=str(learner.device),
-                timeout=WAIT_SECONDS,
-            )
-        )
+        memory = running.enter_context(memory_class(config.replay).join(settings))
+        batches = running.enter_context(memory.batches(str(learner.device), timeout=WAIT_SECONDS))
         if learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(learner, batches))
-        worker = running.enter_context(join(assignment.place, assignment.number, config))
+        worker = running.enter_context(join(assignment.job, assignment.number, config))
         learner.gradients = SharedGradients(worker, learner.network)
-        pipe.send(Joined())
-        with contextlib.suppress(TrainingIsOver):
+        pipe.send(LearnerReady())
+        with contextlib.suppress(TrainingEnded):
             while True:
                 try:
                     batch = next(batches)
                 except innet.errors.DeadlineError:
                     if pipe.poll(0):
-                        # Training is over, and there is no batch to hear it with.
+                        # Training has ended, and there is no batch whose update would tell this learner.
                         learner.gradients.end()
                         break
                     continue
                 update = learner.update(batch)
-                replay.update_priorities(name, batch.key, update.priorities())
-    return Ended(learner.updates, digest(learner.network))
+                memory.update_priorities(batch.key, update.priorities())
+    return LearnerResult(learner.updates, digest(learner.network))

@@ -1,11 +1,12 @@
-"""Processes of a run: forked from one that has imported torch, ended with the learner's.
+"""Processes of a run: forked from one that has imported torch, and ended with the learner's process.
 
-A child tells the learner what it did over a pipe of its own, so that one that dies takes no lock with it. It
-ends on SIGTERM, and when the learner's process is gone.
+Each child reports over a pipe of its own, so that one that dies leaves no lock held. It ends on SIGTERM, and when
+the learner's process is gone.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,36 +19,36 @@ from typing import Any
 
 from innet_drl.train.errors import ActorError
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
-"""Signals that a terminal or a supervisor sends to every process of the run."""
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a terminal or a supervisor sends to every process of a run."""
 
 forking = multiprocessing.get_context("forkserver")
-"""Processes that come from one that has imported torch (`prepare`)."""
+"""Context of processes that are forked from one that has imported torch (`start_fork_server`)."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The last word of an actor that failed."""
+class ProcessFailure:
+    """The last message of a process that failed."""
 
     message: str
     fatal: bool
-    """Another actor would fail in the same way."""
+    """A replacement would fail in the same way."""
 
 
-def prepare() -> None:
-    """Starts the process that actors are forked from, unless there is one: it imports torch, once for all of them.
+def start_fork_server() -> None:
+    """Starts the process that actors are forked from, unless it runs: it imports torch once for all of them.
 
-    They are not forked from this one, whose threads and locks they would inherit in unknown states.
+    Actors are not forked from this process, whose threads and locks they would inherit in unknown states.
 
     Raises:
-        ActorError: It cannot be started.
+        ActorError: The process cannot be started.
     """
-    forking.set_forkserver_preload(["innet_drl.train.actor", "innet_drl.launch.actors"])
-    # It unblocks the signals of whoever starts it.
+    forking.set_forkserver_preload(["innet_drl.launch.actors"])
+    # It unblocks the signals of the process that starts it.
     resource_tracker.ensure_running()
-    # A signal to the group must end it neither while it imports nor before its last actor has ended. It keeps the
-    # mask, and ends when nobody is left who could ask it for an actor; an actor unblocks what it has handlers for.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    # A signal to the process group must not end the fork server before its last actor has ended. It inherits the
+    # mask, and ends when no process holds its pipe any more; an actor unblocks the signals that it handles.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         forkserver.ensure_running()
     except OSError as error:
@@ -57,6 +58,13 @@ def prepare() -> None:
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def silence_logs() -> None:
+    """Drops the logs of this process: the page is the learner's, and errors of the core reach it as exceptions."""
+    package = logging.getLogger("innet_drl")
+    package.addHandler(logging.NullHandler())
+    package.propagate = False
 
 
 def end_with_parent() -> None:
@@ -73,7 +81,7 @@ def end_with_parent() -> None:
 
 
 def await_end(process: Any, seconds: float) -> None:
-    """Waits for a process to end, and kills it when it has not."""
+    """Waits for a process to end, and kills it if it has not."""
     process.join(seconds)
     if process.is_alive():
         process.kill()

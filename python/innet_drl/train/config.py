@@ -16,6 +16,9 @@ import yaml
 
 from innet_drl.train.errors import ConfigurationError
 
+RELAYS = {"redis": "innet_drl.bench.redis_memory:RedisMemory"}
+"""Memories that experience reaches through a relay, by the scheme of `--replay`: module and class."""
+
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari takes 31 bits."""
 
@@ -252,13 +255,13 @@ class Config:
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
         _require(
-            not (self.serial and self.on_redis),
+            not (self.serial and self.relayed),
             "replay",
             self.replay,
             "left away in a serial run, which is one process with its memory in it",
         )
         _require(
-            self.learners == 1 or not (self.serial or self.on_redis),
+            self.learners == 1 or not (self.serial or self.relayed),
             "learners",
             self.learners,
             "1 in a serial run, and where a Redis passes the experience on",
@@ -280,9 +283,9 @@ class Config:
         )
 
     @property
-    def on_redis(self) -> bool:
-        """Whether a Redis passes experience and parameters on."""
-        return self.replay.startswith("redis://")
+    def relayed(self) -> bool:
+        """Whether experience and parameters pass through a relay to a memory in the learner's process."""
+        return self.replay.partition("://")[0] in RELAYS
 
     @property
     def is_atari(self) -> bool:
@@ -301,15 +304,12 @@ class Config:
 
     @property
     def slack(self) -> float:
-        """Drawn items by which the replay ratio may be off.
+        """Sampled items by which the replay ratio may be off.
 
-        It covers what is under way: a chunk of every environment being pushed while the next one fills, and
-        the batches drawn ahead. Over a Redis what is pushed comes in whole messages.
+        The slack covers data in flight: a chunk of every environment being pushed while the next one fills, and
+        the batches sampled ahead.
         """
-        steps = self.chunk_steps * self.all_environments
-        if self.on_redis:
-            steps = max(steps, self.message_transitions * self.playing_actors)
-        pushed = 2 * steps * self.samples_per_insert
+        pushed = 2 * self.chunk_steps * self.all_environments * self.samples_per_insert
         drawn = (self.prefetch + 2) * self.batch_size * self.learners
         return float(pushed + drawn)
 

@@ -28,7 +28,7 @@ ATARI_FRAME_SKIP = 4
 
 
 @dataclass(frozen=True)
-class Spec:
+class EnvironmentSpec:
     """What a network and a table need to know of an environment."""
 
     actions: int
@@ -80,7 +80,7 @@ class Environments:
         UnavailableEnvironmentError: The vector environment resets in another mode, or does not say in which.
     """
 
-    def __init__(self, vector: Any, spec: Spec) -> None:
+    def __init__(self, vector: Any, spec: EnvironmentSpec) -> None:
         mode = vector.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise UnavailableEnvironmentError(
@@ -213,7 +213,7 @@ def _make_atari(config: Config, count: int, episode_frames: int, threads: int) -
         reward_clipping=False,
         autoreset_mode=AutoresetMode.NEXT_STEP,
     )
-    spec = Spec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
+    spec = EnvironmentSpec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
     return Environments(vector, spec)
 
 
@@ -229,4 +229,4 @@ def _make_gymnasium(name: str, count: int) -> Environments:
         raise UnavailableEnvironmentError(f"{name!r} has the actions {action}: Q-learning needs a few discrete ones")
     if not isinstance(observation, gymnasium.spaces.Box) or len(observation.shape) != 1:
         raise UnavailableEnvironmentError(f"{name!r} has the observations {observation}: supported are flat vectors")
-    return Environments(vector, Spec(int(action.n), 1, observation.shape, "float32", 1))
+    return Environments(vector, EnvironmentSpec(int(action.n), 1, observation.shape, "float32", 1))

@@ -1,6 +1,6 @@
-"""What can go wrong in training, beside the errors of the replay memory (`innet_drl.errors`).
+"""Errors of training. Errors of the replay client are in `innet_drl.errors`.
 
-A `TrainingError` is a fault that a user can do something about: the command line prints its message alone.
+The user can correct the cause of a `TrainingError`: the command line prints its message without a traceback.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 
 
 class TrainingError(Exception):
-    """Training cannot start or go on; the message says what to do."""
+    """Training cannot start or continue; the message says what to do."""
 
 
 class ConfigurationError(TrainingError, ValueError):
-    """A setting that cannot be used."""
+    """An unusable setting."""
 
 
 class UnavailableEnvironmentError(TrainingError):
-    """An environment that does not exist, is not installed, or behaves in a way that is not supported."""
+    """An environment that does not exist, is not installed, or is not supported."""
 
 
 class RunFolderError(TrainingError):
-    """The run's folder cannot be made, read or written: no space, no permission, or no run in it."""
+    """A run's folder cannot be made, read or written: no space, no permission, or no run in it."""
 
 
 class ActorError(TrainingError):
@@ -31,25 +31,25 @@ class ActorError(TrainingError):
 
 
 class LearnerError(TrainingError):
-    """One of several learners failed, or has other weights than the others."""
+    """One of several learners failed, or its weights differ."""
 
 
-class RedisError(TrainingError):
-    """The Redis of a run cannot be reached or used, or was lost."""
+class RelayError(TrainingError):
+    """The relay between actors and learner cannot be reached or used, or was lost."""
 
 
 class DivergedError(TrainingError):
-    """The loss or the weights are no numbers any more."""
+    """The loss or the weights are infinite or NaN."""
 
 
 @contextlib.contextmanager
 def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
-    """Turns what the operating system says about a write into an error that says what to do.
+    """Turns an `OSError` of a write into an error that says what to do.
 
     Args:
-        what: Names what is written.
-        advice: What to do where it cannot be written.
-        afterwards: What to do once there is room on a full disk.
+        what: Name of the file or folder, for the message.
+        advice: What to do if it is not writable.
+        afterwards: What to do once a full disk has free space.
 
     Raises:
         RunFolderError: In place of an `OSError`.

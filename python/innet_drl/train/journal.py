@@ -1,62 +1,62 @@
-"""A journal of what a serial run did to its memory, so that a resumed run can do it again.
+"""A journal of a serial run's memory, which a resumed run replays.
 
-A memory in this process, used by one thread and seeded, is a function of what was done to it: rows
-written, batches drawn, priorities set. Doing the same again in the same order gives the same memory, with the
-same keys and the same draws to come. That makes resuming exact where environments can be restored. It is
-meant for small runs: 16 bytes for each drawn transition, and a few hundred for a step of all environments.
+A seeded memory in this process, used by one thread, is a function of the calls made to it: rows written, batches
+sampled, priorities set. The same calls in the same order give the same memory, with the same keys and the same
+future samples. That makes resuming exact if the environments can be restored. It is meant for small runs: 16 bytes
+for each sampled transition, and a few hundred for a step of all environments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import innet_drl as innet
+from innet_drl.batches import TorchBatch
 from innet_drl.train.errors import RunFolderError
+from innet_drl.train.memory import ReplayMemory, RowWriter
 
 _PREFIX = "journal."
 _ROW_PREFIX = "row."
 
 
 class Journal:
-    """Notes rows and draws in order; `redo` does them again.
+    """Records rows and samples in order; `replay` repeats them.
 
     Args:
-        writer: Where rows go to.
-        batches: Where batches come from: an iterator without prefetch.
-        replay: The memory behind both.
-        table: The table's name.
+        writer: Writer of the memory.
+        batches: Batches of the memory: an iterator without prefetch.
+        memory: The memory behind both.
     """
 
-    def __init__(self, writer: innet.Writer, batches: Any, replay: innet.Replay, table: str) -> None:
+    def __init__(self, writer: RowWriter, batches: Iterator[TorchBatch], memory: ReplayMemory) -> None:
         self._writer = writer
         self._batches = batches
-        self._replay = replay
-        self._table = table
+        self._memory = memory
         self._rows: list[dict[str, NDArray[Any]]] = []
         self._draws_after_row: list[int] = []
         self._keys: list[NDArray[np.int64]] = []
         self._priorities: list[NDArray[np.float64]] = []
 
     def append(self, **row: Any) -> None:
-        """Writes a row and notes it."""
+        """Writes a row and records it."""
         self._writer.append(**row)
         self._rows.append({name: np.array(value) for name, value in row.items()})
         self._draws_after_row.append(0)
 
-    def update_priorities(self, key: NDArray[np.uint64], priority: NDArray[np.float64]) -> None:
-        """Sets the priorities of the batch drawn last and notes both."""
-        self._replay.update_priorities(self._table, key, priority)
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Sets the priorities of the last batch and records both arrays."""
+        self._memory.update_priorities(keys, priorities)
         self._draws_after_row[-1] += 1
-        # safetensors has no use for uint64: the same bits as int64.
-        self._keys.append(key.view(np.int64).copy())
-        self._priorities.append(priority.copy())
+        # safetensors does not support uint64: the same bits as int64.
+        self._keys.append(keys.view(np.int64).copy())
+        self._priorities.append(priorities.copy())
 
     def flush(self) -> None:
-        """Waits until what was sent is in the memory."""
+        """Waits until all sent rows are in the memory."""
         self._writer.flush()
 
     def close(self, timeout: float | None = None) -> None:
@@ -64,7 +64,7 @@ class Journal:
         self._writer.close(timeout)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The journal as tensors for a checkpoint."""
+        """Returns the journal as tensors for a checkpoint."""
         arrays: dict[str, NDArray[Any]] = {"draws_after_row": np.array(self._draws_after_row, np.int64)}
         if self._rows:
             arrays |= {_ROW_PREFIX + name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
@@ -72,11 +72,11 @@ class Journal:
             arrays |= {"keys": np.stack(self._keys), "priorities": np.stack(self._priorities)}
         return {_PREFIX + name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def redo(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Does to a new memory what the journal in a checkpoint tells, and goes on from there.
+    def replay(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Repeats the journal of a checkpoint on a new memory, and continues it.
 
         Raises:
-            RunFolderError: The memory draws other items than it did.
+            RunFolderError: The memory samples other items than before.
         """
         arrays = {name.removeprefix(_PREFIX): t.numpy() for name, t in tensors.items() if name.startswith(_PREFIX)}
         rows = {name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)}

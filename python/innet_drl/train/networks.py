@@ -7,12 +7,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from innet_drl.train.config import Config
-from innet_drl.train.environments import Spec
+from innet_drl.train.environments import EnvironmentSpec
 
 
 class ConvolutionTorso(nn.Module):
@@ -75,10 +80,26 @@ class QNetwork(nn.Module):
         return functional.relu(self.hidden_norm(self.streams(self.features_norm(self.torso(floats)))))
 
 
-def make_network(config: Config, spec: Spec) -> QNetwork:
+def make_network(config: Config, spec: EnvironmentSpec) -> QNetwork:
     """The configured network for an environment, with fresh weights."""
     if len(spec.frame_shape) == 2:
         torso: ConvolutionTorso | VectorTorso = ConvolutionTorso(spec.stack, config.channels, *spec.frame_shape)
     else:
         torso = VectorTorso(spec.frame_shape[0], config.layers)
     return QNetwork(torso, config.hidden, spec.actions, config.layer_norm)
+
+
+_UPDATES = "updates"
+"""Name of the published tensor that counts the learner's updates."""
+
+
+def published(network: QNetwork, updates: int) -> dict[str, NDArray[Any]]:
+    """A network's tensors as the learner publishes them, with the number of updates that made them."""
+    tensors = {name: value.cpu().contiguous().numpy() for name, value in network.state_dict().items()}
+    return {**tensors, _UPDATES: np.array(updates, np.int64)}
+
+
+def load_published(network: QNetwork, tensors: Mapping[str, NDArray[Any]]) -> int:
+    """Loads what `published` returned, and returns the number of updates."""
+    network.load_state_dict({name: torch.tensor(value) for name, value in tensors.items() if name != _UPDATES})
+    return int(tensors[_UPDATES])

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 
 import torch
-from loguru import logger
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.config import Config
-from innet_drl.train.environments import Spec
+from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.learner import Learner, Numerics
 
-SLOWER_IS_HOPELESS = 5.0
-"""A first update this many times slower than the best arithmetic's is not measured further."""
+logger = logging.getLogger(__name__)
+
+HOPELESS_SLOWDOWN = 5.0
+"""A candidate whose first update is this many times slower than the best is not measured further."""
 
 
-def choose_numerics(config: Config, spec: Spec) -> Numerics:
-    """The settings' arithmetic and layout; what is `auto` is measured, on a learner that is thrown away.
+def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
+    """Returns the configured arithmetic and layout; `auto` measures them on a temporary learner.
 
-    Serial runs take float32 and the plain layout for `auto`: what they compute must not depend on a clock.
+    For serial runs `auto` is float32 and the contiguous layout: their results must not depend on a clock.
     """
     dtypes = {"float32": [torch.float32], "bfloat16": [torch.bfloat16]}.get(
         config.numerics, [torch.float32, torch.bfloat16]
@@ -35,7 +37,7 @@ def choose_numerics(config: Config, spec: Spec) -> Numerics:
         return candidates[0]
     seconds: dict[Numerics, float] = {}
     for candidate in candidates:
-        limit = SLOWER_IS_HOPELESS * min(seconds.values(), default=float("inf"))
+        limit = HOPELESS_SLOWDOWN * min(seconds.values(), default=float("inf"))
         seconds[candidate] = _seconds_of_update(config, spec, candidate, limit)
     fastest = min(seconds, key=lambda candidate: seconds[candidate])
     listed = "; ".join(f"{candidate}: {1e3 * value:.1f} ms" for candidate, value in seconds.items())
@@ -43,8 +45,10 @@ def choose_numerics(config: Config, spec: Spec) -> Numerics:
     return fastest
 
 
-def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, limit: float, repeats: int = 3) -> float:
-    """The least of a few updates, the first of which also warms up; stops after one beyond the limit."""
+def _seconds_of_update(
+    config: Config, spec: EnvironmentSpec, numerics: Numerics, limit: float, repeats: int = 3
+) -> float:
+    """Returns the shortest of a few updates, the first being a warm-up; stops after one beyond the limit."""
     learner = Learner(config, spec)
     learner.use(numerics)
     batch = random_batch(spec, config.batch_size, learner.device)
@@ -58,8 +62,8 @@ def _seconds_of_update(config: Config, spec: Spec, numerics: Numerics, limit: fl
     return best
 
 
-def random_batch(spec: Spec, size: int, device: torch.device) -> TorchBatch:
-    """A batch of noise, to measure with."""
+def random_batch(spec: EnvironmentSpec, size: int, device: torch.device) -> TorchBatch:
+    """Makes a batch of noise to measure with."""
     shape = (size, *spec.observation_shape)
     dtype = getattr(torch, spec.frame_dtype)
     return TorchBatch(

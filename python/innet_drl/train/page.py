@@ -1,4 +1,4 @@
-"""What a run shows: one live page in a terminal, plain lines anywhere else. Logs go through it too."""
+"""The page of a run: live in a terminal, plain lines elsewhere. Logs are printed through it too."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from rich.text import Text
 from innet_drl.train.metrics import Metrics
 
 PLAIN_SECONDS = 10.0
-"""Seconds from one plain line to the next: a log is not a page."""
+"""Seconds between plain lines, which a log keeps, unlike a page."""
+TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
+"""Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
 class _ToLoguru(logging.Handler):
-    """Hands the core's log, which goes to Python's `logging`, on to loguru: one voice."""
+    """Forwards records of `logging` to loguru, so that all lines have one format."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        logger.log(record.levelname, record.getMessage())
+        if record.name != "innet_drl" or record.levelno >= logging.WARNING:
+            logger.log(record.levelname, record.getMessage())
 
 
 class Page:
     """The page of one run.
 
     Args:
-        title: Stands above it.
-        console: Where it is shown; standard output unless a test says otherwise.
+        title: Title of the page.
+        console: Console that shows the page; standard output by default.
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
@@ -41,13 +44,15 @@ class Page:
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._handler: int | None = None
-        self._core = _ToLoguru(logging.WARNING)
+        self._to_loguru = _ToLoguru()
         self._last_line = -PLAIN_SECONDS
 
     def __enter__(self) -> Self:
         logger.remove()
         self._handler = logger.add(self._print, format=LOG_FORMAT, level="INFO", colorize=False)
-        logging.getLogger("innet_drl").addHandler(self._core)
+        logging.getLogger("innet_drl").addHandler(self._to_loguru)
+        for name in TRAINING_LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO)
         if self._live is not None:
             self._live.update(Panel(Text("starting", style="italic"), title=self._title))
             self._live.start(refresh=True)
@@ -56,13 +61,13 @@ class Page:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-        logging.getLogger("innet_drl").removeHandler(self._core)
+        logging.getLogger("innet_drl").removeHandler(self._to_loguru)
         if self._handler is not None:
             logger.remove(self._handler)
         logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
 
     def show(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> None:
-        """Shows a line of metrics, the recent mean score of each actor, and what the run is doing."""
+        """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
         if self._live is not None:
             self._live.update(self._render(metrics, scores_by_actor, note), refresh=True)
         elif time.monotonic() - self._last_line >= PLAIN_SECONDS:

@@ -1,13 +1,13 @@
-"""The folder a run leaves: settings, metrics, checkpoints, videos.
+"""The folder of a run: settings, metrics, checkpoints, videos.
 
 runs/<name>/
     config.yaml             the settings, all of them
-    metrics.jsonl           one `innet_drl.train.metrics.Metrics` a line
-    events.out.tfevents.*   the same for TensorBoard
+    metrics.jsonl           one `innet_drl.train.metrics.Metrics` per line
+    events.out.tfevents.*   the same metrics for TensorBoard
     evaluation.json         the scores of the evaluation after training
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
-    replay.snapshot         the replay memory at the newest checkpoint, where it was in the learner
+    replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it
     videos/                 <agent steps>.mp4
 """
 
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     # The command line reads settings here, before it imports torch.
     from torch import Tensor
 
-    from innet_drl.train.trainer import LearnerMemory
+    from innet_drl.train.memory import ReplayMemory
 
 KEPT_CHECKPOINTS = 3
 
 
 class RunFolder:
-    """A run's folder: `new` and `open` name one, and `begin` makes it the folder of a run."""
+    """A run's folder. `new` and `open` check the path; `begin` makes the folder."""
 
     def __init__(self, path: Path, advice: str = "make it writable for this user") -> None:
         self.path = path
         self._advice = advice
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
-        self.replay = path / "replay.snapshot"
+        self.snapshot = path / "replay.snapshot"
 
     @property
     def name(self) -> str:
-        """The run's name: also that of its table and its parameters in the replay memory."""
+        """The run's name, which is also the name of its table and parameters in the replay memory."""
         return self.path.resolve().name
 
     @classmethod
     def new(cls, path: Path) -> RunFolder:
-        """The folder of a run to come; nothing is made yet, so that a start that fails leaves nothing.
+        """The folder of a new run. Nothing is made before `begin`, so that a start that fails leaves nothing.
 
         Raises:
-            RunFolderError: There is a run in it already.
+            RunFolderError: The folder holds a run already.
         """
         if (path / "config.yaml").exists():
             raise RunFolderError(f"{path} holds a run already: go on with --resume {path}, or choose another --out")
@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that was made before.
+        """The folder of an existing run.
 
         Raises:
             RunFolderError: There is no run.
@@ -71,7 +71,7 @@ class RunFolder:
         return cls(path)
 
     def begin(self, config: Config) -> None:
-        """Makes what is missing of the folder, and keeps these settings.
+        """Makes the missing parts of the folder, and writes the settings.
 
         Raises:
             RunFolderError: It cannot be written.
@@ -89,7 +89,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what the operating system says about a write into an error that says what to do.
+        """Turns an `OSError` of a write into an error that says what to do.
 
         Raises:
             RunFolderError: In place of an `OSError`.
@@ -98,10 +98,10 @@ class RunFolder:
             yield
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Writes a checkpoint under another name and renames it, then removes the oldest ones.
+        """Writes a checkpoint atomically, then removes the oldest ones.
 
         Raises:
-            RunFolderError: It cannot be written; the checkpoints there are stay whole.
+            RunFolderError: It cannot be written; earlier checkpoints stay whole.
         """
         path = self.checkpoints / f"{agent_steps:012d}.safetensors"
         with self.writing():
@@ -110,28 +110,28 @@ class RunFolder:
                 old.unlink(missing_ok=True)
         return path
 
-    def save_replay(self, replay: LearnerMemory) -> None:
-        """Writes the replay memory, in place of the one of the checkpoint before.
+    def save_memory(self, memory: ReplayMemory) -> None:
+        """Writes a snapshot of the replay memory, in place of the previous checkpoint's.
 
         Raises:
-            RunFolderError: It cannot be written; the one that was there stays whole.
+            RunFolderError: It cannot be written; the previous snapshot stays whole.
         """
         with self.writing():
-            replay.save(self.replay)
+            memory.save(self.snapshot)
 
-    def restore_replay(self, replay: innet.Replay) -> None:
-        """Puts the memory that `save_replay` wrote into an empty one.
+    def restore_memory(self, memory: ReplayMemory) -> None:
+        """Restores the snapshot that `save_memory` wrote into an empty memory.
 
         Raises:
-            RunFolderError: It is damaged, or of another table.
+            RunFolderError: The snapshot is damaged, or of another table.
         """
         try:
-            replay.restore(self.replay)
+            memory.restore(self.snapshot)
         except (innet.errors.CorruptError, innet.errors.TableDiffersError, innet.errors.StorageError) as error:
-            raise RunFolderError(f"{error}: delete {self.replay} to go on with an empty memory") from error
+            raise RunFolderError(f"{error}: delete {self.snapshot} to go on with an empty memory") from error
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
-        """Writes the evaluation after training, in place of an earlier session's.
+        """Writes the evaluation after training, in place of an earlier session's evaluation.
 
         Raises:
             RunFolderError: It cannot be written.
@@ -140,11 +140,11 @@ class RunFolder:
             (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
 
     def newest_checkpoint(self) -> Path | None:
-        """The path of the newest checkpoint; `None` where there is none."""
+        """Returns the path of the newest checkpoint; `None` if there is none."""
         return max(self.checkpoints.glob("*.safetensors"), default=None)
 
     def latest_checkpoint(self) -> Checkpoint:
-        """The newest checkpoint.
+        """Reads the newest checkpoint.
 
         Raises:
             RunFolderError: There is none, or it is damaged.

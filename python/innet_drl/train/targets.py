@@ -1,8 +1,8 @@
-"""Targets ahead of the learner: on a CPU, the passes without gradient in a thread of their own.
+"""Targets computed ahead: on a CPU, the passes without gradient run in a thread of their own.
 
-Double Q-learning takes three forward passes and a backward one for an update. Two of the forward passes, over
-the next observations, need no gradient: a second core computes them for the next batch while the learner
-updates on this one. The action is then chosen by the online network of an update or two before.
+An update of double Q-learning takes three forward passes and one backward pass. Two forward passes, over the next
+observations, need no gradient: a second core computes them for the next batch while the learner updates on this
+one. The next action is then chosen by the online network of one or two updates before.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from innet_drl.errors import DeadlineError
 from innet_drl.train.learner import Learner
 
 POLL_SECONDS = 0.05
-"""How often `close` looks whether the thread has ended."""
+"""Period at which `close` checks whether the thread has ended."""
 
 
 class TargetsAhead:
     """An iterator over the same batches, each with its `target`. Use it as a context manager.
 
     Args:
-        learner: Whose networks compute the targets.
-        batches: Where the batches come from. A deadline that passes there is passed on, and the next call
-            goes on; any other error ends this iterator.
+        learner: Learner whose networks compute the targets.
+        batches: Iterator of batches. Its `DeadlineError` is raised here, and the next call continues; any other
+            error ends this iterator.
     """
 
     def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
@@ -60,16 +60,16 @@ class TargetsAhead:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread; a batch that is ready is dropped."""
+        """Ends the thread; a finished batch is dropped."""
         self._stopped.set()
         while self._thread.is_alive():
-            # The thread may wait for room.
+            # The thread may be waiting for room in the queue.
             with contextlib.suppress(queue.Empty):
                 self._ready.get_nowait()
             self._thread.join(POLL_SECONDS)
 
     def _run(self, threads: int) -> None:
-        # Each thread has a setting of its own.
+        # The number of threads is a setting of each thread.
         torch.set_num_threads(threads)
         chooser = copy.deepcopy(self._learner.network).requires_grad_(False)
         while not self._stopped.is_set():

@@ -1,84 +1,76 @@
-"""One sitting of a run: the learner with its metrics, checkpoints and evaluations, and when each is due.
+"""The trainer: one session of a run, with its learner, metrics, checkpoints and evaluations, and when each is due.
 
-`serial.py` and `launch.py` decide where batches come from; this is what they share.
+`serial.py` and `innet_drl.launch.local` run the loop: they sample batches and call the trainer with each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from os import PathLike
+from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from loguru import logger
 from numpy.typing import NDArray
 
-import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.train import environments
+from innet_drl.train import environments, video
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, DivergedError
+from innet_drl.train.errors import ConfigurationError, DivergedError, TrainingError
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.learner import Learner, Update
+from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.numerics import choose_numerics
 from innet_drl.train.page import Page
 from innet_drl.train.run_folder import RunFolder
 
+logger = logging.getLogger(__name__)
+
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""
-MEMORY_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
-"""Settings that the steps and items of a memory depend on."""
+SNAPSHOT_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
+"""Settings that the saved steps and items of a memory depend on."""
 
 
-class LearnerMemory(Protocol):
-    """A replay memory as the learner uses it: `innet_drl.Replay`, or something in its place."""
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Outcome of a session."""
 
-    def batches(
-        self, table: str, count: int, view: Any, *, beta: float, prefetch: int, device: str, timeout: float | None
-    ) -> AbstractContextManager[Iterator[TorchBatch]]:
-        """Draws again and again."""
-
-    def update_priorities(self, table: str, key: Any, priority: Any) -> innet.UpdateReceipt:
-        """Sets the priorities of drawn items."""
-
-    def put_parameters(self, name: str, tensors: Mapping[str, Any]) -> int:
-        """Publishes the parameters."""
-
-    def stats(self) -> dict[str, Any]:
-        """Counters and gauges of the memory."""
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the memory to a file, where it is in this process."""
+    folder: Path
+    agent_steps: int
+    learner_updates: int
+    seconds: float
+    """Seconds of training over all sessions of the run, without the last evaluation and the video."""
+    evaluation: Evaluation | None
+    """The last evaluation; `None` if training was interrupted or made no update."""
 
 
-class Session:
-    """A run while it trains.
+class Trainer:
+    """One session of a run; a run that is resumed has several.
 
     Args:
         config: The run's settings.
         folder: Its folder.
-        page: Where it shows itself.
-        resumed: The checkpoint to go on from.
+        page: Page that shows the metrics.
+        resumed: The checkpoint to continue from.
 
     Raises:
         UnavailableEnvironmentError: The environment cannot be made.
-        ConfigurationError: There is no such device, or the checkpoint is of another network.
+        ConfigurationError: There is no such device, or the checkpoint has another network.
     """
 
     def __init__(self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None) -> None:
         self.config = config
         self.folder = folder
-        # On a server, runs are told apart by their folders. A memory of our own has one name for all, since
-        # its draws depend on it.
+        # A server tells runs apart by their folders' names. An embedded memory has one name for all runs: samples
+        # depend on the name.
         self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
         self.page = page
         self.resumed = resumed
@@ -116,7 +108,7 @@ class Session:
                 self._files.close()
 
     def begin(self) -> None:
-        """Makes the run's folder, or goes on in it: for when nothing is left that can keep training from starting.
+        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from starting.
 
         Raises:
             RunFolderError: It cannot be written.
@@ -124,44 +116,48 @@ class Session:
         self.folder.begin(self.config)
         with self.folder.writing():
             if not self.keeps_memory:
-                # What an earlier session left would be older than the checkpoints to come.
-                self.folder.replay.unlink(missing_ok=True)
+                # A snapshot of an earlier session would be older than the checkpoints to come.
+                self.folder.snapshot.unlink(missing_ok=True)
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether checkpoints have the replay memory beside them."""
+        """Whether the replay memory is saved with each checkpoint."""
         config = self.config
         by_journal = config.serial and self.restorable
-        in_learner = config.replay == "embedded" or config.on_redis
+        in_learner = config.replay == "embedded" or config.relayed
         return config.checkpoint_replay and in_learner and not by_journal
 
-    def restore_memory(self, replay: innet.Replay) -> bool:
-        """Puts the memory of a resumed run back, where its folder has one; whether it had.
+    def memory_settings(self) -> MemorySettings:
+        """Returns the settings with which this session creates its memory."""
+        earlier = None if self.resumed is None else self.folder.config()
+        return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
+
+    def restore_memory(self, memory: ReplayMemory) -> bool:
+        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had.
 
         Raises:
             ConfigurationError: It was written with other settings.
             RunFolderError: It is damaged.
         """
-        path = self.folder.replay
+        path = self.folder.snapshot
         if self.resumed is None or not self.keeps_memory or not path.exists():
             return False
         before = self.folder.config()
-        names = MEMORY_SETTINGS if before.on_redis == self.config.on_redis else (*MEMORY_SETTINGS, "replay")
+        names = SNAPSHOT_SETTINGS if before.relayed == self.config.relayed else (*SNAPSHOT_SETTINGS, "replay")
         changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(
                 f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
                 "on with an empty memory"
             )
-        self.folder.restore_replay(replay)
-        steps = replay.stats()["tables"][self.name]["steps"]
-        logger.info(f"the replay memory goes on with its {steps:,} steps")
+        self.folder.restore_memory(memory)
+        logger.info("the replay memory goes on with its %s steps", f"{memory.stats()['steps']:,}")
         return True
 
     @property
     def finished(self) -> bool:
-        """Whether training is over: time, steps, target, or a signal."""
+        """Whether training has reached its time, steps or target, or was interrupted by a signal."""
         config = self.config
         return (
             self.interrupted
@@ -171,17 +167,17 @@ class Session:
         )
 
     def learn(self, batch: TorchBatch) -> Update:
-        """Updates on a batch and books it."""
+        """Updates on a batch and records the update."""
         update = self.learner.update(batch)
         self.meter.add_update(update, batch.age.double().mean())
         self.stopwatch.lap("update")
         return update
 
     def priorities(self, update: Update) -> NDArray[np.float64]:
-        """New priorities [B] of an update's transitions; waits for the update.
+        """Returns new priorities [B] of an update's transitions; waits for the update.
 
         Raises:
-            DivergedError: They are no numbers.
+            DivergedError: A priority is infinite or NaN.
         """
         priorities = update.priorities()
         if not np.isfinite(priorities).all():
@@ -200,17 +196,17 @@ class Session:
             )
         )
 
-    def publish(self, replay: LearnerMemory) -> None:
+    def publish(self, memory: ReplayMemory) -> None:
         """Publishes the parameters for the actors."""
-        replay.put_parameters(self.name, self.learner.parameters())
+        memory.put_parameters(self.learner.parameters())
         self.learner.publications += 1
         self.stopwatch.lap("publish")
 
-    def publish_if_due(self, replay: LearnerMemory) -> bool:
-        """Publishes after every `publish_period` updates, and says whether it did."""
+    def publish_if_due(self, memory: ReplayMemory) -> bool:
+        """Publishes after every `publish_period` updates, and returns whether it did."""
         due = self.learner.updates % self.config.publish_period == 0
         if due:
-            self.publish(replay)
+            self.publish(memory)
         return due
 
     def evaluate_if_due(self) -> None:
@@ -222,10 +218,10 @@ class Session:
         if evaluation is None:
             return
         self._reached_target = config.target_return is not None and evaluation.mean >= config.target_return
-        logger.info(f"after {self.learner.updates:,} updates: {evaluation}")
+        logger.info("after %s updates: %s", f"{self.learner.updates:,}", evaluation)
 
     def evaluate(self) -> Evaluation | None:
-        """Plays the evaluation's games with the average of the newest parameters; `None` if a signal came meanwhile."""
+        """Evaluates the average of the newest parameters; `None` if a signal interrupts it."""
         if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
             return self._evaluated[1]
         evaluation = evaluate(
@@ -237,22 +233,21 @@ class Session:
         self.stopwatch.lap("evaluate")
         return evaluation
 
-    def report(self, replay: LearnerMemory) -> None:
+    def report(self, memory: ReplayMemory) -> None:
         """Writes a line of metrics and shows it.
 
         Raises:
             RunFolderError: It cannot be written.
         """
         self.meter.add_learner_time(self.stopwatch.take())
-        table = replay.stats()["tables"][self.name]
-        metrics = self.meter.line(self.learner.updates, self.learner.publications, table)
+        metrics = self.meter.line(self.learner.updates, self.learner.publications, memory.stats())
         self._write(metrics)
         self._show(metrics)
         self.stopwatch.lap("report")
 
     @property
     def report_due_by_steps(self) -> bool:
-        """Whether a multiple of `report_steps` was passed since the last line: independent of the clock."""
+        """Whether a multiple of `report_steps` was passed since the last line, which does not depend on the clock."""
         period = self.config.report_steps
         return self.meter.agent_steps // period > self.meter.reported_steps // period
 
@@ -261,13 +256,13 @@ class Session:
         """Whether `report_seconds` passed since the last line."""
         return self.meter.seconds_since_line >= self.config.report_seconds
 
-    def report_rest(self, replay: LearnerMemory) -> None:
-        """Writes the last line of metrics, unless nothing happened since the one before."""
+    def report_rest(self, memory: ReplayMemory) -> None:
+        """Writes the last line of metrics, unless no step was taken since the previous line."""
         if self.meter.agent_steps > self.meter.reported_steps or self._last_line is None:
-            self.report(replay)
+            self.report(memory)
 
     def report_evaluation(self, evaluation: Evaluation) -> None:
-        """Writes the scores of the evaluation after training, and the last line of metrics again with their mean.
+        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
 
         Raises:
             RunFolderError: They cannot be written.
@@ -293,12 +288,12 @@ class Session:
         tensors: dict[str, torch.Tensor] | None = None,
         state: dict[str, Any] | None = None,
         *,
-        replay: LearnerMemory | None = None,
+        memory: ReplayMemory | None = None,
     ) -> None:
-        """Writes a checkpoint of the learner, with more tensors and state, and the memory where the run keeps it.
+        """Writes a checkpoint of the learner with additional tensors and state, and the memory if the run keeps it.
 
         Raises:
-            DivergedError: There is nothing worth keeping.
+            DivergedError: A weight is infinite or NaN.
             RunFolderError: It cannot be written.
         """
         if not self.learner.finite:
@@ -309,8 +304,8 @@ class Session:
             **(state or {}),
         }
         self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
-        if replay is not None and self.keeps_memory:
-            self.folder.save_replay(replay)
+        if memory is not None and self.keeps_memory:
+            self.folder.save_memory(memory)
         self._last_checkpoint = time.monotonic()
         self.stopwatch.lap("checkpoint")
 
@@ -334,7 +329,41 @@ class Session:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:
-            # The second time somebody means it.
+            # The second signal ends the run at once.
             raise KeyboardInterrupt
         self.interrupted = True
-        logger.warning(f"{signal.Signals(number).name}: ending with a checkpoint; once more to end at once")
+        logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
+
+    def finish(self) -> Result:
+        """Evaluates the trained agent, records a video of it, and sums up the session."""
+        config, meter, updates = self.config, self.meter, self.learner.updates
+        seconds = meter.state()["time_s"]
+        evaluation = None
+        if updates > 0 and not self.interrupted:
+            logger.info(
+                "training has ended; the trained agent plays %d games (Ctrl-C skips them)", config.evaluation_games
+            )
+            evaluation = self.evaluate()
+            if evaluation is not None:
+                self.note = "training has ended"
+                self.report_evaluation(evaluation)
+            if config.video and not self.interrupted:
+                self._record_video()
+        best = "-" if meter.best is None else f"{meter.best:g}"
+        logger.info(
+            f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
+            f"{meter.games:,} games, best score {best}"
+        )
+        logger.info("evaluation: %s", evaluation or "none")
+        logger.info("everything is in %s; go on with --resume %s", self.folder.path, self.folder.path)
+        return Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation)
+
+    def _record_video(self) -> None:
+        path = self.folder.videos / f"{self.meter.agent_steps:012d}.mp4"
+        try:
+            with self.folder.writing():
+                score = video.record(self.config, self.learner.average, path, seed=self.config.seed)
+        except TrainingError as error:
+            logger.warning("no video: %s", error)
+            return
+        logger.info("video of a game, score %g: %s", score, path)
