@@ -1,8 +1,8 @@
 """The command line: `innet-drl train | evaluate | record | bench`.
 
-`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags
-are in `innet_drl.train.flags`. Nothing of the extra `train` is imported before a command runs: without it there is an
-error that says so, and each actor, which imports the main module again, has this one for nothing.
+`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags are in
+`innet_drl.train.flags` and `innet_drl.bench.flags`. The other packages are imported when a command runs: if the extra
+`train` is missing, the error says so, and each actor, which imports the main module again, starts fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import innet_drl as innet
-from innet_drl.train.errors import ConfigurationError, TrainingError
 
 USAGE = """\
 usage: innet-drl COMMAND [flags]
@@ -44,7 +43,7 @@ _TRAIN = (
     "yaml",
 )
 EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "lz4": "redis", "redis": "redis"}
-"""The extra that brings a module."""
+"""Extra of the package that installs a module."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,10 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Runs one command; what a user can do something about is one line, without a traceback."""
-    # libgomp reads this when torch is loaded, which nothing above does: threads that wait for work must leave
-    # the core to the actors.
+    """Runs one command; prints errors that the user can correct as one line, without a traceback."""
+    # libgomp reads this when torch is loaded, which is later: threads that wait for work must leave the core to the
+    # actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from innet_drl.train.errors import TrainingError
+
     try:
         command(arguments)
     except (TrainingError, innet.ReplayError) as error:
@@ -87,7 +88,7 @@ def train(arguments: Sequence[str]) -> None:
     if not flags.config.serial:
         from innet_drl.launch.processes import start_fork_server
 
-        # It imports torch while this process does, with the next line.
+        # The fork server imports torch at the same time as this process, in the next line.
         start_fork_server()
     from innet_drl.launch import local
 
@@ -139,6 +140,8 @@ def record(arguments: Sequence[str]) -> None:
 
 def bench(arguments: Sequence[str]) -> None:
     """`innet-drl bench`."""
+    from innet_drl.train.errors import ConfigurationError
+
     what = arguments[0] if arguments else None
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
