@@ -81,7 +81,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Training:
-    """A training whose gradients one system sums."""
+    """A training with gradients summed by one system."""
 
     system: str
     goal: float
@@ -106,11 +106,11 @@ class TrialTimes:
 
 
 def run(flags: GradientsFlags) -> None:
-    """Measures, prints, writes.
+    """Measures all cases, prints and writes the results.
 
     Raises:
-        ConfigurationError: A flag that cannot be used.
-        BenchError: A case could not be measured, or a sum was wrong.
+        ConfigurationError: An unusable flag.
+        BenchError: A case cannot be measured, or a sum is wrong.
     """
     sizes = results.numbers(flags.sizes, "sizes")
     systems = results.names(flags.systems, SYSTEMS, "systems")
@@ -447,7 +447,7 @@ def _training_line(row: Row) -> str:
 
 
 def tables(rows: list[Row]) -> str:
-    """The figures as Markdown: a table for each number of workers."""
+    """Returns the figures as Markdown: a table for each number of workers."""
     messages = []
     rows = [row for row in rows if "what" not in row and "plane" not in row]
     for workers in dict.fromkeys(row["workers"] for row in rows):

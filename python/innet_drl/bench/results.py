@@ -1,4 +1,4 @@
-"""What the benchmarks read from flags, and the file they leave."""
+"""Values of the benchmarks' flags, and the results' file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Row = dict[str, Any]
 def write(
     path: Path, rows: list[Row], settings: dict[str, Any], versions: Mapping[str, str | None] | None = None
 ) -> None:
-    """Writes machine, settings and rows as JSON, one row a line: files of two runs can be compared.
+    """Writes machine, settings and rows as JSON, one row per line, so that files of two runs can be compared.
 
     Args:
         path: The file.
-        rows: What was measured.
-        settings: How.
-        versions: Of what else took part, by its name.
+        rows: Results.
+        settings: Settings of the measurement.
+        versions: Releases of other software, by its name.
     """
     machine = {
         "commit": _commit(),
@@ -53,17 +53,17 @@ def write(
 
 
 def settings(flags: Any) -> dict[str, Any]:
-    """A command's flags, but for the files that it writes."""
+    """Returns a command's flags without the paths of its output."""
     given = dataclasses.asdict(flags)
     kept = {name: value for name, value in given.items() if name not in ("json", "plot")}
     return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
 
 
 def numbers(text: str, flag: str) -> list[int]:
-    """Numbers of 1 or more from a flag such as `1,2,4`.
+    """Parses a flag such as `1,2,4` with numbers of at least 1.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The flag is malformed.
     """
     try:
         found = [int(word) for word in text.split(",")]
@@ -75,10 +75,10 @@ def numbers(text: str, flag: str) -> list[int]:
 
 
 def names(text: str, known: Iterable[str], flag: str) -> list[str]:
-    """Names from a flag.
+    """Parses a flag with names.
 
     Raises:
-        ConfigurationError: One of them is not known.
+        ConfigurationError: A name is unknown.
     """
     found = [word.strip() for word in text.split(",")]
     for name in found:
@@ -89,9 +89,9 @@ def names(text: str, known: Iterable[str], flag: str) -> list[str]:
 
 @functools.cache
 def _commit() -> str | None:
-    """Of the checkout that this package is in, with `-dirty` where it has changes; `None` for an installed one.
+    """Returns the commit of the checkout with this package, with `-dirty` after changes; `None` if it is installed.
 
-    It is asked for once: the results may be files of the checkout themselves.
+    Cached: writing results may change the checkout.
     """
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:

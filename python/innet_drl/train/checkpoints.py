@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from innet_drl.train.errors import RunFolderError
 
 if TYPE_CHECKING:
-    # The command line reads settings here, before it imports torch.
+    # The command line reads a run's settings before it imports torch.
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds."""
+    """Contents of a checkpoint."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -26,10 +26,10 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Writes a checkpoint under another name and renames it: `path` is whole at every instant.
+    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     import safetensors.torch
 
@@ -49,10 +49,10 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads what `RunFolder.save_checkpoint` wrote.
+    """Reads a checkpoint.
 
     Raises:
-        RunFolderError: It is damaged.
+        RunFolderError: The file is damaged.
     """
     import safetensors
 

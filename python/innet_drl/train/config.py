@@ -1,7 +1,7 @@
-"""The settings of a training run: one structure, presets, and the file that a run keeps.
+"""The settings of a training run: one structure, and its file in the run's folder.
 
 Every field has a default and a flag of the same name (`learning_rate` is `--learning-rate`). A preset is a
-`Config` with some defaults changed. A run writes the settings it ended up with to `config.yaml`.
+`Config` with some defaults changed. A run writes its settings to `config.yaml`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ RELAYS = {"redis": "innet_drl.bench.redis_memory:RedisMemory"}
 """Memories that experience reaches through a relay, by the scheme of `--replay`: module and class."""
 
 MAX_SEED = 1 << 30
-"""Evaluations and environments add to the seed, and Atari takes 31 bits."""
+"""Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
 
 
 MAX_LEARNERS = 64
-"""An aggregator of gradients takes as many workers."""
+"""Largest number of workers of a gradient job."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What is trained, on what, and how. Steps are agent steps: one action of one environment."""
+    """Settings of a run. Steps are agent steps: one action of one environment."""
 
-    # Where and how long.
+    # Environment, duration and memory.
 
     environment: str = "atari/breakout"
     """`atari/<game>` as ale-py names its ROMs, or a Gymnasium id such as `CartPole-v1`."""
@@ -40,26 +40,26 @@ class Config:
     steps: int | None = None
     """Ends training at this many agent steps, counted over all sessions of the run."""
     seed: int = 0
-    """Seeds networks, environments, exploration and, where the memory is in this process, its draws."""
+    """Seed of networks, environments, exploration and, if the memory is in this process, sampling."""
     serial: bool = False
-    """One process and one actor, one step after the other: the run is a function of the seed."""
+    """Run one actor and the learner in turn in one process: the run is a function of the seed."""
     replay: str = "embedded"
-    """`embedded` holds the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
-    `unix:///path`) uses a server. `redis://host:port` is the baseline: a Redis passes experience and parameters on, and
-    the learner draws from a memory of its own. A token, or the password of the Redis, is taken from the environment
-    variable INNET_TOKEN."""
+    """`embedded` keeps the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
+    `unix:///path`) uses a server. `redis://host:port` is the baseline: a Redis relays experience and parameters, and
+    the learner samples from a memory of its own. The environment variable INNET_TOKEN has the token of the server or
+    the password of the Redis."""
     replay_ca: Path | None = None
-    """Certificate (PEM) that an `innets://` server is checked against."""
+    """Certificate (PEM) to verify an `innets://` server with."""
     message: Literal["frames", "stacks"] = "frames"
-    """What actors push to a Redis: `frames` is each frame once, packed with LZ4; `stacks` is the paper's, whole
+    """Messages to a Redis: `frames` has each frame once, compressed with LZ4; `stacks` is the paper's format, whole
     transitions of stacked float32 observations."""
     message_transitions: int = 200
-    """Transitions of one push to a Redis; of `frames`, rounded up to whole steps of an actor's environments."""
+    """Transitions of one message to a Redis; with `frames` rounded up to whole steps of an actor's environments."""
 
     # Actors.
 
     actors: int = 1
-    """Actor processes; a serial run has one actor, whatever stands here."""
+    """Actor processes; a serial run always has one actor."""
     environments: int = 16
     """Environments of one actor, stepped together."""
     environment_threads: int = 1
@@ -67,15 +67,15 @@ class Config:
     actor_threads: int = 1
     """Threads of one actor's network."""
     actor_restarts: int = 3
-    """Actors that may die before the run gives up; each is replaced by a new one."""
+    """Actors that may die and be replaced before the run fails."""
     pull_period: int = 25
-    """Vector steps from one look for newer parameters to the next."""
+    """Vector steps between checks for newer parameters."""
     epsilon_base: float = 0.4
     """Environment i of N explores with base^(1 + exponent * i / (N - 1)) (Horgan et al., 2018)."""
     epsilon_exponent: float = 7.0
     """See `epsilon_base`."""
     epsilon_anneal_steps: int = 60_000
-    """Steps of all actors over which exploration falls from 1 to its final value; 0 starts there."""
+    """Steps of all actors over which epsilon falls from 1 to its final value; 0 starts with the final value."""
 
     # Atari.
 
@@ -86,9 +86,9 @@ class Config:
     episode_frames: int = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of play."""
     clip_rewards: bool = True
-    """Learn from the sign of the reward; scores are always reported unclipped."""
+    """Learn from the sign of rewards; scores are always reported unclipped."""
     life_loss_ends: bool = True
-    """Losing a life ends learning's episode, not the game and not the frame stack."""
+    """Let the loss of a life end the learner's episode, but not the game and not the frame stack."""
 
     # Network.
 
@@ -97,20 +97,20 @@ class Config:
     hidden: int = 256
     """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
     layers: tuple[int, ...] = (128,)
-    """Units of the layers before the head, where the observation is a vector."""
+    """Units of the layers before the head, if the observation is a vector."""
     layer_norm: bool = False
-    """Normalise what enters the head and its hidden units (Ba et al., 2016): steadies higher learning rates."""
+    """Normalise the inputs and the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
 
     # Replay.
 
     capacity: int = 400_000
-    """Steps kept."""
+    """Steps in the memory."""
     min_size: int = 20_000
     """Transitions before learning starts."""
     samples_per_insert: float = 4.0
-    """Transitions drawn for each one inserted: the replay ratio, kept whatever the machine's speed."""
+    """Replay ratio: transitions sampled for each one inserted, independent of the machine's speed."""
     priority_exponent: float = 0.6
-    """Alpha of prioritized replay (Schaul et al., 2016); 0 draws uniformly."""
+    """Alpha of prioritized replay (Schaul et al., 2016); 0 samples uniformly."""
     importance_exponent: float = 0.4
     """Beta of the importance weights."""
     n_step: int = 3
@@ -118,11 +118,11 @@ class Config:
     gamma: float = 0.99
     """Discount of one step."""
     chunk_steps: int = 20
-    """Steps of one environment that an actor sends at once."""
+    """Steps of one environment that an actor sends together."""
     prefetch: int = 3
-    """Batches drawn ahead of the learner."""
+    """Batches sampled ahead of the learner."""
     max_bytes: int = 4 << 30
-    """Memory that an embedded replay may take; a capacity for which it has no room is refused. A server has its own."""
+    """Byte limit of an embedded memory; a capacity that does not fit is refused. A server has a limit of its own."""
 
     # Learner.
 
@@ -133,26 +133,26 @@ class Config:
     adam_epsilon: float = 1.5e-4
     """Adam's epsilon (Hessel et al., 2018)."""
     max_gradient_norm: float = 10.0
-    """Norm that gradients are clipped to."""
+    """Norm to which gradients are clipped."""
     target_period: int = 1000
-    """Updates from one copy of the target network to the next."""
+    """Updates between copies to the target network."""
     average_decay: float = 0.998
-    """Of the running average of the weights that is evaluated and recorded; 0 takes the newest weights."""
+    """Decay of the running average of the weights that is evaluated and recorded; 0 uses the newest weights."""
     publish_period: int = 50
-    """Updates from one publication of the parameters to the next."""
+    """Updates between publications of the parameters."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner's network is; `auto` is CUDA where there is one, but the CPU in a serial run: what CUDA
-    computes is not a function of the seed."""
+    """Device of the learner's network; `auto` is CUDA if there is any, but the CPU in a serial run: results of CUDA
+    are not a function of the seed."""
     learners: int = 1
-    """Learner processes. Each draws batches of its own, and all apply the mean of their gradients: an update takes
+    """Learner processes. Each samples batches of its own, and all apply the mean of their gradients: an update uses
     `learners` times `batch_size` transitions."""
     gradients: str = "embedded"
-    """Where the gradients of several learners are summed: `embedded` is the first learner's process; an address
+    """Aggregator of several learners' gradients: `embedded` is the first learner's process; an address
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
     learner_deadline: float = 300.0
-    """Seconds that a learner waits for the others, evaluations and checkpoints included, before the run fails."""
+    """Seconds that a learner waits for the others before the run fails; they include evaluations and checkpoints."""
     learner_threads: int = 0
-    """Threads of the learner's network on a CPU; 0 is one for each core that actors and `targets_ahead` leave."""
+    """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
     targets_ahead: Literal["auto", "on", "off"] = "auto"
     """Compute the targets of the next batch in a second thread while the learner updates on this one; `auto`
     does for images on a CPU with more than one core."""
@@ -168,25 +168,25 @@ class Config:
     evaluation_epsilon: float = 0.001
     """Random actions in an evaluation."""
     evaluation_frames: int = 18_000
-    """Emulator frames after which an evaluated game is cut off: 5 minutes of play (Mnih et al., 2015)."""
+    """Emulator frames after which an evaluated game is truncated: 5 minutes of play (Mnih et al., 2015)."""
     evaluation_period: int = 0
-    """Updates from one evaluation to the next; 0 evaluates at the end alone."""
+    """Updates between evaluations; 0 evaluates only at the end."""
     target_return: float | None = None
-    """Training ends when an evaluation's mean return reaches this."""
+    """Mean return of an evaluation at which training ends."""
     video: bool = True
     """Record a game of the trained agent at the end."""
 
-    # What the run writes.
+    # Files.
 
     checkpoint_minutes: float = 5.0
-    """Minutes from one checkpoint to the next; the last one is always written."""
+    """Minutes between checkpoints; the last one is always written."""
     checkpoint_replay: bool = True
-    """Write an embedded replay memory beside each checkpoint, so that a resumed run goes on with it. A step takes there
-    what it takes in memory. A serial run of environments that can be restored keeps its memory in its own way."""
+    """Write a snapshot of an embedded memory with each checkpoint, which a resumed run restores. A step takes as many
+    bytes as in memory. A serial run of environments that can be restored keeps a journal instead."""
     report_seconds: float = 5.0
-    """Seconds from one line of metrics to the next."""
+    """Seconds between lines of metrics."""
     report_steps: int = 1000
-    """The same in agent steps, for serial runs, whose metrics do not depend on the clock."""
+    """Agent steps between lines of metrics of serial runs, which do not depend on the clock."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -294,7 +294,7 @@ class Config:
 
     @property
     def playing_actors(self) -> int:
-        """Actors that play: one in a serial run."""
+        """Number of actors, which is one in a serial run."""
         return 1 if self.serial else self.actors
 
     @property
@@ -314,7 +314,7 @@ class Config:
         return float(pushed + drawn)
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
-        """The flags of those of these settings that are not as in the other, for a message; may be empty."""
+        """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""
         return flags(name for name in names if getattr(self, name) != getattr(other, name))
 
     def save(self, path: Path) -> None:
@@ -329,7 +329,7 @@ class Config:
         """Reads a file that `save` wrote.
 
         Raises:
-            ConfigurationError: The file is missing, or is not the settings of a run.
+            ConfigurationError: The file is missing, or does not hold settings.
         """
         try:
             values: Any = yaml.safe_load(path.read_text())
@@ -353,12 +353,12 @@ class Config:
 
 
 def flag(name: str) -> str:
-    """The flag of a field: `learning_rate` is `--learning-rate`."""
+    """Returns the flag of a field: `learning_rate` is `--learning-rate`."""
     return f"--{name.replace('_', '-')}"
 
 
 def flags(names: Iterable[str]) -> str:
-    """The flags of several fields, for a message."""
+    """Returns the flags of several fields, for a message."""
     return " and ".join(flag(name) for name in names)
 
 

@@ -1,8 +1,8 @@
-"""Vector environments, as the actor, the evaluator and the recorder see them.
+"""Vector environments of actors, evaluations and videos.
 
 One class wraps a Gymnasium vector environment in NEXT_STEP mode: after a game has ended, the next `step`
-ignores that environment's action, resets it, and hands over its first observation. Rewards are never clipped
-here, so that scores are true; the actor clips what it stores.
+ignores that environment's action, resets it, and returns its first observation. Rewards are not clipped here, so
+that scores are true; the actor clips the rewards that it stores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATARI_FRAME_SKIP = 4
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What a network and a table need to know of an environment."""
+    """Shapes and dtypes of an environment, for networks and tables."""
 
     actions: int
     """Number of actions."""
@@ -44,29 +44,29 @@ class EnvironmentSpec:
 
     @property
     def action_dtype(self) -> Literal["uint8", "int32"]:
-        """The smallest that torch and the memory have for these actions."""
+        """The smallest integer type for these actions that torch and the memory support."""
         return "uint8" if self.actions <= 256 else "int32"
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of one observation, with its stack."""
+        """Shape of one observation, including the stack."""
         return self.frame_shape if self.stack == 1 else (self.stack, *self.frame_shape)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of N environments brought."""
+    """Results of one step of N environments."""
 
     observation: NDArray[Any]
     """[N, *observation_shape]"""
     reward: NDArray[np.float32]
-    """[N], unclipped; 0 where the step was a reset."""
+    """[N], unclipped; 0 if the step was a reset."""
     terminated: NDArray[np.bool_]
     """[N], the game is over."""
     truncated: NDArray[np.bool_]
-    """[N], the game was cut off."""
+    """[N], the game was truncated."""
     life_lost: NDArray[np.bool_]
-    """[N], a life was lost and the game goes on."""
+    """[N], a life was lost and the game continues."""
 
 
 class Environments:
@@ -74,10 +74,10 @@ class Environments:
 
     Args:
         vector: The Gymnasium vector environment.
-        spec: Its spec.
+        spec: Spec of one of its environments.
 
     Raises:
-        UnavailableEnvironmentError: The vector environment resets in another mode, or does not say in which.
+        UnavailableEnvironmentError: The vector environment resets in another mode, or does not declare its mode.
     """
 
     def __init__(self, vector: Any, spec: EnvironmentSpec) -> None:
@@ -94,21 +94,21 @@ class Environments:
         self._ended = np.zeros(self.count, np.bool_)
 
     def reset(self, seed: int) -> NDArray[Any]:
-        """Starts all games anew; environment i takes the seed `seed + i`, where it takes one of its own."""
+        """Restarts all games; environment i gets the seed `seed + i`, if it has a seed of its own."""
         observation, info = self.vector.reset(seed=seed)
         self._ended[:] = False
         self._lives = np.array(info.get("lives", self._lives))
         return np.ascontiguousarray(observation)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes one action in each environment, int64 [N]; where a game ended at the last step, resets it."""
+        """Takes one action in each environment, int64 [N], or resets it if its game ended at the last step."""
         observation, reward, terminated, truncated, info = self.vector.step(actions)
         lives = info.get("lives", self._lives)
-        # At a reset the lives rise; where the game ends they fall too, but then it is not only a life.
+        # Lives also fall at the end of a game, which is not the loss of a life alone.
         life_lost = (lives < self._lives) & ~terminated & ~self._ended
         self._lives = np.array(lives)
         self._ended = terminated | truncated
-        # One memory layout, whatever the environment's: sums over another one round in another way.
+        # Always the same memory layout: sums over another layout round differently.
         observation = np.ascontiguousarray(observation)
         return Step(observation, np.asarray(reward, np.float32), terminated, truncated, life_lost)
 
@@ -118,7 +118,7 @@ class Environments:
         return isinstance(self.vector.unwrapped, CartPoleVectorEnv)
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next steps depend on, as plain JSON values."""
+        """Returns all state of the next steps, as plain JSON values."""
         cartpole = self.vector.unwrapped
         return {
             "state": cartpole.state.tolist(),
@@ -128,7 +128,7 @@ class Environments:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to what `state` returned; call `reset` first."""
+        """Restores what `state` returned; call `reset` first."""
         cartpole = self.vector.unwrapped
         cartpole.state = np.array(state["state"], np.float64)
         cartpole.steps = np.array(state["steps"], np.int32)
@@ -145,9 +145,9 @@ def make(config: Config, count: int, *, episode_frames: int | None = None, threa
     """Makes `count` environments of the configured kind.
 
     Args:
-        config: Names the environment and how it is played.
+        config: Settings of the environment.
         count: Number of environments.
-        episode_frames: Emulator frames after which a game is truncated; `None` takes the configured number.
+        episode_frames: Emulator frames after which a game is truncated; `None` uses the configured number.
         threads: Threads that step Atari environments.
 
     Raises:
@@ -159,9 +159,9 @@ def make(config: Config, count: int, *, episode_frames: int | None = None, threa
 
 
 def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
-    """One Atari environment that shows what a player sees: uint8 [1, 1, 210, 160, 3].
+    """Makes one Atari environment in colour, for videos: uint8 [1, 1, 210, 160, 3].
 
-    With the same seed and actions it stays in step with the environment of `make`: for videos.
+    With the same seed and actions it plays the same game as the environment of `make`.
     """
     return AtariVectorEnv(
         rom_name(config.environment),
@@ -178,10 +178,10 @@ def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
 
 
 def rom_name(environment: str) -> str:
-    """The ROM of an environment `atari/<game>`.
+    """Returns the ROM's name of an environment `atari/<game>`.
 
     Raises:
-        UnavailableEnvironmentError: ale-py knows no such game, or its ROM is missing or damaged.
+        UnavailableEnvironmentError: ale-py has no such game, or its ROM is missing or damaged.
     """
     game = environment.removeprefix("atari/")
     games = roms.get_all_rom_ids()

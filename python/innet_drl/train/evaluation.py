@@ -1,4 +1,4 @@
-"""Evaluation: games of the greedy agent in environments of their own, by unclipped score."""
+"""Evaluation: unclipped scores of games that the greedy agent plays in separate environments."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from innet_drl.train.networks import QNetwork, make_network
 from innet_drl.train.run_folder import RunFolder
 
 PARALLEL_GAMES = 10
-"""Atari games played at once; fewer leave cores idle, more wait longer for the last game."""
+"""Atari games played at a time; fewer leave cores idle, more wait longer for the last game."""
 SEED_OFFSET = 1_000_003
-"""Between the seeds of training and evaluation."""
+"""Difference between the seeds of training and evaluation."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of finished games, and how they were played."""
+    """Scores of finished games, and the conditions of play."""
 
     scores: list[float]
-    """Unclipped; a game lasts until it is over, whatever lives are lost on the way."""
+    """Unclipped scores of whole games; the loss of a life does not end a game."""
     epsilon: float
-    """Random actions among them."""
+    """Probability of random actions."""
     episode_frames: int | None
-    """Emulator frames after which a game is cut off; `None` where the environment has a limit of its own."""
+    """Emulator frames after which a game is truncated; `None` if the environment has a limit of its own."""
     cut_off: int
-    """Games that were."""
+    """Number of truncated games."""
 
     @property
     def mean(self) -> float:
@@ -64,28 +64,28 @@ def evaluate(
         config: The run's settings.
         network: The agent, on any device.
         seed: Seeds the games.
-        stopped: Asked at every step; `True` ends the evaluation without a result.
+        stopped: Called at every step; `True` ends the evaluation without a result.
     """
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES) if config.is_atari else games
-    arena = environments.make(config, count, episode_frames=config.evaluation_frames, threads=cores())
+    envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=cores())
     was_training = network.training
     network.eval()
     try:
-        return _play(config, network, arena, seed, stopped)
+        return _play(config, network, envs, seed, stopped)
     finally:
         network.train(was_training)
-        arena.close()
+        envs.close()
 
 
 def _play(
-    config: Config, network: nn.Module, arena: environments.Environments, seed: int, stopped: Callable[[], bool]
+    config: Config, network: nn.Module, envs: environments.Environments, seed: int, stopped: Callable[[], bool]
 ) -> Evaluation | None:
-    games, count = config.evaluation_games, arena.count
+    games, count = config.evaluation_games, envs.count
     quota = -(-games // count)
     device = next(network.parameters()).device
     random = np.random.default_rng([seed, SEED_OFFSET])
-    observation = arena.reset(seed + SEED_OFFSET)
+    observation = envs.reset(seed + SEED_OFFSET)
     epsilon = np.full(count, config.evaluation_epsilon)
     running = np.zeros(count)
     scores: list[list[float]] = [[] for _ in range(count)]
@@ -95,7 +95,7 @@ def _play(
             return None
         with torch.inference_mode():
             q = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
-        step = arena.step(choose(q, epsilon, random))
+        step = envs.step(choose(q, epsilon, random))
         observation = step.observation
         running += step.reward
         for environment in np.flatnonzero(step.terminated | step.truncated):
@@ -103,17 +103,17 @@ def _play(
                 scores[environment].append(float(running[environment]))
                 cut_off += int(step.truncated[environment] and not step.terminated[environment])
             running[environment] = 0.0
-    # In the order of play, so that dropping the surplus of an uneven division favours no environment.
+    # In the order of play, so that dropping surplus games favours no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
     limit = config.evaluation_frames if config.is_atari else None
     return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off)
 
 
 def load_agent(run: Path) -> tuple[Config, QNetwork, Path]:
-    """The settings, the network and the path of a run's newest checkpoint.
+    """Returns the settings, the network and the path of a run's newest checkpoint.
 
     Raises:
-        RunFolderError: There is no run, or no checkpoint in it.
+        RunFolderError: The folder has no run, or the run has no checkpoint.
     """
     folder = RunFolder.open(run)
     config, checkpoint = folder.config(), folder.latest_checkpoint()

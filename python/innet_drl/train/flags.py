@@ -1,4 +1,4 @@
-"""The flags of `innet-drl train | evaluate | record`; every field of `innet_drl.train.config.Config` has one."""
+"""The flags of `innet-drl train | evaluate | record`; every field of `Config` is a flag."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Flags = TypeVar("Flags")
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """Train an agent with prioritized replay: actors, memory and learner apart, on one machine by default."""
+    """Train an agent with prioritized replay; actors and learner are processes of one machine by default."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     preset: PresetName = "breakout"
-    """Settings to start from; every flag below changes one of them."""
+    """Settings to start from; every flag below changes one setting."""
     out: Path | None = None
-    """The run's folder; `runs/<preset>-<date>-<time>` where it is not given."""
+    """The run's folder; `runs/<preset>-<date>-<time>` by default."""
     resume: Path | None = None
-    """Folder of a run to go on with: its settings, changed by the flags given, and its newest checkpoint."""
+    """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class EvaluateFlags:
     run: tyro.conf.Positional[Path]
     """The run's folder."""
     games: int | None = None
-    """Games; the run's `evaluation_games` where it is not given."""
+    """Games; the run's `evaluation_games` by default."""
     epsilon: float | None = None
-    """Random actions; the run's `evaluation_epsilon` where it is not given."""
+    """Probability of random actions; the run's `evaluation_epsilon` by default."""
     frames: int | None = None
-    """Emulator frames of a game; the run's `evaluation_frames` where it is not given."""
+    """Emulator frames of a game; the run's `evaluation_frames` by default."""
     seed: int = 0
     """Seeds the games."""
 
@@ -55,7 +55,7 @@ class RecordFlags:
     run: tyro.conf.Positional[Path]
     """The run's folder."""
     to: Path | None = None
-    """The mp4 to write; one in the run's `videos/` where it is not given."""
+    """The mp4 to write; a file in the run's `videos/` by default."""
     seed: int = 0
     """Seeds the game."""
     seconds: float = 60.0
@@ -63,21 +63,21 @@ class RecordFlags:
 
 
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
-    """The flags of a command.
+    """Parses the flags of a command.
 
     Raises:
-        SystemExit: Flags that do not exist, or `--help`.
+        SystemExit: An unknown flag, or `--help`.
     """
     return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments))
 
 
 def parse_train(arguments: Sequence[str]) -> TrainFlags:
-    """The flags of `innet-drl train`, on top of the preset or of the resumed run's settings.
+    """Parses the flags of `innet-drl train`, which change the preset or the resumed run's settings.
 
     Raises:
-        ConfigurationError: Flags that contradict each other.
+        ConfigurationError: Contradictory flags.
         RunFolderError: There is no run to resume.
-        SystemExit: Flags that do not exist, or `--help`.
+        SystemExit: An unknown flag, or `--help`.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=sorted(PRESETS))

@@ -1,6 +1,6 @@
-"""What a run measures: the line of metrics, and the meter that gathers it from learner and actors.
+"""Metrics of a run: a line of metrics, and the meter that collects it from learner and actors.
 
-The files it goes to are in `metrics_files.py`: actors import this module, and have no use for TensorBoard.
+The files are in `metrics_files.py`, apart because actors import this module and do not need TensorBoard.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from innet_drl.train.learner import Update
 
 RETURN_WINDOW = 100
-"""Games that `return_mean` looks back on."""
+"""Number of last games that `return_mean` averages."""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """One line of `metrics.jsonl`. A value that does not exist yet is null."""
+    """One line of `metrics.jsonl`. Values that do not exist yet are null."""
 
     time_s: float
     """Seconds of training, over all sessions of the run."""
     env_frames: int
-    """Emulator frames played; outside Atari the same as `agent_steps`."""
+    """Emulator frames played; equal to `agent_steps` outside Atari."""
     agent_steps: int
     """Actions taken by all environments; resets are not counted."""
     agent_steps_per_s: float
@@ -37,7 +37,7 @@ class Metrics:
     replay_steps: int
     """Steps in the replay memory."""
     replay_bytes: int
-    """Bytes they take there."""
+    """Bytes of the steps in the replay memory."""
     return_mean: float | None
     """Mean score, unclipped, of the last 100 games of the half of the environments that explores less."""
     return_best: float | None
@@ -45,17 +45,17 @@ class Metrics:
     td_loss: float | None
     """Mean weighted Huber loss of the updates since the last line."""
     q_mean: float | None
-    """Mean Q-value of the drawn actions since the last line."""
+    """Mean Q-value of the sampled actions since the last line."""
     parameter_version: int
     """Publications of the parameters."""
     parameter_lag: float | None
-    """Updates by which the actors' parameters are behind the learner's, mean over the actors."""
+    """Updates by which actors' parameters are older than the learner's, mean over the actors."""
     sample_age: float | None
-    """Steps inserted between a drawn transition's insertion and its draw, mean since the last line."""
+    """Steps inserted between a transition's insertion and its sampling, mean since the last line."""
     samples_per_insert: float
-    """Transitions drawn for each one inserted, over the memory's life."""
+    """Transitions sampled for each one inserted, over the memory's life."""
     stale_updates: int
-    """Priorities that came back for transitions already evicted."""
+    """Priorities received for transitions already evicted."""
     games: int
     """Games finished."""
     evaluation_mean: float | None
@@ -67,20 +67,20 @@ class Metrics:
 
 
 class Stopwatch:
-    """Where the time goes: seconds by the name of what was done."""
+    """Seconds of each activity, by its name."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Books the time since the last lap under `name`."""
+        """Adds the time since the last lap to `name`."""
         now = time.perf_counter()
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     def take(self) -> dict[str, float]:
-        """Seconds by name since this was last called."""
+        """Returns the seconds by name since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 
@@ -90,14 +90,14 @@ class Game:
     """A finished game."""
 
     environment: int
-    """Number of the environment among all of all actors."""
+    """Number of the environment among those of all actors."""
     score: float
     """Sum of its rewards, unclipped."""
 
 
 @dataclass(frozen=True)
 class ActorReport:
-    """What an actor tells the learner about the time since its last report."""
+    """An actor's report to the learner on the time since its last report."""
 
     actor: int
     steps: int
@@ -109,7 +109,7 @@ class ActorReport:
 
 @dataclass
 class _Sums:
-    """What one line of metrics averages over."""
+    """Sums since the last line of metrics."""
 
     updates: int = 0
     loss: Any = 0.0
@@ -120,7 +120,7 @@ class _Sums:
 
 
 class Meter:
-    """Gathers what actors and learner did into lines of metrics.
+    """Collects the work of actors and learner in lines of metrics.
 
     Args:
         environments: Environments of all actors.
@@ -153,7 +153,7 @@ class Meter:
         return time.perf_counter() - self._last_time
 
     def add_report(self, report: ActorReport) -> None:
-        """Takes in what an actor did."""
+        """Adds the report of an actor."""
         self.agent_steps += report.steps
         self._parameter_updates[report.actor] = report.parameter_updates
         _add(self._sums.actor_seconds, report.seconds)
@@ -162,27 +162,27 @@ class Meter:
             self.games += 1
             self.best = game.score if self.best is None else max(self.best, game.score)
             scores.append(game.score)
-            # The ladder explores less with each environment; the lower half's scores hide the agent's play.
+            # Environments explore less with rising number; scores of the lower half are mostly exploration.
             if 2 * game.environment + 1 >= self._environments:
                 self._scores.append(game.score)
 
     def add_update(self, update: Update, mean_age: Any) -> None:
-        """Takes in an update and the mean age of its batch; no tensor is read before the next line is due."""
+        """Adds an update and the mean age of its batch, without reading a tensor before the next line is due."""
         self._sums.updates += 1
         self._sums.loss = self._sums.loss + update.loss
         self._sums.q = self._sums.q + update.q_mean
         self._sums.age = self._sums.age + mean_age
 
     def add_learner_time(self, seconds: dict[str, float]) -> None:
-        """Takes in where the learner's time went."""
+        """Adds the learner's seconds by activity."""
         _add(self._sums.learner_seconds, seconds)
 
     def line(self, updates: int, publications: int, table: dict[str, Any]) -> Metrics:
-        """The line of metrics since the last one.
+        """Returns the metrics since the last line.
 
         Args:
             updates: The learner's updates.
-            publications: Its publications of parameters.
+            publications: The learner's publications of parameters.
             table: The table's entry in `Replay.stats()`.
         """
         now = time.perf_counter()
@@ -216,7 +216,7 @@ class Meter:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as plain JSON values."""
+        """Returns the state for a checkpoint, as plain JSON values."""
         return {
             "time_s": self._earlier_s + self.session_s,
             "agent_steps": self.agent_steps,
@@ -229,7 +229,7 @@ class Meter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state` returned."""
+        """Continues from what `state` returned."""
         self._earlier_s = state["time_s"]
         self.agent_steps = state["agent_steps"]
         self.games = state["games"]
@@ -255,5 +255,5 @@ def _mean(values: list[float] | list[int]) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    # JSON has no NaN; a diverged loss is told by the null.
+    # JSON has no NaN; a loss that has diverged is null.
     return value if math.isfinite(value) else None

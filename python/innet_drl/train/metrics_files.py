@@ -1,4 +1,4 @@
-"""The files that metrics go to: `metrics.jsonl` and TensorBoard's events."""
+"""The files of metrics: `metrics.jsonl` and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class MetricsFiles:
 
     Args:
         folder: The run's folder.
-        agent_steps: Where a resumed run goes on. What it wrote beyond, between its last checkpoint and its
-            end by force, is dropped from `metrics.jsonl`, and TensorBoard is told to drop it.
+        agent_steps: Steps at which a resumed run continues. Later lines, from between its last checkpoint and its
+            forced end, are removed from `metrics.jsonl`, and TensorBoard drops later events.
     """
 
     def __init__(self, folder: Path, agent_steps: int = 0) -> None:
         _drop_lines_beyond(agent_steps, folder / "metrics.jsonl")
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-        # Not through TensorBoard's own thread, so that a full disk is an error of `write`.
+        # Written without TensorBoard's own thread, so that a full disk is an error of `write`.
         self._events_file = events.open("wb")
         self._events = RecordWriter(self._events_file)
         self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -58,7 +58,7 @@ class MetricsFiles:
         self._events.write(start.SerializeToString())
 
     def write(self, metrics: Metrics) -> None:
-        """Appends one line to both.
+        """Appends one line to both files.
 
         Raises:
             OSError: The disk is full, or the folder is gone.
@@ -91,7 +91,7 @@ def _drop_lines_beyond(agent_steps: int, path: Path) -> None:
     with path.open("r+b") as file:
         end = 0
         for line in file:
-            # A line without an end was being written when the run was killed.
+            # A line without an end was incomplete when the run was killed.
             if not line.endswith(b"\n") or json.loads(line)["agent_steps"] > agent_steps:
                 break
             end += len(line)

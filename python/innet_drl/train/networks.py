@@ -1,7 +1,7 @@
 """Q-networks: the convolutional one for frames, a small one for vectors, both with a dueling head.
 
-`breakout-paper`'s network (32-64-64 filters, two streams of 512) has 3,292,837 parameters for 4 actions: the
-13.17 MB of the paper that this project starts from.
+The network of `breakout-paper` (32-64-64 filters, two streams of 512) has 3,292,837 parameters for 4 actions: the
+13.17 MB of Furukawa and Matsutani (2022).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ConvolutionTorso(nn.Module):
         self.features = rows * columns * channels[2]
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Takes frames of 0 to 255 in a floating dtype."""
-        # Scaled to 0..1 in the few weights of the first layer, not in the 28,224 pixels of each sample.
+        """Computes features of frames of 0 to 255 in a floating dtype."""
+        # The weights of the first layer are scaled in place of the 28,224 pixels of each sample.
         scaled = functional.conv2d(frames, self.first.weight / 255.0, self.first.bias, stride=4)
         hidden = functional.relu(self.second(functional.relu(scaled)))
         return functional.relu(self.third(hidden)).flatten(1)
@@ -49,7 +49,7 @@ class VectorTorso(nn.Module):
         self.features = widths[-1]
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Takes float vectors."""
+        """Computes features of float vectors."""
         for linear in self.linears:
             vectors = functional.relu(linear(vectors))
         return vectors
@@ -63,13 +63,13 @@ class QNetwork(nn.Module):
         self.torso = torso
         self.features_norm = nn.LayerNorm(torso.features) if layer_norm else nn.Identity()
         self.hidden_norm = nn.LayerNorm(2 * hidden) if layer_norm else nn.Identity()
-        # Both streams' hidden layers as one matrix: the first half is the value's.
+        # The hidden layers of both streams are one matrix, whose first half is the value stream's.
         self.streams = nn.Linear(torso.features, 2 * hidden)
         self.value = nn.Linear(hidden, 1)
         self.advantage = nn.Linear(hidden, actions)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Q-values [B, actions] of observations [B, *observation_shape]: uint8 frames or float vectors."""
+        """Computes Q-values [B, actions] of observations [B, *observation_shape]: uint8 frames or float vectors."""
         value_stream, advantage_stream = self._hidden(observation).chunk(2, dim=1)
         advantage = self.advantage(advantage_stream)
         q: Tensor = self.value(value_stream) + advantage - advantage.mean(1, keepdim=True)
@@ -81,7 +81,7 @@ class QNetwork(nn.Module):
 
 
 def make_network(config: Config, spec: EnvironmentSpec) -> QNetwork:
-    """The configured network for an environment, with fresh weights."""
+    """Makes the configured network for an environment, with fresh weights."""
     if len(spec.frame_shape) == 2:
         torso: ConvolutionTorso | VectorTorso = ConvolutionTorso(spec.stack, config.channels, *spec.frame_shape)
     else:

@@ -25,7 +25,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.errors import RunFolderError, writing
 
 if TYPE_CHECKING:
-    # The command line reads settings here, before it imports torch.
+    # The command line reads a run's settings before it imports torch.
     from torch import Tensor
 
     from innet_drl.train.memory import ReplayMemory

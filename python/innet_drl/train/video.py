@@ -21,7 +21,7 @@ from innet_drl.train.exploration import choose
 
 UPSCALE = 3
 FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}
-"""By whether it is Atari: 60 emulator frames a second, 4 of them a step; 50 steps of Gymnasium's classics."""
+"""Keyed by whether it is Atari: 60 emulator frames a second, 4 of them a step; 50 steps in classic control."""
 
 
 def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, seconds: float = 60.0) -> float:
@@ -35,10 +35,10 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
         seconds: Length at which the video ends, at the speed of a human player.
 
     Raises:
-        UnavailableEnvironmentError: The environment cannot be drawn.
+        UnavailableEnvironmentError: The environment cannot be rendered.
         OSError: The file cannot be written.
     """
-    # A folder that is missing or closed to us is told better by this than by ffmpeg.
+    # The error of a missing or read-only folder is clearer here than from ffmpeg.
     path.touch()
     try:
         return _record(config, network, path, seed, seconds)
@@ -57,7 +57,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
             score += reward
             if writer is None:
                 height, width = picture.shape[:2]
-                # An even height and width is all that H.264 wants.
+                # H.264 needs even heights and widths.
                 writer = imageio_ffmpeg.write_frames(
                     str(path),
                     (width, height),
@@ -75,16 +75,16 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
 
 
 def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """Two emulators with one seed and the same actions: one for the agent's eyes, one for ours."""
-    agents = environments.make(config, 1, episode_frames=config.evaluation_frames)
-    ours = environments.make_colour(config, episode_frames=config.evaluation_frames)
-    observation = agents.reset(seed)
-    ours.reset(seed=seed)
+    """Plays two emulators with one seed and the same actions: one for the agent, one in colour for the video."""
+    agent_env = environments.make(config, 1, episode_frames=config.evaluation_frames)
+    colour_env = environments.make_colour(config, episode_frames=config.evaluation_frames)
+    observation = agent_env.reset(seed)
+    colour_env.reset(seed=seed)
     random = np.random.default_rng(seed)
     while True:
         action = _act(config, network, observation, random)
-        step = agents.step(action)
-        picture = ours.step(action)[0][0, 0]
+        step = agent_env.step(action)
+        picture = colour_env.step(action)[0][0, 0]
         observation = step.observation
         yield picture.repeat(UPSCALE, 0).repeat(UPSCALE, 1), float(step.reward[0])
         if step.terminated[0] or step.truncated[0]:
