@@ -13,10 +13,12 @@ pytest.importorskip("redis", reason="redis-py is not installed: pip install 'inn
 
 import redis
 
+from innet_drl.bench.redis_memory import RedisMemory
 from innet_drl.bench.redis_store import RedisStore
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.errors import ConfigurationError, RelayError
+from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
 from redis_server import free_port, running
@@ -34,6 +36,17 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     return line
+
+
+def test_the_address_chooses_the_memory() -> None:
+    # The type checker compares each with the interface.
+    expected: dict[str, type[ReplayMemory]] = {
+        "embedded": EmbeddedMemory,
+        "innet://host:1": ServerMemory,
+        "unix:///path": ServerMemory,
+        "redis://host:1": RedisMemory,
+    }
+    assert {address: memory_class(address) for address in expected} == expected
 
 
 @pytest.mark.parametrize("message", ["frames", "stacks"])

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from innet_drl.bench.results import Row
 from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
-
-Row = dict[str, Any]
 
 LATENCIES = {
     "actor push": "actor push",

@@ -16,6 +16,7 @@ import numpy as np
 from innet_drl.bench import figures, results, scene, services
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.flags import PaperFlags
+from innet_drl.bench.results import Row
 from innet_drl.bench.roles import Laps, Measured, measure
 from innet_drl.bench.settings import (
     BATCH,
@@ -33,9 +34,7 @@ from innet_drl.bench.settings import (
 from innet_drl.train.errors import writing
 from innet_drl.train.machine import cores
 
-Row = dict[str, Any]
-
-LATENCIES = {
+LATENCY_LAPS = {
     "actor push": ("actors", ("push",)),
     "actor pull": ("actors", ("pull",)),
     "learner set": ("learner", ("set",)),
@@ -46,7 +45,7 @@ LATENCIES = {
     "learner priorities": ("learner", ("priorities",)),
 }
 """Latencies: whose clocks, and which laps."""
-SHARES: dict[str, dict[str, tuple[str, ...]]] = {
+TIME_SHARES: dict[str, dict[str, tuple[str, ...]]] = {
     "actors": {"compute": ("compute",), "pull": ("pull",), "push": ("push",)},
     "learner": {"train": ("train",), "sample": ("sample", "priorities"), "set": ("set",)},
 }
@@ -159,7 +158,7 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
 
     rows = [
         row(what, times, count=len(times))
-        for what, (role, names) in LATENCIES.items()
+        for what, (role, names) in LATENCY_LAPS.items()
         if (times := gather(role, names))
     ]
     # The rate of each actor is over its own time: actors start one after the other.
@@ -167,7 +166,7 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
     rows.append(row("pushes", per_s=round(rate, 3), ideal_per_s=round(1e3 * case.actors / case.actor_ms, 3)))
     rows.append(row("experiences", per_s=round(rate * TRANSITIONS, 1)))
     communication, all_of_it = 0.0, 0.0
-    for role, parts in SHARES.items():
+    for role, parts in TIME_SHARES.items():
         seconds = {name: sum(gather(role, names)) / len(laps[role]) for name, names in parts.items()}
         total = sum(seconds.values())
         rows += [row(f"{role}: {name}", share=round(value / total, 4)) for name, value in seconds.items()]

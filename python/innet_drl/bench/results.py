@@ -20,6 +20,7 @@ from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.machine import cores
 
 Row = dict[str, Any]
+"""One result, as a line of the results' file."""
 
 
 def write(
