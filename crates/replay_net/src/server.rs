@@ -30,8 +30,8 @@ use crate::service::Service;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName, until};
 use crate::tls;
+use gradients::plane::Plane;
 use replay_core::error::{Error, Result};
-use replay_core::gradients::plane::Plane;
 use replay_core::memory::Memory;
 use replay_wire::handshake::Handshake;
 

@@ -34,14 +34,14 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use crate::stack::Address;
+use ::gradients::JoinJob;
+use ::gradients::plane::DpdkConfig;
 use connection::{Dialer, Pool, Retry};
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
 use keys::Stamp;
 use link::{is_broken, unexpected};
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::gradients::JoinJob;
-use replay_core::gradients::plane::DpdkConfig;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
     UpdateReceipt, Wait,
