@@ -60,32 +60,32 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --workspace --all-targets --quiet -- --deny warnings
 	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
 	cargo clippy --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
-	cargo clippy --package replay_core --all-targets --features fstack --quiet -- --deny warnings
-	cargo clippy --package replay_core --all-targets --features dpdk --quiet -- --deny warnings
+	cargo clippy --package replay_net --all-targets --features fstack --quiet -- --deny warnings
+	cargo clippy --package gradients --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
 	cargo clippy --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
-	RUSTDOCFLAGS="--deny warnings" cargo doc --package fstack_sys --package replay_core --features fstack,dpdk --no-deps --quiet
+	RUSTDOCFLAGS="--deny warnings" cargo doc --package fstack_sys --package replay_net --features fstack,dpdk --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
-	cargo test --package replay_core --doc
+	cargo test --workspace --exclude replay_py --doc
 	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): make dpdk-test')
 	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/fstack.md): make fstack-test')
 
 # Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 	cargo test --package fstack_sys --features dpdk
-	cargo test --package replay_core --features dpdk --lib gradients::
-	cargo test --package replay_core --features dpdk --test dpdk -- --show-output
+	cargo test --package gradients --features dpdk --lib
+	cargo test --package gradients --package replay_net --features dpdk --test dpdk -- --show-output
 
 # Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif
 	cargo test --package fstack_sys --features fstack
-	cargo test --package replay_core --features fstack --lib net::
-	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --package replay_core --features fstack --test fstack -- --show-output links::
+	cargo test --package replay_net --features fstack --lib stack::
+	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --package replay_net --features fstack --test fstack -- --show-output links::
 
 # For the whole workspace, as the Rust tests: that is one build for both.
 COUNTS := cargo test --quiet --workspace --bench counts --
@@ -118,7 +118,7 @@ $(VENV)/.bench: setup
 	@touch $@
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
-	cargo run --quiet --package replay_core --example generate_wire
+	cargo run --quiet --package replay_wire --example generate_wire
 
 clean: ## remove what was built
 	cargo clean

@@ -26,7 +26,7 @@ import innet_drl as innet
 from benchmarks import report
 from innet_drl._core import fstack_release
 from innet_drl.bench import services
-from innet_drl.bench.settings import SPINNING, Stack
+from innet_drl.bench.settings import SPINNING, NetworkStack
 
 RECORD = Path(__file__).parent / "calls.json"
 SIZES = {64: 2_000, 1_024: 2_000, 4_096: 2_000, 65_536: 1_000, 1 << 20: 100, 13_170_000: 10}
@@ -70,7 +70,7 @@ def calls(rounds: int = 3, out: Path = RECORD) -> None:
     print(out.read_text(), end="")
 
 
-def one(stack: Stack, share: float = 1.0) -> Times:
+def one(stack: NetworkStack, share: float = 1.0) -> Times:
     """Starts a server and a client process on a stack and times their calls, `share` of those in `SIZES`."""
     with on_core(SERVER), services.ours(stack) as address:
         url, options = stack.connection(address, 0)
@@ -138,7 +138,7 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def fstack(folder: Path, segments: int) -> Stack:
+def fstack(folder: Path, segments: int) -> NetworkStack:
     """F-Stack at both ends of a memif, as `cargo bench --bench transport` has it."""
     name = "fstack_segments" if segments else "fstack"
     configs = {}
@@ -154,7 +154,7 @@ def fstack(folder: Path, segments: int) -> Stack:
             f"eal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{host},"
             f"socket={folder}/{name}.sock\n"
         )
-    return Stack(
+    return NetworkStack(
         name,
         "memif",
         serve=("--stack", "fstack", "--stack-config", str(configs["server"]), "--trusted-network"),

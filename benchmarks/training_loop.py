@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from benchmarks import report
 from benchmarks.processes import children_cpu_seconds
-from innet_drl.config import PRESETS, Config
+from innet_drl.train.config import Config
+from innet_drl.train.presets import PRESETS
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
 """Both sides': on the preset `breakout`, the plain double DQN that the preset is compared with."""
@@ -124,11 +125,12 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
     """Trains in one process and returns its rates."""
     import torch
 
-    from innet_drl import environments
     from innet_drl.batches import TorchBatch
-    from innet_drl.exploration import annealed, choose, epsilon_ladder
-    from innet_drl.learner import Learner, choose_numerics
-    from innet_drl.metrics import Stopwatch
+    from innet_drl.train import environments
+    from innet_drl.train.exploration import annealed, choose, epsilon_ladder
+    from innet_drl.train.learner import Learner
+    from innet_drl.train.metrics import Stopwatch
+    from innet_drl.train.numerics import choose_numerics
 
     torch.set_num_threads(threads)
     count = config.environments

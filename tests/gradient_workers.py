@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from innet_drl import learners
-from innet_drl.processes import Failure, end_with_parent, forking, prepare
+from innet_drl.launch import learners
+from innet_drl.launch.processes import ProcessFailure, end_with_parent, forking, start_fork_server
+from innet_drl.train.data_parallel import SharedGradients
 
 SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
 SECONDS = 60.0
@@ -63,7 +64,7 @@ def gradient_racks(racks: int, *flags: str, listen: str = "innet://127.0.0.1:0")
 
 def run_workers(function: Callable[..., Any], workers: int, *arguments: Any) -> list[Any]:
     """What `function(number, workers, *arguments)` returns in each process: `Raised`, or `None` where it died."""
-    prepare()
+    start_fork_server()
     started = []
     for number in range(workers):
         ours, theirs = forking.Pipe(duplex=False)
@@ -107,22 +108,22 @@ def _run(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> Non
     pipe.close()
 
 
-def die_while_learning(assignment: learners.Assignment, pipe: Connection) -> None:
+def die_while_learning(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
     """The main function of a learner that is killed before its twentieth mean."""
-    mean = learners.SharedGradients.mean
+    mean = SharedGradients.mean
     left = 20
 
-    def mean_or_die(gradients: learners.SharedGradients) -> None:
+    def mean_or_die(gradients: SharedGradients) -> None:
         nonlocal left
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         mean(gradients)
 
-    learners.SharedGradients.mean = mean_or_die  # type: ignore[assignment, method-assign]
+    SharedGradients.mean = mean_or_die  # type: ignore[assignment, method-assign]
     learners.run_learner(assignment, pipe)
 
 
-def fail_to_begin(assignment: learners.Assignment, pipe: Connection) -> None:
+def fail_to_begin(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
     """The main function of a learner that fails at once."""
-    pipe.send(Failure("no place here", fatal=True))
+    pipe.send(ProcessFailure("no place here", fatal=True))

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from innet_drl import environments
-from innet_drl.actor import Actor, make_table
-from innet_drl.config import PRESETS, Config
-from innet_drl.environments import Spec, Step
-from innet_drl.networks import make_network
+from innet_drl.train import environments
+from innet_drl.train.actor import Actor
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec, Step
+from innet_drl.train.memory import make_table
+from innet_drl.train.networks import make_network
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], environments=2, channels=(4, 4, 4), hidden=8)
 
@@ -84,14 +86,14 @@ def test_rewards_are_stored_by_their_sign(clip: bool, first: list[float], monkey
 
 
 def test_many_actions_take_a_wider_column() -> None:
-    assert make_table(BREAKOUT, Spec(256, 1, (3,), "float32", 1), "t").columns["action"].dtype == np.uint8
-    assert make_table(BREAKOUT, Spec(257, 1, (3,), "float32", 1), "t").columns["action"].dtype == np.int32
+    assert make_table(BREAKOUT, EnvironmentSpec(256, 1, (3,), "float32", 1), "t").columns["action"].dtype == np.uint8
+    assert make_table(BREAKOUT, EnvironmentSpec(257, 1, (3,), "float32", 1), "t").columns["action"].dtype == np.int32
 
 
 def test_a_memory_of_images_takes_the_room_of_packed_ones() -> None:
-    images = Spec(4, 4, (84, 84), "uint8", 4)
+    images = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
     assert make_table(BREAKOUT, images, "t").capacity_bytes == 2_000 * BREAKOUT.capacity
     # Learning must start even where nothing can be packed.
     late = dataclasses.replace(BREAKOUT, min_size=BREAKOUT.capacity - 1)
     assert make_table(late, images, "t").capacity_bytes > 84 * 84 * late.capacity
-    assert make_table(BREAKOUT, Spec(2, 1, (4,), "float32", 1), "t").capacity_bytes == 0
+    assert make_table(BREAKOUT, EnvironmentSpec(2, 1, (4,), "float32", 1), "t").capacity_bytes == 0

@@ -17,7 +17,7 @@ import innet_drl as innet
 from gradient_workers import Raised, gradient_process, gradient_server, returned, run_workers
 from innet_drl import errors
 from innet_drl.distributed import Contributions, Replica
-from innet_drl.learners import digest
+from innet_drl.train.data_parallel import digest
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import innet_drl as innet
-from innet_drl import launch, processes
 from innet_drl.cli import main
-from innet_drl.faults import ActorError, ConfigurationError, DivergedError, RunFolderError
-from innet_drl.folder import RunFolder
-from innet_drl.session import Session
+from innet_drl.launch import actors, local, processes
+from innet_drl.train.errors import ActorError, ConfigurationError, DivergedError, RunFolderError
+from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.trainer import Trainer
 from training import fail_and_stay, small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
@@ -49,13 +50,13 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=400)
-        first = launch.train(config, tmp_path / "one" / "run")
+        first = local.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
         with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another --out"):
-            launch.train(config, tmp_path / "other" / "run")
+            local.train(config, tmp_path / "other" / "run")
         assert memory.stats()["tables"]["run"]["steps"] == steps
         more = dataclasses.replace(config, steps=first.agent_steps + 100)
-        launch.train(more, tmp_path / "one" / "run", resume=True)
+        local.train(more, tmp_path / "one" / "run", resume=True)
     assert not (tmp_path / "other" / "run").exists()
 
 
@@ -135,7 +136,7 @@ def test_a_full_disk_while_actors_run(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    launch.train(small(serial=True, steps=300), run)
+    local.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint()
 
     def no_space(file: int) -> None:
@@ -143,7 +144,7 @@ def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(RunFolderError, match="the disk is full"):
-        launch.train(small(serial=True, steps=600), run, resume=True)
+        local.train(small(serial=True, steps=600), run, resume=True)
     assert RunFolder(run).latest_checkpoint().path == before.path
     assert not list(run.glob("checkpoints/*.partial"))
 
@@ -168,14 +169,14 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors are told of an address where nobody listens."""
-    start = processes.Actors.__init__
+    start = actors.Actors.__init__
 
-    def elsewhere(self: processes.Actors, config: object, address: str, name: str, first_step: int) -> None:
+    def elsewhere(self: actors.Actors, config: object, address: str, name: str, first_step: int) -> None:
         start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step)
 
-    monkeypatch.setattr(processes.Actors, "__init__", elsewhere)
+    monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
-        launch.train(small(), tmp_path / "run")
+        local.train(small(), tmp_path / "run")
     assert RunFolder(tmp_path / "run").latest_checkpoint()
 
 
@@ -184,40 +185,40 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 ) -> None:
     run = tmp_path / "run"
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
-        report = Session.report
+        report = Trainer.report
 
-        def report_and_close(self: Session, replay: innet.Replay) -> None:
-            report(self, replay)
+        def report_and_close(self: Trainer, memory: ReplayMemory) -> None:
+            report(self, memory)
             if self.learner.updates > 0:
                 server.close()
 
-        monkeypatch.setattr(Session, "report", report_and_close)
+        monkeypatch.setattr(Trainer, "report", report_and_close)
         with pytest.raises((innet.ReplayError, ActorError)):
-            launch.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
+            local.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
     assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] > 0
     monkeypatch.undo()
     checkpoint = RunFolder(run).latest_checkpoint()
-    resumed = launch.train(small(steps=checkpoint.state["meter"]["agent_steps"] + 300), run, resume=True)
+    resumed = local.train(small(steps=checkpoint.state["meter"]["agent_steps"] + 300), run, resume=True)
     assert resumed.learner_updates > checkpoint.state["learner"]["updates"]
 
 
 def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "run_actor", fail_and_stay)
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
-    with processes.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as actors:
-        wait(list(actors._pipes))
+    monkeypatch.setattr(actors, "run_actor", fail_and_stay)
+    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
+    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as running:
+        wait(list(running._pipes))
         with pytest.raises(ActorError, match="no restart is left: broken"):
-            actors.reports(0)
+            running.reports(0)
         assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_run_that_diverges_ends_at_its_last_good_checkpoint(tmp_path: Path, serial: bool) -> None:
     run = tmp_path / "run"
-    launch.train(small(serial=True, steps=300), run)
+    local.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint().path
     with pytest.raises(DivergedError, match=r"diverged by update .*--learning-rate") as raised:
-        launch.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
+        local.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
     assert str(before) in str(raised.value)
     assert RunFolder(run).latest_checkpoint().path == before
 
@@ -226,34 +227,34 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
     run = tmp_path / "run"
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=300)
-        launch.train(config, run)
+        local.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
         with pytest.raises(ConfigurationError, match=r"leave --batch-size away, or drop .*drop_table\('run'\)"):
-            launch.train(more, run, resume=True)
+            local.train(more, run, resume=True)
 
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "run_actor", fail_and_stay)
-    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(actors, "run_actor", fail_and_stay)
+    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
     started: list[int] = []
-    start = processes.Actors._start
+    start = actors.Actors._start
 
-    def note(self: processes.Actors, assignment: processes.Assignment) -> None:
+    def note(self: actors.Actors, assignment: actors.ActorAssignment) -> None:
         started.append(assignment.first_step)
         start(self, assignment)
 
-    monkeypatch.setattr(processes.Actors, "_start", note)
-    with processes.Actors(small(), "unix:///nowhere", "apex", 5) as actors:
-        wait(list(actors._pipes))
-        actors.reports(700)
+    monkeypatch.setattr(actors.Actors, "_start", note)
+    with actors.Actors(small(), "unix:///nowhere", "apex", 5) as running:
+        wait(list(running._pipes))
+        running.reports(700)
     assert started == [5, 700]
 
 
 def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() -> None:
     """Whatever it is importing: it is not ended by what ends the run, but by the end of the run."""
-    processes.prepare()
+    processes.start_fork_server()
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(blocked.split()[1], 16)
-    assert all(mask >> (number - 1) & 1 for number in processes.ENDING)
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.ENDING)
+    assert all(mask >> (number - 1) & 1 for number in processes.END_SIGNALS)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.END_SIGNALS)

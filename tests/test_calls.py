@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import calls
 from innet_drl._core import fstack_release
-from innet_drl.bench.settings import SPINNING, Stack
+from innet_drl.bench.settings import SPINNING, NetworkStack
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each end polls on a core of its own")
@@ -15,7 +15,7 @@ from innet_drl.bench.settings import SPINNING, Stack
 def test_both_calls_are_timed_at_every_size(tmp_path: Path, name: str) -> None:
     if name != "kernel-spin" and fstack_release is None:
         pytest.skip("built without F-Stack")
-    stacks: dict[str, Stack] = {
+    stacks: dict[str, NetworkStack] = {
         each.name: each for each in (SPINNING, calls.fstack(tmp_path, 0), calls.fstack(tmp_path, 1))
     }
     before = os.sched_getaffinity(0)

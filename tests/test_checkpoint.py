@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from innet_drl.config import PRESETS
-from innet_drl.environments import Spec
-from innet_drl.folder import RunFolder
-from innet_drl.learner import Learner, Numerics, random_batch
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.learner import Learner, Numerics
+from innet_drl.train.numerics import random_batch
+from innet_drl.train.presets import PRESETS
+from innet_drl.train.run_folder import RunFolder
 
-SPEC = Spec(4, 4, (84, 84), "uint8", 4)
+SPEC = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 CONFIG = dataclasses.replace(PRESETS["breakout"], batch_size=4, target_period=2, device="cpu")
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from innet_drl.cli import main
-from innet_drl.config import PRESETS, Config
-from innet_drl.faults import ConfigurationError, RunFolderError
-from innet_drl.flags import parse_train
-from innet_drl.folder import RunFolder
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, RunFolderError
+from innet_drl.train.flags import parse_train
+from innet_drl.train.presets import PRESETS
+from innet_drl.train.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
-from innet_drl.config import Config
-from innet_drl.flags import EvaluateFlags, PaperFlags, RecordFlags, TrainFlags
-from innet_drl.metrics import Metrics
+from innet_drl.bench.flags import PaperFlags
+from innet_drl.train.config import Config
+from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
+from innet_drl.train.metrics import Metrics
 from steps import table
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"

@@ -6,10 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from innet_drl import environments
-from innet_drl.config import PRESETS, Config
-from innet_drl.environments import Environments, Spec
-from innet_drl.faults import UnavailableEnvironmentError
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Environments, EnvironmentSpec
+from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = PRESETS["breakout"]
 CARTPOLE = PRESETS["cartpole"]
@@ -126,14 +127,14 @@ def test_another_autoreset_mode_is_refused(mode: str) -> None:
         vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode[mode]},
     )
     with pytest.raises(UnavailableEnvironmentError, match="NEXT_STEP"):
-        Environments(vector, Spec(2, 1, (4,), "float32", 1))
+        Environments(vector, EnvironmentSpec(2, 1, (4,), "float32", 1))
 
 
 def test_an_environment_that_does_not_tell_its_mode_is_refused() -> None:
     vector = gymnasium.make_vec("CartPole-v1", 2)
     vector.metadata = {}
     with pytest.raises(UnavailableEnvironmentError, match="declare it"):
-        Environments(vector, Spec(2, 1, (4,), "float32", 1))
+        Environments(vector, EnvironmentSpec(2, 1, (4,), "float32", 1))
 
 
 @pytest.mark.parametrize(

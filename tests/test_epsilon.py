@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from innet_drl.exploration import annealed, choose, epsilon_ladder
+from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 
 
 def test_the_ladder_is_the_formula_of_the_paper() -> None:

@@ -7,12 +7,12 @@ import imageio_ffmpeg
 import pytest
 import torch
 
-from innet_drl import video
-from innet_drl.config import PRESETS
-from innet_drl.environments import Environments, Spec
-from innet_drl.evaluator import evaluate
-from innet_drl.faults import UnavailableEnvironmentError
-from innet_drl.networks import make_network
+from innet_drl.train import video
+from innet_drl.train.environments import Environments, EnvironmentSpec
+from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.evaluation import evaluate
+from innet_drl.train.networks import make_network
+from innet_drl.train.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
 CARTPOLE = PRESETS["cartpole"]
@@ -48,7 +48,7 @@ def test_an_evaluation_is_a_function_of_its_seed() -> None:
 
 def test_a_game_without_an_end_is_cut_off() -> None:
     """An agent that never serves the ball would play for ever."""
-    network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
+    network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
     torch.nn.init.zeros_(network.advantage.weight)
     network.advantage.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
     result = evaluate(dataclasses.replace(BREAKOUT, evaluation_epsilon=0.0), network)
@@ -67,7 +67,7 @@ def test_an_evaluation_can_be_stopped_and_leaves_nothing_open(monkeypatch: pytes
 
 
 def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
-    network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
+    network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
     path = tmp_path / "game.mp4"
     video.record(BREAKOUT, network, path, seconds=2)
     frames = imageio_ffmpeg.read_frames(str(path))
@@ -77,7 +77,7 @@ def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
 
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    network = make_network(BREAKOUT, Spec(4, 4, (84, 84), "uint8", 4))
+    network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
     with pytest.raises(FileNotFoundError):
         video.record(BREAKOUT, network, tmp_path / "missing" / "game.mp4", seconds=2)
 

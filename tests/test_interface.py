@@ -39,6 +39,22 @@ def test_tables_are_made_described_emptied_and_dropped(make_replay: MakeReplay) 
     assert not str(caught.value).startswith("'")
 
 
+def test_tables_and_parameters_are_listed(make_replay: MakeReplay) -> None:
+    replay = make_replay([])
+    assert (replay.tables(), replay.parameters()) == ({}, {})
+    definitions = {name: innet.Table(name, COLUMNS, 100) for name in ("second", "first")}
+    for definition in definitions.values():
+        replay.create_table(definition)
+    for value in range(2):
+        replay.put_parameters("policy", {"w": np.full(3, value)})
+    replay.put_parameters("a", {"w": np.zeros(3)})
+    assert replay.tables() == definitions
+    assert list(replay.tables()) == ["first", "second"]
+    assert replay.parameters() == {"a": 1, "policy": 2}
+    replay.drop_table("first")
+    assert list(replay.tables()) == ["second"]
+
+
 def test_a_table_with_another_definition_shows_the_difference(make_replay: MakeReplay) -> None:
     replay = make_replay([table(capacity=1000)])
     with pytest.raises(errors.TableDiffersError, match=r"capacity is 1000, asked for 2000") as caught:
@@ -392,6 +408,8 @@ def test_closing_ends_every_use(make_replay: MakeReplay) -> None:
         fill(replay, 20)
     for use in (
         lambda: replay.stats(),
+        lambda: replay.tables(),
+        lambda: replay.parameters(),
         lambda: replay.sample("t", 1, VIEW),
         lambda: replay.writer("t", 1, VIEW),
         lambda: replay.get_parameters("p"),

@@ -10,19 +10,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import innet_drl as innet
-from innet_drl import environments, learner, machine
-from innet_drl.actor import Actor, make_table, make_view, open_writer
 from innet_drl.batches import TorchBatch
-from innet_drl.config import PRESETS, Config
-from innet_drl.environments import Spec
-from innet_drl.learner import Learner, Numerics, choose_device, choose_numerics
+from innet_drl.train import environments, machine, numerics
+from innet_drl.train.actor import Actor
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.learner import Learner, Numerics, choose_device
+from innet_drl.train.losses import PRIORITY_FLOOR
+from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
+from innet_drl.train.numerics import choose_numerics
+from innet_drl.train.presets import PRESETS
 from training import small
 
 Weights: TypeAlias = dict[str, NDArray[np.float64]]
 
-VECTOR = Spec(3, 1, (2,), "float32", 1)
-IMAGES = Spec(4, 4, (84, 84), "uint8", 4)
+VECTOR = EnvironmentSpec(3, 1, (2,), "float32", 1)
+IMAGES = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 # Clipped gradients, and an epsilon of Adam's that makes a step depend on their size.
 TINY = dataclasses.replace(
     PRESETS["cartpole"],
@@ -125,7 +128,7 @@ def test_updates_are_those_of_the_formulas() -> None:
         error = np.abs(errors(online, wanted))
         assert error.min() < 1 < error.max()
         np.testing.assert_allclose(update.td_error.numpy(), error, rtol=1e-4)
-        np.testing.assert_allclose(update.priorities(), error + learner.PRIORITY_FLOOR, rtol=1e-4)
+        np.testing.assert_allclose(update.priorities(), error + PRIORITY_FLOOR, rtol=1e-4)
         assert float(update.loss) == pytest.approx(weighted_huber(online, wanted), rel=1e-4)
         assert float(update.q_mean) == pytest.approx(np.mean(wanted - errors(online, wanted)), rel=1e-4)
 
@@ -165,8 +168,10 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
     torch.manual_seed(0)
     ours = Learner(config, arena.spec)
     view = make_view(config, arena.spec)
-    with innet.Replay([make_table(config, arena.spec, "t")], seed=1) as replay:
-        actor = Actor(config, 0, arena, ours.network, open_writer(replay, config, arena.spec, "t", 0))
+    settings = memory_settings(config, arena.spec, "t", ours.parameters())
+    with EmbeddedMemory.unserved(settings) as memory:
+        replay = memory.replay
+        actor = Actor(config, 0, arena, ours.network, memory.writer(0))
         for _ in range(150):
             actor.step()
         assert actor.report().games, "no episode has ended"
@@ -183,7 +188,7 @@ def test_chosen_arithmetic_is_taken_unmeasured(monkeypatch: pytest.MonkeyPatch) 
     def measured(*arguments: object) -> float:
         raise AssertionError("an update was measured")
 
-    monkeypatch.setattr(learner, "_seconds_of_update", measured)
+    monkeypatch.setattr(numerics, "_seconds_of_update", measured)
     breakout = dataclasses.replace(PRESETS["breakout"], numerics="bfloat16", layout="channels_last", device="cpu")
     assert choose_numerics(breakout, IMAGES) == Numerics(torch.bfloat16, torch.channels_last)
     plain = dataclasses.replace(breakout, numerics="float32", layout="contiguous")
@@ -193,10 +198,10 @@ def test_chosen_arithmetic_is_taken_unmeasured(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_fastest_arithmetic_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(config: Config, spec: Spec, numerics: Numerics, limit: float) -> float:
+    def measured(config: Config, spec: EnvironmentSpec, numerics: Numerics, limit: float) -> float:
         return 1.0 if numerics == Numerics(torch.float32, torch.channels_last) else 2.0
 
-    monkeypatch.setattr(learner, "_seconds_of_update", measured)
+    monkeypatch.setattr(numerics, "_seconds_of_update", measured)
     assert choose_numerics(PRESETS["breakout"], IMAGES) == Numerics(torch.float32, torch.channels_last)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gradient_workers import die_while_learning, fail_to_begin, gradient_server
-from innet_drl import launch, learners
-from innet_drl.config import Config
-from innet_drl.faults import ConfigurationError, LearnerError
+from innet_drl.launch import learners, local
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, LearnerError
 from training import lines, small
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ddp_hook.py"
@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "ddp_hook.py"
 
 def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = launch.train(small(learners=2, targets_ahead="on"), run)
+    first = local.train(small(learners=2, targets_ahead="on"), run)
     assert first.learner_updates > 50
     last = lines(run)[-1]
     assert last["learner_updates"] == first.learner_updates
@@ -26,13 +26,13 @@ def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Pa
     drawn = last["samples_per_insert"] * last["replay_steps"]
     assert drawn > 1.5 * first.learner_updates * small().batch_size
     # A learner with other weights would have ended it with an error.
-    second = launch.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
+    second = local.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
 
 
 def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> None:
     with gradient_server() as server:
-        result = launch.train(small(learners=3, replay=server, gradients=server), tmp_path / "run")
+        result = local.train(small(learners=3, replay=server, gradients=server), tmp_path / "run")
     assert result.learner_updates > 20
 
 
@@ -41,14 +41,14 @@ def test_a_learner_that_is_killed_ends_the_run_with_a_checkpoint(
 ) -> None:
     monkeypatch.setattr(learners, "run_learner", die_while_learning)
     with pytest.raises(LearnerError, match="learner 1"):
-        launch.train(small(learners=2, steps=100_000), tmp_path / "run")
+        local.train(small(learners=2, steps=100_000), tmp_path / "run")
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
 
 
 def test_a_learner_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learners, "run_learner", fail_to_begin)
     with pytest.raises(LearnerError, match="no place here"):
-        launch.train(small(learners=2), tmp_path / "run")
+        local.train(small(learners=2), tmp_path / "run")
 
 
 def test_several_learners_want_processes_and_a_replay_server() -> None:

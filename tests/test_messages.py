@@ -8,15 +8,15 @@ import pytest
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.actor import make_table, make_view
-from innet_drl.config import Config
-from innet_drl.environments import Spec
-from innet_drl.messages import Format, Frames, Layout, Stacks
+from innet_drl.bench.messages import ArrayLayout, FrameFormat, MessageFormat, StackFormat
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.memory import MemorySettings, make_table, make_view, memory_settings
 from training import small
 
 STREAMS, ACTIONS = 4, 3
-IMAGES = Spec(actions=ACTIONS, stack=3, frame_shape=(5, 6), frame_dtype="uint8", frames_per_step=1)
-VECTORS = Spec(actions=ACTIONS, stack=1, frame_shape=(4,), frame_dtype="float32", frames_per_step=1)
+IMAGES = EnvironmentSpec(actions=ACTIONS, stack=3, frame_shape=(5, 6), frame_dtype="uint8", frames_per_step=1)
+VECTORS = EnvironmentSpec(actions=ACTIONS, stack=1, frame_shape=(4,), frame_dtype="float32", frames_per_step=1)
 
 # A serial run's tables keep no replay ratio.
 CONFIG = small(serial=True, environments=STREAMS, n_step=3, message_transitions=50)
@@ -25,7 +25,11 @@ DRAWN = 12_000
 """So many that none of the few hundred is missed where all have the same probability."""
 
 
-def rows(spec: Spec, count: int = 200) -> list[dict[str, Any]]:
+def settings(config: Config, spec: EnvironmentSpec) -> MemorySettings:
+    return memory_settings(config, spec, "own", {})
+
+
+def rows(spec: EnvironmentSpec, count: int = 200) -> list[dict[str, Any]]:
     """Games that end, lose lives and are truncated, as NEXT_STEP environments show them."""
     random = np.random.default_rng(0)
     first, final = np.ones(STREAMS, np.bool_), np.zeros(STREAMS, np.bool_)
@@ -51,23 +55,23 @@ def rows(spec: Spec, count: int = 200) -> list[dict[str, Any]]:
     return made
 
 
-def sent(messages: Format, played: list[dict[str, Any]], actor: int = 0) -> list[bytes]:
+def sent(messages: MessageFormat, played: list[dict[str, Any]], actor: int = 0) -> list[bytes]:
     """The messages of an actor."""
-    collector, buffer = messages.collector(actor), bytearray(messages.layout.nbytes)
+    builder, buffer = messages.builder(actor), bytearray(messages.layout.nbytes)
     arrays, done = messages.layout.views(buffer), []
     for row in played:
-        collector.add(row)
-        while collector.take(arrays):
+        builder.add(row)
+        while builder.fill(arrays):
             done.append(bytes(buffer))
     return done
 
 
-def received(messages: Format, sent: list[bytes]) -> dict[str, NDArray[Any]]:
+def received(messages: MessageFormat, sent: list[bytes]) -> dict[str, NDArray[Any]]:
     """Many transitions of the learner's replay after these messages, as the learner reads them."""
     with innet.Replay([messages.table], seed=1) as replay:
-        intake = messages.intake(replay)
+        reader = messages.reader(replay)
         for message in sent:
-            for writer, row in intake.appends(messages.layout.views(message)):
+            for writer, row in reader.rows(messages.layout.views(message)):
                 writer.append(**row)
                 writer.flush()
         return messages.batch(dict(replay.sample(messages.table.name, DRAWN, messages.view).items()))
@@ -86,7 +90,7 @@ def transitions(arrays: dict[str, NDArray[Any]]) -> dict[bytes, float]:
     return told
 
 
-def straight(config: Config, spec: Spec, played: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+def straight(config: Config, spec: EnvironmentSpec, played: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
     """The same from a replay memory that an actor writes to itself."""
     with innet.Replay([make_table(config, spec, "own")], seed=1) as replay:
         with replay.writer("own", STREAMS, make_view(config, spec), chunk_steps=4) as writer:
@@ -96,8 +100,8 @@ def straight(config: Config, spec: Spec, played: list[dict[str, Any]]) -> dict[s
 
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
-def test_stacks_are_the_transitions_of_the_memory(spec: Spec) -> None:
-    played, messages = rows(spec), Stacks(UNIFORM, spec, "own")
+def test_stacks_are_the_transitions_of_the_memory(spec: EnvironmentSpec) -> None:
+    played, messages = rows(spec), StackFormat(settings(UNIFORM, spec))
     told = transitions(received(messages, sent(messages, played)))
     expected = transitions(straight(UNIFORM, spec, played))
     # What does not fill a message is not sent.
@@ -106,8 +110,8 @@ def test_stacks_are_the_transitions_of_the_memory(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
-def test_stacks_have_the_priorities_of_the_memory(spec: Spec) -> None:
-    played, messages = rows(spec), Stacks(CONFIG, spec, "own")
+def test_stacks_have_the_priorities_of_the_memory(spec: EnvironmentSpec) -> None:
+    played, messages = rows(spec), StackFormat(settings(CONFIG, spec))
     told = transitions(received(messages, sent(messages, played)))
     expected = transitions(straight(CONFIG, spec, played))
     ratios = [expected[key] / told[key] for key in told.keys() & expected.keys()]
@@ -116,9 +120,9 @@ def test_stacks_have_the_priorities_of_the_memory(spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
-def test_frames_are_the_rows_of_the_memory(spec: Spec) -> None:
-    played, messages = rows(spec, 13 * 15), Frames(CONFIG, spec, "own")
-    assert messages.rows == 13
+def test_frames_are_the_rows_of_the_memory(spec: EnvironmentSpec) -> None:
+    played, messages = rows(spec, 13 * 15), FrameFormat(settings(CONFIG, spec))
+    assert messages.message_rows == 13
     told, expected = (
         transitions(received(messages, sent(messages, played))),
         transitions(straight(CONFIG, spec, played)),
@@ -129,7 +133,7 @@ def test_frames_are_the_rows_of_the_memory(spec: Spec) -> None:
 
 
 def test_actors_keep_to_their_own_streams() -> None:
-    messages = Frames(UNIFORM, IMAGES, "own")
+    messages = FrameFormat(settings(UNIFORM, IMAGES))
     one, other = rows(IMAGES, 13 * 4), rows(IMAGES, 13 * 8)[13 * 4 :]
     # The others begin somewhere in a game; these are theirs from the first.
     other[0] = {**other[0], "first": np.ones(STREAMS, np.bool_), "final": np.zeros(STREAMS, np.bool_)}
@@ -140,14 +144,14 @@ def test_actors_keep_to_their_own_streams() -> None:
 
 
 def test_the_papers_message_has_its_size() -> None:
-    breakout = Spec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
+    breakout = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
     assert small().message_transitions == 200
-    layout = Stacks(small(environments=8), breakout, "own").layout
+    layout = StackFormat(settings(small(environments=8), breakout)).layout
     assert layout.nbytes == 200 * (2 * 4 * 84 * 84 * 4 + 1 + 3 * 4)
 
 
 def test_a_layout_places_arrays_one_after_the_other() -> None:
-    layout = Layout({"a": ("uint8", (3,)), "b": ("float32", (2, 2)), "c": ("int64", ())})
+    layout = ArrayLayout({"a": ("uint8", (3,)), "b": ("float32", (2, 2)), "c": ("int64", ())})
     assert layout.nbytes == 3 + 16 + 8
     views = layout.views(buffer := bytearray(layout.nbytes))
     views["b"][...] = 1.0

@@ -13,10 +13,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from innet_drl.learner import Update
-from innet_drl.metrics import ActorReport, Game, Meter, Metrics
-from innet_drl.records import TENSORBOARD_NAMES, MetricsFiles
-from innet_drl.terminal import Page, plain_line
+from innet_drl.train.learner import Update
+from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
+from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
+from innet_drl.train.page import Page, plain_line
 
 TABLE = {
     "items": 90,

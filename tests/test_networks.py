@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from innet_drl.config import PRESETS
-from innet_drl.environments import Spec
-from innet_drl.networks import QNetwork, VectorTorso, make_network
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.networks import QNetwork, VectorTorso, make_network
+from innet_drl.train.presets import PRESETS
 
-BREAKOUT = Spec(4, 4, (84, 84), "uint8", 4)
-CARTPOLE = Spec(2, 1, (4,), "float32", 1)
+BREAKOUT = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
+CARTPOLE = EnvironmentSpec(2, 1, (4,), "float32", 1)
 
 
 def parameters(network: torch.nn.Module) -> int:
@@ -30,7 +30,7 @@ def test_widths_follow_the_settings() -> None:
 @pytest.mark.parametrize(
     ("preset", "spec", "dtype"), [("breakout", BREAKOUT, torch.uint8), ("cartpole", CARTPOLE, torch.float32)]
 )
-def test_q_values_have_one_column_for_each_action(preset: str, spec: Spec, dtype: torch.dtype) -> None:
+def test_q_values_have_one_column_for_each_action(preset: str, spec: EnvironmentSpec, dtype: torch.dtype) -> None:
     network = make_network(PRESETS[preset], spec)
     observation = torch.ones((5, *spec.observation_shape)).to(dtype)
     assert network(observation).shape == (5, spec.actions)

@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 
-from innet_drl import launch
-from innet_drl.faults import RunFolderError
-from innet_drl.folder import RunFolder
+from innet_drl.launch import local
+from innet_drl.train.errors import RunFolderError
+from innet_drl.train.run_folder import RunFolder
 from training import lines, small, without_times
 
 
 def test_two_runs_from_one_seed_are_the_same(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        launch.train(small(serial=True), tmp_path / name)
+        local.train(small(serial=True), tmp_path / name)
     one, two = (without_times(lines(tmp_path / name)) for name in ("one", "two"))
     assert one == two
     assert one[-1]["learner_updates"] > 150
-    launch.train(small(serial=True, seed=1), tmp_path / "three")
+    local.train(small(serial=True, seed=1), tmp_path / "three")
     assert without_times(lines(tmp_path / "three")) != one
 
 
 def test_the_loss_falls_where_the_target_stands_still(tmp_path: Path) -> None:
     config = small(serial=True, steps=3_000, target_period=100_000, gamma=0.0, clip_rewards=False, learning_rate=1e-3)
-    launch.train(config, tmp_path / "run")
+    local.train(config, tmp_path / "run")
     losses = [line["td_loss"] for line in lines(tmp_path / "run") if line["td_loss"] is not None]
     assert losses[-1] < 0.2 * losses[0]
 
@@ -31,10 +31,10 @@ def test_the_loss_falls_where_the_target_stands_still(tmp_path: Path) -> None:
 def test_resuming_is_exact(tmp_path: Path) -> None:
     """A run of 1,000 steps, and one that is cut in two at 600: the same metrics and the same weights."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    launch.train(small(serial=True), whole)
-    launch.train(small(serial=True, steps=600), cut)
+    local.train(small(serial=True), whole)
+    local.train(small(serial=True, steps=600), cut)
     end_of_the_half = len(lines(cut)) - 1
-    launch.train(small(serial=True), cut, resume=True)
+    local.train(small(serial=True), cut, resume=True)
     expected, found = without_times(lines(whole)), without_times(lines(cut))
     assert found.pop(end_of_the_half)["evaluation_mean"] is not None
     assert found == expected
@@ -46,21 +46,21 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
 
 def test_a_memory_that_draws_other_items_is_noticed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launch.train(small(serial=True, steps=600), run)
+    local.train(small(serial=True, steps=600), run)
     checkpoint = RunFolder(run).latest_checkpoint()
     checkpoint.tensors["journal.keys"] += 1
     RunFolder(run).save_checkpoint(601, checkpoint.tensors, checkpoint.state)
     with pytest.raises(RunFolderError, match="draws other items"):
-        launch.train(small(serial=True), run, resume=True)
+        local.train(small(serial=True), run, resume=True)
 
 
 def test_a_damaged_checkpoint_is_told_with_its_path(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launch.train(small(serial=True, steps=300), run)
+    local.train(small(serial=True, steps=300), run)
     path = RunFolder(run).latest_checkpoint().path
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(RunFolderError, match=path.name):
-        launch.train(small(serial=True), run, resume=True)
+        local.train(small(serial=True), run, resume=True)
 
 
 def test_atari_resumes_with_new_games_and_keeps_all_else(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_atari_resumes_with_new_games_and_keeps_all_else(tmp_path: Path) -> None
         evaluation_frames=100,
     )
     run = tmp_path / "run"
-    first = launch.train(config, run)
+    first = local.train(config, run)
     saved = RunFolder(run).latest_checkpoint()
     assert not any(name.startswith("journal.") for name in saved.tensors)
-    second = launch.train(small(**{**vars(config), "steps": 320}), run, resume=True)
+    second = local.train(small(**{**vars(config), "steps": 320}), run, resume=True)
     assert second.agent_steps >= 320
     assert second.learner_updates > first.learner_updates > 0
     resumed = lines(run)[-1]
@@ -91,7 +91,7 @@ def test_atari_resumes_with_new_games_and_keeps_all_else(tmp_path: Path) -> None
 
 
 def test_checkpoints_are_plain_safetensors(tmp_path: Path) -> None:
-    launch.train(small(serial=True, steps=300), tmp_path / "run")
+    local.train(small(serial=True, steps=300), tmp_path / "run")
     (path,) = (tmp_path / "run" / "checkpoints").iterdir()
     names = safetensors.torch.load_file(path).keys()
     for prefix in ("model.", "target.", "average.", "optimizer."):

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from innet_drl.batches import TorchBatch
-from innet_drl.config import PRESETS
-from innet_drl.environments import Spec
 from innet_drl.errors import DeadlineError, UnknownTableError
-from innet_drl.learner import Learner, random_batch
-from innet_drl.targets import TargetsAhead
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.learner import Learner
+from innet_drl.train.numerics import random_batch
+from innet_drl.train.presets import PRESETS
+from innet_drl.train.targets import TargetsAhead
 
-SPEC = Spec(4, 4, (84, 84), "uint8", 4)
+SPEC = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 CONFIG = dataclasses.replace(PRESETS["breakout"], batch_size=4, target_period=2, device="cpu")
 
 

@@ -13,19 +13,20 @@ import imageio_ffmpeg
 import pytest
 
 import innet_drl as innet
-from innet_drl import evaluator, launch, session, video
 from innet_drl.cli import main
-from innet_drl.config import Config
-from innet_drl.evaluator import Evaluation
-from innet_drl.folder import RunFolder
-from innet_drl.metrics import Metrics
+from innet_drl.launch import local
+from innet_drl.train import evaluation, trainer, video
+from innet_drl.train.config import Config
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.metrics import Metrics
+from innet_drl.train.run_folder import RunFolder
 from training import lines, small
 
 
 def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     config = small(actors=2, targets_ahead="on", layer_norm=True)
-    result = launch.train(config, run)
+    result = local.train(config, run)
     assert result.learner_updates > 100
     assert result.evaluation is not None
     assert Config.load(run / "config.yaml") == config
@@ -51,7 +52,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) -> None:
     with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=2_000)
-        result = launch.train(config, tmp_path / "run")
+        result = local.train(config, tmp_path / "run")
         table = memory.stats()["tables"]["run"]
     assert result.learner_updates > 100
     assert table["sampled_items"] >= config.batch_size * result.learner_updates
@@ -63,13 +64,13 @@ def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) ->
 
 def test_a_memory_of_ones_own_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INNET_TOKEN", "of some server")
-    assert launch.train(small(steps=400), tmp_path / "run").learner_updates > 0
+    assert local.train(small(steps=400), tmp_path / "run").learner_updates > 0
 
 
 def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = launch.train(small(steps=600), run)
-    second = launch.train(small(steps=first.agent_steps + 600), run, resume=True)
+    first = local.train(small(steps=600), run)
+    second = local.train(small(steps=first.agent_steps + 600), run, resume=True)
     assert second.agent_steps >= first.agent_steps + 600
     assert second.learner_updates > first.learner_updates
     assert second.seconds > first.seconds
@@ -78,7 +79,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from innet_drl.processes import Actors
+    from innet_drl.launch.actors import Actors
 
     killed: list[int] = []
     reports = Actors.reports
@@ -91,7 +92,7 @@ def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.Monk
         return reports(self, agent_steps)
 
     monkeypatch.setattr(Actors, "reports", kill_once)
-    result = launch.train(small(), tmp_path / "run")
+    result = local.train(small(), tmp_path / "run")
     assert killed
     assert result.learner_updates > 100
 
@@ -120,7 +121,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_a_summary(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = evaluator.evaluate
+    evaluate = evaluation.evaluate
 
     def interrupt(*arguments: Any, **options: Any) -> Evaluation | None:
         signal.raise_signal(signal.SIGINT)
@@ -129,9 +130,9 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
     def no_video(*arguments: Any, **options: Any) -> float:
         raise AssertionError("a video was begun")
 
-    monkeypatch.setattr(session, "evaluate", interrupt)
+    monkeypatch.setattr(trainer, "evaluate", interrupt)
     monkeypatch.setattr(video, "record", no_video)
-    result = launch.train(small(serial=True, steps=300, video=True), tmp_path / "run")
+    result = local.train(small(serial=True, steps=300, video=True), tmp_path / "run")
     assert result.learner_updates > 0
     assert result.evaluation is None
     assert not (tmp_path / "run" / "evaluation.json").exists()
@@ -139,14 +140,14 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
 
 
 def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = session.Session.evaluate
+    evaluate = trainer.Trainer.evaluate
 
-    def evaluate_for_an_hour(self: session.Session) -> Evaluation | None:
+    def evaluate_for_an_hour(self: trainer.Trainer) -> Evaluation | None:
         self.meter._started -= 3600
         return evaluate(self)
 
-    monkeypatch.setattr(session.Session, "evaluate", evaluate_for_an_hour)
-    result = launch.train(small(serial=True, steps=300), tmp_path / "run")
+    monkeypatch.setattr(trainer.Trainer, "evaluate", evaluate_for_an_hour)
+    result = local.train(small(serial=True, steps=300), tmp_path / "run")
     assert result.evaluation is not None
     assert result.seconds < 3600
     assert lines(tmp_path / "run")[-1]["time_s"] < 3600
@@ -207,8 +208,3 @@ def test_the_example_leaves_a_run_that_can_be_played(tmp_path: Path, capsys: pyt
     frames = imageio_ffmpeg.read_frames(str(tmp_path / "game.mp4"))
     assert next(frames)["size"] == (480, 630)
     frames.close()
-
-
-def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, innet_drl; sys.exit(any(name in sys.modules for name in ('torch', 'gymnasium', 'tyro')))"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,8 +7,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from innet_drl.config import PRESETS, Config
-from innet_drl.processes import Assignment, Failure
+from innet_drl.launch.actors import ActorAssignment
+from innet_drl.launch.processes import ProcessFailure
+from innet_drl.train.config import Config
+from innet_drl.train.presets import PRESETS
 
 SMALL = dataclasses.replace(
     PRESETS["cartpole"],
@@ -45,7 +47,7 @@ def small(**changes: Any) -> Config:
     return dataclasses.replace(SMALL, **changes)
 
 
-def fail_and_stay(assignment: Assignment, pipe: Connection) -> None:
+def fail_and_stay(assignment: ActorAssignment, pipe: Connection) -> None:
     """The main function of an actor that fails and does not end."""
-    pipe.send(Failure("broken", fatal=False))
+    pipe.send(ProcessFailure("broken", fatal=False))
     threading.Event().wait()

@@ -9,8 +9,8 @@ The replay client needs NumPy alone:
     replay = innet.Replay([table])                      # in this process, or
     replay = innet.connect("innet://host:7710")         # on a server: the same interface
 
-`docs/api.md` walks through the whole interface; `innet_drl.errors` lists what can go wrong. Training needs
-the extra `train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
+`docs/api.md` shows the whole interface by example; `innet_drl.errors` lists its errors. Training needs the extra
+`train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
 """
 
 from innet_drl import errors

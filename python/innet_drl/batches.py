@@ -1,8 +1,8 @@
 """Batches as torch tensors: `Replay.batches(..., device=...)`.
 
-On the CPU the tensors share the memory of the NumPy arrays. On a CUDA device every buffer of a batch crosses
-the bus once: through page-locked memory, on a stream of its own, while the device still computes; what
-`observation` and `next_observation` have in common is copied once for both.
+On the CPU the tensors share the memory of the NumPy arrays. To a CUDA device every buffer of a batch is copied
+once, through page-locked memory on a separate stream, while the device computes; frames that `observation` and
+`next_observation` share are copied once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TorchBatch(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         """The array of this name."""
-        # The dictionary itself is missing only while a copy of the batch is being made.
+        # The dictionary itself is missing only while the batch is being copied.
         arrays = self.__dict__.get("_arrays", {})
         if name not in arrays:
             raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
@@ -47,7 +47,7 @@ class TorchBatch(Mapping[str, Any]):
         return iter(self._arrays)
 
     def __len__(self) -> int:
-        """Items in the batch, as of a `Batch`."""
+        """Number of items in the batch."""
         return self._items
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class TorchBatches:
     """An iterator over `TorchBatch` on one device.
 
     Args:
-        batches: Where the batches come from; closed together with this.
+        batches: NumPy batches; closed together with this iterator.
         device: `"cpu"`, `"cuda"`, `"cuda:1"` or a `torch.device`.
     """
 
@@ -78,7 +78,7 @@ class TorchBatches:
         return TorchBatch(len(batch), arrays | {"key": batch.key})
 
     def close(self) -> None:
-        """Stops drawing ahead."""
+        """Stops sampling ahead."""
         self._batches.close()
 
     def __enter__(self) -> Self:
@@ -92,12 +92,12 @@ class TorchBatches:
 
 
 class _Upload:
-    """Copies batches to a CUDA device without making the reader wait for the bus."""
+    """Copies batches to a CUDA device without blocking the reader."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Page-locked memory by size, each piece with the event after its last copy, oldest first.
+        # Page-locked buffers by size, oldest first, each with the event after its last copy.
         self._staging: defaultdict[int, deque[tuple[torch.Tensor, torch.cuda.Event]]] = defaultdict(deque)
 
     def __call__(self, batch: _core.Batch) -> TorchBatch:
@@ -107,7 +107,7 @@ class _Upload:
             if any(name == "key" for name, *_ in layout):
                 continue
             on_device = self._copy(torch.from_numpy(flat))
-            # The allocator must not hand the memory out again while the reader's stream uses it.
+            # The allocator must not reuse the memory while the reader's stream uses it.
             on_device.record_stream(reader)
             for name, dtype, shape, strides, offset in layout:
                 elements = (flat.size - offset) // dtype.itemsize

@@ -1,8 +1,8 @@
 """The command line: `innet-drl train | evaluate | record | bench`.
 
-`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags
-are in `innet_drl.flags`. Nothing of the extra `train` is imported before a command runs: without it there is an
-error that says so, and each actor, which imports the main module again, has this one for nothing.
+`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags are in
+`innet_drl.train.flags` and `innet_drl.bench.flags`. The other packages are imported when a command runs: if the extra
+`train` is missing, the error says so, and each actor, which imports the main module again, starts fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import innet_drl as innet
-from innet_drl.faults import ConfigurationError, TrainingError
 
 USAGE = """\
 usage: innet-drl COMMAND [flags]
@@ -44,7 +43,7 @@ _TRAIN = (
     "yaml",
 )
 EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "lz4": "redis", "redis": "redis"}
-"""The extra that brings a module."""
+"""Extra of the package that installs a module."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,10 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Runs one command; what a user can do something about is one line, without a traceback."""
-    # libgomp reads this when torch is loaded, which nothing above does: threads that wait for work must leave
-    # the core to the actors.
+    """Runs one command; prints errors that the user can correct as one line, without a traceback."""
+    # libgomp reads this when torch is loaded, which is later: threads that wait for work must leave the core to the
+    # actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from innet_drl.train.errors import TrainingError
+
     try:
         command(arguments)
     except (TrainingError, innet.ReplayError) as error:
@@ -81,31 +82,32 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
 
 def train(arguments: Sequence[str]) -> None:
     """`innet-drl train`."""
-    from innet_drl.flags import parse_train
+    from innet_drl.train.flags import parse_train
 
     flags = parse_train(arguments)
     if not flags.config.serial:
-        from innet_drl.processes import prepare
+        from innet_drl.launch.processes import start_fork_server
 
-        # It imports torch while this process does, with the next line.
-        prepare()
-    from innet_drl import launch
+        # The fork server imports torch at the same time as this process, in the next line.
+        start_fork_server()
+    from innet_drl.launch import local
 
     if flags.resume is not None:
-        launch.train(flags.config, flags.resume, resume=True)
+        local.train(flags.config, flags.resume, resume=True)
         return
     moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    launch.train(flags.config, flags.out or Path("runs") / f"{flags.preset}-{moment}")
+    local.train(flags.config, flags.out or Path("runs") / f"{flags.preset}-{moment}")
 
 
 def evaluate(arguments: Sequence[str]) -> None:
     """`innet-drl evaluate`."""
-    from innet_drl.flags import EvaluateFlags, parse
+    from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl import agent, evaluator
+    from innet_drl.train.evaluation import evaluate as play_games
+    from innet_drl.train.evaluation import load_agent
 
-    config, network, checkpoint = agent.load(flags.run)
+    config, network, checkpoint = load_agent(flags.run)
     config = dataclasses.replace(
         config,
         seed=flags.seed,
@@ -113,20 +115,22 @@ def evaluate(arguments: Sequence[str]) -> None:
         evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
         evaluation_frames=flags.frames or config.evaluation_frames,
     )
-    evaluation = evaluator.evaluate(config, network, seed=config.seed)
+    evaluation = play_games(config, network, seed=config.seed)
     assert evaluation is not None
     print(json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
 
 
 def record(arguments: Sequence[str]) -> None:
     """`innet-drl record`."""
-    from innet_drl.flags import RecordFlags, parse
+    from innet_drl.train.flags import RecordFlags, parse
 
     flags = parse(RecordFlags, "record", arguments)
-    from innet_drl import agent, video
-    from innet_drl.folder import RunFolder, writing
+    from innet_drl.train import video
+    from innet_drl.train.errors import writing
+    from innet_drl.train.evaluation import load_agent
+    from innet_drl.train.run_folder import RunFolder
 
-    config, network, checkpoint = agent.load(flags.run)
+    config, network, checkpoint = load_agent(flags.run)
     config = dataclasses.replace(config, seed=flags.seed)
     path = flags.to or RunFolder.open(flags.run).videos / f"{checkpoint.stem}-seed{flags.seed}.mp4"
     with writing(str(path), "choose another file with --to"):
@@ -136,21 +140,24 @@ def record(arguments: Sequence[str]) -> None:
 
 def bench(arguments: Sequence[str]) -> None:
     """`innet-drl bench`."""
+    from innet_drl.train.errors import ConfigurationError
+
     what = arguments[0] if arguments else None
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
-    from innet_drl.flags import GradientsFlags, PaperFlags, parse
-    from innet_drl.processes import prepare
+    from innet_drl.bench.flags import GradientsFlags, PaperFlags
+    from innet_drl.launch.processes import start_fork_server
+    from innet_drl.train.flags import parse
 
     if what == "paper":
         paper_flags = parse(PaperFlags, "bench paper", arguments[1:])
-        prepare()
+        start_fork_server()
         from innet_drl.bench import paper
 
         paper.run(paper_flags)
         return
     flags = parse(GradientsFlags, "bench gradients", arguments[1:])
-    prepare()
+    start_fork_server()
     from innet_drl.bench import gradients
 
     gradients.run(flags)

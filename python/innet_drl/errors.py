@@ -1,8 +1,8 @@
-"""What can go wrong, as exceptions.
+"""Errors of the replay client. Errors of training are in `innet_drl.train.errors`.
 
-Every exception of the package is a `ReplayError`. Where Python has a word for the kind of fault
-(`TimeoutError`, `ValueError`, `ConnectionError`, ...), the exception is one of those too, so code that
-knows nothing of this package can handle it. Messages say what to do.
+Every error is a `ReplayError`. If Python has a class for the kind of error (`TimeoutError`, `ValueError`,
+`ConnectionError`, ...), the error derives from it too, so that code without knowledge of this package can handle it.
+Messages say what to do.
 
 The compiled core raises these classes; `crates/replay_py/src/error.rs` maps each error code to one.
 """
@@ -43,23 +43,23 @@ __all__ = [
 
 
 class ReplayError(Exception):
-    """Anything that goes wrong in a replay memory, its server or the way there."""
+    """Base class of all errors of a replay memory, its server and the connection."""
 
 
 class DeadlineError(ReplayError, TimeoutError):
-    """The timeout passed; the message says who was waited for, and by how much."""
+    """The timeout passed; the message names what the call waited for."""
 
 
 class UnknownTableError(ReplayError, KeyError):
-    """There is no table of this name; the message lists the names there are."""
+    """There is no table of this name; the message lists the existing names."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument: right for a key, unreadable for a sentence.
+        # KeyError shows the repr of its argument, which is unreadable for a sentence.
         return ReplayError.__str__(self)
 
 
 class TableError(ReplayError, ValueError):
-    """A table definition that cannot be made."""
+    """An invalid table definition."""
 
 
 class TableDiffersError(TableError):
@@ -67,7 +67,7 @@ class TableDiffersError(TableError):
 
 
 class SchemaError(ReplayError, ValueError):
-    """Data that does not fit the table's columns; the message says what was expected and what came."""
+    """Data that does not fit the table's columns; the message compares both."""
 
 
 class TooLargeError(ReplayError, ValueError):
@@ -79,11 +79,11 @@ class PriorityError(ReplayError, ValueError):
 
 
 class EmptyError(ReplayError, LookupError):
-    """A draw from a table, or a `SumTree`, in which nothing has a priority above zero."""
+    """Sampling from a table, or a `SumTree`, without any priority above zero."""
 
 
 class ViewError(ReplayError, ValueError):
-    """A view that the columns cannot serve, or that reaches beyond the window the items were written with."""
+    """A view that does not fit the columns, or that exceeds the windows with which items were written."""
 
 
 class FencedError(ReplayError):
@@ -95,11 +95,11 @@ class ExpiredError(ReplayError):
 
 
 class ProtocolError(ReplayError):
-    """The other end does not follow the protocol."""
+    """The peer does not follow the protocol."""
 
 
 class VersionError(ReplayError):
-    """The other end is of another release: install the same one at both ends."""
+    """The peer is of another release: install the same one at both ends."""
 
 
 class AuthenticationError(ReplayError, PermissionError):
@@ -107,7 +107,7 @@ class AuthenticationError(ReplayError, PermissionError):
 
 
 class ConnectError(ReplayError, ConnectionError):
-    """Nobody answers at the address."""
+    """The address does not answer."""
 
 
 class DisconnectedError(ReplayError, ConnectionError):
@@ -119,7 +119,7 @@ class CorruptError(ReplayError):
 
 
 class ConfigError(ReplayError, ValueError):
-    """A configuration, or an argument, that cannot be used."""
+    """An invalid configuration or argument."""
 
 
 class ParametersError(ReplayError, ValueError):
@@ -131,11 +131,11 @@ class ClosedError(ReplayError):
 
 
 class ForkError(ReplayError, RuntimeError):
-    """A replay was used in a forked child process, which has none of its threads and connections."""
+    """A replay was used in a forked child process, which lacks its threads and connections."""
 
 
 class StorageError(ReplayError, OSError):
-    """The operating system refused something: a full disk, a missing permission, too many open files."""
+    """An error of the operating system: a full disk, a missing permission, too many open files."""
 
 
 class ReplicaError(ReplayError, RuntimeError):
@@ -143,14 +143,14 @@ class ReplicaError(ReplayError, RuntimeError):
 
 
 class GradientError(ReplayError):
-    """A sum of gradients came to nothing: refused by the aggregator, or by a worker that has failed before."""
+    """A sum of gradients failed: the aggregator refused it, or the worker has failed before."""
 
 
 class MissingWorkerError(GradientError):
     """Workers did not contribute in time, or have gone; the message names them.
 
     Attributes:
-        missing: Their numbers: of those of one rack, which the message names where it is another one. Empty where a
+        missing: Numbers of the missing workers of one rack, which the message names if it is another rack. Empty if a
             whole rack is missing.
     """
 
@@ -158,20 +158,20 @@ class MissingWorkerError(GradientError):
 
 
 class SilentAggregatorError(GradientError, DeadlineError):
-    """The aggregator did not answer before the deadline: it is gone, or its datagrams do not arrive here."""
+    """The aggregator did not answer before the deadline: it is gone, or its datagrams are lost."""
 
 
 class HaltedError(GradientError):
-    """The job is suspended; the message says by whom and why. Every worker resets it to go on."""
+    """The job is suspended; the message names the worker and the reason. All workers reset it to continue."""
 
 
 class ResetError(GradientError):
-    """The job was reset in the middle of a sum, which is lost: every worker sums again."""
+    """The job was reset during a sum, which is lost: every worker sums again."""
 
 
 class BehindError(GradientError):
-    """The other workers have gone on without this one, and the sum is no longer kept: pull the weights again."""
+    """This worker missed sums that are no longer kept: pull the weights again."""
 
 
 class InternalError(ReplayError, RuntimeError):
-    """A fault of this package; please report it."""
+    """A bug of this package; please report it."""

@@ -8,6 +8,6 @@ from innet_drl import _core
 
 def main() -> None:
     """Runs `innet-replay` with the arguments of this process and exits with its status."""
-    # The command line handles signals itself; Python's handler would raise KeyboardInterrupt after its end.
+    # The Rust code handles signals; Python's handler would raise KeyboardInterrupt after it returns.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_core.run_server_cli(["innet-replay", *sys.argv[1:]]))

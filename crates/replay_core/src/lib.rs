@@ -26,51 +26,28 @@
 //! | [`window`] | which windows a stream of steps completes, and their priorities at birth |
 //! | [`writer`] | packs steps into chunks and items |
 //! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
-//! | [`wire`] | frames and Cap'n Proto messages |
-//! | [`client`] | the `Replay` of a server |
-//! | [`gradients`] | sums of gradients between learners, packet by packet |
-//! | [`net`] | the `Stack` trait: `kernel`, `sim`, and `fstack` with that feature |
-//! | [`service`] | a request in, a reply out, no socket in sight |
-//! | [`handshake`] | versions and tokens, without I/O |
-//! | [`connection`] | one coroutine per connection |
-//! | [`server`] | listeners, I/O threads, shutdown |
-//! | [`config`] | the server's configuration |
-//! | [`auth`], [`tls`] | challenge and response; rustls |
-//! | [`cli`] | `innet-replay serve` and `stats` |
 
-pub mod auth;
 pub mod budget;
 pub mod chunk;
-pub mod cli;
-pub mod client;
-pub mod config;
-pub mod connection;
 pub mod difference;
 pub mod error;
-pub mod gradients;
-pub mod handshake;
 pub mod huge_pages;
 pub mod limiter;
 pub mod local;
 pub mod memory;
-pub mod net;
 pub mod parameters;
 pub mod power;
 pub mod priority_index;
 pub mod replay;
 pub mod schema;
-pub mod server;
-pub mod service;
 pub mod slab;
 pub mod snapshot;
 pub mod sum_tree;
 pub mod sync;
 pub mod table;
-pub mod tls;
 pub mod view;
 pub mod wait;
 pub mod window;
-pub mod wire;
 pub mod writer;
 
 pub use error::{Error, ErrorCode, Result};

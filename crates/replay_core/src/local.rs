@@ -9,8 +9,8 @@ use event_listener::Listener;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::replay::{
-    OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel, SampleRequest,
-    Sampled, UpdateReceipt, Wait,
+    Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel,
+    SampleRequest, Sampled, UpdateReceipt, Wait,
 };
 use crate::schema::TableConfig;
 use crate::table::{Attempt, Table};
@@ -112,6 +112,10 @@ impl Replay for Memory {
         _wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
         Ok(self.parameters().get(name, newer_than))
+    }
+
+    fn list(&self, _wait: &Wait<'_>) -> Result<Listing> {
+        Ok(Memory::list(self))
     }
 
     fn stats(&self, _wait: &Wait<'_>) -> Result<serde_json::Value> {

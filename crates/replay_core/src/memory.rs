@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
-use crate::budget::{Budget, ReceiveRoom};
+use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
+use crate::replay::Listing;
 use crate::schema::TableConfig;
 use crate::table::Table;
 
@@ -40,8 +41,6 @@ pub struct Memory {
     limits: MemoryLimits,
     /// Of tables and parameters.
     kept: Arc<Budget>,
-    receiving_pushes: ReceiveRoom,
-    receiving_others: ReceiveRoom,
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
@@ -58,13 +57,10 @@ impl Memory {
     /// An empty memory with a new incarnation number.
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
-        let half = limits.receive_bytes.min(limits.max_bytes) / 2;
         Arc::new(Memory {
             limits,
             parameters: ParameterStore::new(kept.clone()),
             kept,
-            receiving_pushes: ReceiveRoom::new(half),
-            receiving_others: ReceiveRoom::new(half),
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
             incarnation: rand::random(),
@@ -171,6 +167,18 @@ impl Memory {
         tables.values().cloned().collect()
     }
 
+    /// Which tables and parameters there are.
+    pub fn list(&self) -> Listing {
+        let tables = self.tables();
+        Listing {
+            tables: tables
+                .iter()
+                .map(|table| TableConfig::clone(table.config()))
+                .collect(),
+            parameters: self.parameters.list(),
+        }
+    }
+
     /// Removes every step and item of a table and starts its rate limiter from nothing; writers go on.
     ///
     /// # Errors
@@ -193,20 +201,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Room for the frames of connections that have opened a writer.
-    pub fn receiving_pushes(&self) -> &ReceiveRoom {
-        &self.receiving_pushes
-    }
-
-    /// Room for the frames of all other connections. What is received here is answered without waiting for anything.
-    pub fn receiving_others(&self) -> &ReceiveRoom {
-        &self.receiving_others
-    }
-
     /// Counters and gauges of everything: `incarnation` (16 hexadecimal digits), `uptime_s`, `max_bytes`,
-    /// `reserved_bytes` (tables at their capacity with their indexes, and parameters), `receive_bytes` (receive
-    /// buffers), `bytes` (held by tables), `tables` (name to [`Table::stats`]) and `parameters` (name to version and
-    /// bytes).
+    /// `reserved_bytes` (tables at their capacity with their indexes, and parameters), `bytes` (held by tables),
+    /// `tables` (name to [`Table::stats`]) and `parameters` (name to version and bytes).
     pub fn stats(&self) -> Value {
         let tables: Map<String, Value> = self
             .tables()
@@ -219,7 +216,6 @@ impl Memory {
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "max_bytes": self.limits.max_bytes,
             "reserved_bytes": self.kept.reserved(),
-            "receive_bytes": self.receiving_pushes.reserved() + self.receiving_others.reserved(),
             "bytes": bytes,
             "tables": tables,
             "parameters": self.parameters.stats(),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
-use crate::replay::Parameters;
+use crate::replay::{ListedParameters, Parameters};
 
 /// The newest version of each name.
 pub struct ParameterStore {
@@ -118,16 +118,20 @@ impl ParameterStore {
         newest.get(name).filter(|p| p.version > newer_than).cloned()
     }
 
+    /// Names, versions and sizes, in the order of the names.
+    pub fn list(&self) -> Vec<ListedParameters> {
+        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
+        let listed = newest.iter().map(|(name, parameters)| ListedParameters {
+            name: name.clone(),
+            version: parameters.version,
+            bytes: parameters.bytes.len() as u64,
+        });
+        listed.collect()
+    }
+
     /// Version and bytes of each name.
     pub fn stats(&self) -> Value {
-        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
-        newest
-            .iter()
-            .map(|(name, p)| {
-                let entry = json!({"version": p.version, "bytes": p.bytes.len()});
-                (name.clone(), entry)
-            })
-            .collect::<serde_json::Map<_, _>>()
-            .into()
+        let entry = |p: ListedParameters| (p.name, json!({"version": p.version, "bytes": p.bytes}));
+        Value::Object(self.list().into_iter().map(entry).collect())
     }
 }

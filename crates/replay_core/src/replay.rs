@@ -165,6 +165,26 @@ pub struct Parameters {
     pub bytes: Bytes,
 }
 
+/// What a memory has, each in the order of the names.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Listing {
+    /// Definitions of the tables.
+    pub tables: Vec<TableConfig>,
+    /// Names and versions of the parameters.
+    pub parameters: Vec<ListedParameters>,
+}
+
+/// Named parameters without their values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedParameters {
+    /// The name.
+    pub name: String,
+    /// The newest version.
+    pub version: u64,
+    /// Bytes of its safetensors file.
+    pub bytes: u64,
+}
+
 /// Pushes of one writer, in order, each applied once.
 pub trait PushChannel: Send {
     /// Hands a push over. Returns when it is applied (in process), or sent with room left in the window of
@@ -223,6 +243,8 @@ pub trait Replay: Send + Sync {
         newer_than: u64,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>>;
+    /// Which tables and parameters there are.
+    fn list(&self, wait: &Wait<'_>) -> Result<Listing>;
     /// Counters and gauges of the memory, as one JSON object.
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value>;
 }

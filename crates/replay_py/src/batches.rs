@@ -12,6 +12,7 @@ use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{SampleChannel, Wait};
 
 use crate::batch::PyBatch;
+use crate::context::context_manager;
 use crate::draw::{Draw, Drawn};
 use crate::handle::Handle;
 use crate::turns::Turns;
@@ -104,6 +105,8 @@ impl PyBatches {
     }
 }
 
+context_manager!(PyBatches, |batches, py, _failed| batches.close(py));
+
 #[pymethods]
 impl PyBatches {
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -133,20 +136,6 @@ impl PyBatches {
         let source = self.source.close(py)?;
         py.detach(|| drop(source));
         Ok(())
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
     }
 
     fn __repr__(&self) -> String {

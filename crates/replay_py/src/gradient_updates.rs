@@ -6,9 +6,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::client::{Client, GradientUpdates};
-use replay_core::gradients::JoinJob;
+use gradients::JoinJob;
+use replay_net::client::{Client, GradientUpdates};
 
+use crate::context::context_manager;
 use crate::handle::Handle;
 use crate::{array, error, wait};
 
@@ -39,6 +40,8 @@ impl PyGradientUpdates {
         })
     }
 }
+
+context_manager!(PyGradientUpdates, |updates, py, _failed| updates.leave(py));
 
 #[pymethods]
 impl PyGradientUpdates {
@@ -102,20 +105,6 @@ impl PyGradientUpdates {
         let updates = self.updates.close(py)?;
         py.detach(|| drop(updates));
         Ok(())
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.leave(py)
     }
 
     fn __repr__(&self) -> String {

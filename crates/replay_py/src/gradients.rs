@@ -8,11 +8,12 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use replay_core::client::{Client, GradientWorker};
+use gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
 use replay_core::error::{Error, Result};
-use replay_core::gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
 use replay_core::replay::Wait;
+use replay_net::client::{Client, GradientWorker};
 
+use crate::context::context_manager;
 use crate::handle::Handle;
 use crate::station::PyStation;
 use crate::turns::Turns;
@@ -160,6 +161,12 @@ impl PyGradientWorker {
     }
 }
 
+context_manager!(PyGradientWorker, |worker, py, failed| match failed {
+    // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
+    true => worker.worker.close(py).map(drop),
+    false => worker.leave(py, None),
+});
+
 #[pymethods]
 impl PyGradientWorker {
     /// Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
@@ -222,24 +229,6 @@ impl PyGradientWorker {
     #[getter]
     fn round(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.worker.get(py)?.round.load(Ordering::Relaxed))
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        if exception_type.is_none() {
-            return self.leave(py, None);
-        }
-        // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
-        self.worker.close(py).map(drop)
     }
 
     fn __repr__(&self) -> String {

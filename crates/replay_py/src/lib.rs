@@ -11,10 +11,11 @@
 //! | `sum_tree` | `SumTree` and what it draws, `Drawn` |
 //! | `parameter_server` | what `innet-drl bench gradients` measures against and over |
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
-//! | `server` | `Server` and `connect` |
+//! | `server`, `connect` | `Server`; `connect`, which reaches one |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
 //! | `wait`, `turns` | deadlines and Ctrl-C, also where threads share a value |
-//! | `handle`, `error`, `log` | closing and forks; exceptions; log lines |
+//! | `handle`, `context` | closing and forks; `with` blocks |
+//! | `error`, `log` | exceptions; log lines |
 //!
 //! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
 
@@ -25,6 +26,8 @@ use pyo3::prelude::*;
 mod array;
 mod batch;
 mod batches;
+mod connect;
+mod context;
 mod draw;
 mod dtype;
 mod error;
@@ -59,7 +62,7 @@ fn fstack_release() -> Option<&'static str> {
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.
-    py.detach(|| replay_core::cli::run(arguments))
+    py.detach(|| replay_net::cli::run(arguments))
 }
 
 /// The compiled core of innet_drl.
@@ -87,7 +90,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<replay::PyUpdateReceipt>()?;
     module.add_class::<view::PyWindow>()?;
     module.add_class::<writer::PyWriter>()?;
-    module.add_function(wrap_pyfunction!(server::connect, module)?)?;
+    module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(run_server_cli, module)?)?;
     Ok(())
 }

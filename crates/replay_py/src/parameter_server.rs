@@ -8,8 +8,8 @@ use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
 use replay_core::error::Error;
-use replay_core::gradients::lossy::LossyPath;
-use replay_core::gradients::parameter_server::{ParameterServer, ParameterWorker};
+use replay_net::bench::lossy::LossyPath;
+use replay_net::bench::parameter_server::{ParameterServer, ParameterWorker};
 
 use crate::error;
 use crate::gradients::socket_address;

@@ -1,6 +1,6 @@
 //! `Replay`: a replay memory in this process or on a server, behind one interface.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,18 +9,19 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
-use replay_core::client::Client;
+use gradients::Asynchronous;
 use replay_core::error::{Error, ErrorCode};
-use replay_core::gradients::Asynchronous;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, SampleRequest};
+use replay_core::replay::{Listing, Replay, SampleRequest};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::snapshot;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
 use replay_core::writer::WriterOptions;
+use replay_net::client::Client;
 
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
+use crate::context::context_manager;
 use crate::draw::Draw;
 use crate::gradient_updates::PyGradientUpdates;
 use crate::gradients::{JoinArguments, PyGradientWorker};
@@ -107,6 +108,12 @@ impl PyReplay {
 
     fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
         Ok(self.backend.get(py)?.replay)
+    }
+
+    fn list(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Listing> {
+        let replay = self.replay(py)?;
+        let deadline = wait::deadline(py, timeout)?;
+        wait::blocking(py, deadline, |wait| replay.list(wait))
     }
 
     /// The memory itself, for what its clients cannot do.
@@ -201,6 +208,8 @@ impl PyReplay {
         })
     }
 }
+
+context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 
 #[pymethods]
 impl PyReplay {
@@ -462,6 +471,26 @@ impl PyReplay {
             .transpose()
     }
 
+    /// The tables there are, by name.
+    #[pyo3(signature = (timeout = None))]
+    fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
+        let tables = self.list(py, timeout)?.tables;
+        let named = tables
+            .into_iter()
+            .map(|config| (config.name.clone(), PyTable { config }));
+        Ok(named.collect())
+    }
+
+    /// The parameters there are: the newest version of each name.
+    #[pyo3(signature = (timeout = None))]
+    fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
+        let parameters = self.list(py, timeout)?.parameters;
+        Ok(parameters
+            .into_iter()
+            .map(|listed| (listed.name, listed.version))
+            .collect())
+    }
+
     /// Counters and gauges of the memory: tables, bytes, writers, parameters.
     #[pyo3(signature = (timeout = None))]
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
@@ -572,7 +601,8 @@ impl PyReplay {
     /// Puts back the tables of a file that `save` wrote.
     fn restore(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let memory = self.memory(py, "restore")?;
-        let restored = py.detach(|| snapshot::restore(&memory, &path));
+        let restored =
+            py.detach(|| snapshot::restore_any(&memory, &path, replay_wire::decode_table));
         // It may have made tables.
         self.decoders().clear();
         restored.map_err(|error| error::to_python(py, error))
@@ -617,20 +647,6 @@ impl PyReplay {
         let backend = self.backend.close(py)?;
         py.detach(|| drop(backend));
         Ok(())
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
     }
 
     fn __repr__(&self) -> String {

@@ -1,23 +1,19 @@
-//! `Server`, which puts a memory of this process on the network, and `connect`, which reaches one.
+//! `Server`, which puts a memory of this process on the network.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use replay_core::auth;
-use replay_core::client::{Client, ConnectOptions};
-use replay_core::config::{Secret, ServerConfig};
 use replay_core::memory::Memory;
-use replay_core::net::Address;
-use replay_core::server::{RunningServer, Server};
+use replay_net::config::{Secret, ServerConfig};
+use replay_net::server::{RunningServer, Server};
+use replay_net::stack::Address;
 
+use crate::context::context_manager;
+use crate::error;
 use crate::handle::Handle;
-use crate::replay::PyReplay;
-use crate::table::PyTable;
-use crate::{error, log, wait};
 
 /// A server in front of a `Replay` of this process.
 #[pyclass(name = "Server", module = "innet_drl", frozen)]
@@ -41,7 +37,8 @@ impl<'py> FromPyObject<'_, 'py> for Addresses {
     }
 }
 
-fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
+/// An address of a server.
+pub fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
     address.parse().map_err(|error| error::to_python(py, error))
 }
 
@@ -98,6 +95,8 @@ pub fn start(
     })
 }
 
+context_manager!(PyServer, |server, py, _failed| server.close(py));
+
 #[pymethods]
 impl PyServer {
     /// Where it listens, ports filled in: what `connect` takes.
@@ -124,20 +123,6 @@ impl PyServer {
         Ok(())
     }
 
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        self.close(py)
-    }
-
     fn __repr__(&self) -> String {
         let closed = if self.server.is_closed() {
             ", closed"
@@ -146,59 +131,4 @@ impl PyServer {
         };
         format!("<Server at {}{closed}>", self.addresses.join(", "))
     }
-}
-
-/// Stands for no timeout: longer than any network stack tries.
-const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Connects to a server.
-#[pyfunction]
-#[pyo3(
-    signature = (
-        url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0
-    ),
-    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0)"
-)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the arguments of the Python function"
-)]
-pub fn connect(
-    py: Python<'_>,
-    url: &str,
-    token: Option<String>,
-    tables: Vec<PyRef<'_, PyTable>>,
-    timeout: Option<f64>,
-    tls_ca: Option<PathBuf>,
-    spin: bool,
-    config: Option<PathBuf>,
-    grace: f64,
-) -> PyResult<PyReplay> {
-    log::start(py)?;
-    let grace = Duration::try_from_secs_f64(grace)
-        .map_err(|_| error::config(py, format!("grace is in seconds, got {grace}")))?;
-    let address = parse(py, url)?;
-    let deadline = wait::deadline(py, timeout)?;
-    // An empty token is none, also where the environment has one.
-    let token = match token {
-        Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
-        None => auth::environment_token(),
-    };
-    let options = ConnectOptions {
-        token,
-        tls_ca,
-        spin,
-        stack_config: config,
-        connect_timeout: timeout
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .unwrap_or(LONGEST_CONNECT),
-        grace,
-        ..ConnectOptions::default()
-    };
-    let client = wait::blocking(py, deadline, |wait| {
-        Client::connect(&address, options, wait)
-    })?;
-    let replay = PyReplay::remote(Arc::new(client), address.to_string());
-    replay.make_tables(py, tables, timeout)?;
-    Ok(replay)
 }

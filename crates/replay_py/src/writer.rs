@@ -15,6 +15,7 @@ use replay_core::writer::{
 };
 
 use crate::array::{self, Input, Meant};
+use crate::context::context_manager;
 use crate::handle::Handle;
 use crate::turns::Turns;
 use crate::{error, wait};
@@ -181,6 +182,15 @@ fn values(input: &Input) -> Values<'_> {
     }
 }
 
+context_manager!(PyWriter, |writer, py, failed| match failed {
+    true => {
+        // The exception of the block is the error to see; one of `close` would only follow from it.
+        let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
+        Ok(())
+    }
+    false => writer.close(py, None),
+});
+
 #[pymethods]
 impl PyWriter {
     /// Appends one row to every stream.
@@ -297,25 +307,6 @@ impl PyWriter {
     fn dropped_windows(&self, py: Python<'_>) -> PyResult<u64> {
         let counters = self.writer.get(py)?.counters();
         Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
-    }
-
-    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exception_type: &Bound<'_, PyAny>,
-        _exception: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        if exception_type.is_none() {
-            return self.close(py, None);
-        }
-        // What ended the block is the error to see; this one would only follow from it.
-        let _ = self.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
-        Ok(())
     }
 
     fn __repr__(&self) -> String {

@@ -1,9 +1,12 @@
-"""`innet-drl bench`: measurements that a user can repeat with the package alone.
+"""`innet-drl bench`: evaluations of papers, repeated with the package alone, and their baseline.
 
-`paper` is the evaluation of Furukawa and Matsutani (2022): `settings.py` says what is measured, `scene.py` has the
-frames, `systems.py` the three systems as an actor and the learner use them, `roles.py` their processes and clocks,
-`services.py` the servers, `paper.py` the command, `figures.py` what it prints and draws.
-
-`gradients` is the evaluation of iSwitch (Li et al., ISCA 2019): `gradients.py` the sums, `reward.py` a real training.
-Both use `crew.py`, processes that talk over pipes, and `results.py`, the file that is left.
+| files | subject |
+| --- | --- |
+| `paper` | evaluation of Furukawa and Matsutani (2022): the command |
+| `settings`, `scene` | its systems, sizes and recorded frames |
+| `systems`, `roles` | its connections of actors and learner; their processes and clocks |
+| `figures` | its tables and picture |
+| `gradients`, `reward`, `links` | evaluation of iSwitch (Li et al., ISCA 2019): sums, a training, emulated links |
+| `services`, `crew`, `results`, `flags` | servers, processes, the results' file and flags of both evaluations |
+| `redis_memory`, `redis_store`, `messages` | the baseline: a memory whose experience a Redis relays |
 """

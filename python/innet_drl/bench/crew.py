@@ -1,42 +1,33 @@
-"""Processes that a benchmark talks to over pipes, and whose failures it hears."""
+"""Processes of a benchmark, which talk to it over pipes; the failure of one ends the measurement."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 import innet_drl as innet
-from innet_drl.faults import TrainingError
+from innet_drl.launch.processes import ProcessFailure, forking
+from innet_drl.train.errors import TrainingError
 
 START_SECONDS = 120.0
-"""For a role to get ready, and for what it has under way at the end."""
+"""Timeout of a message, which covers the start of a process and its last operation."""
 
 
 class BenchError(TrainingError):
-    """A case could not be measured; the message says why."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The last word of a role that failed."""
-
-    message: str
+    """A case cannot be measured; the message says why."""
 
 
 class Crew:
-    """The processes of a case, and what they say. They end with it."""
+    """The processes of a case and the messages received from them. They end with the context."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
         self._processes: dict[Connection, Any] = {}
-        self._said: dict[Connection, deque[Any]] = {}
+        self._received: dict[Connection, deque[Any]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -48,47 +39,47 @@ class Crew:
             process.join()
 
     def start(self, role: Callable[..., None], *arguments: Any) -> Connection:
-        """Calls `role(pipe, *arguments)` in a process of its own, and returns the other end of the pipe."""
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_run, args=(role, theirs, *arguments), daemon=True)
+        """Calls `role(pipe, *arguments)` in a new process, and returns the other end of the pipe."""
+        ours, theirs = forking.Pipe()
+        process = forking.Process(target=_run, args=(role, theirs, *arguments), daemon=True)
         process.start()
         theirs.close()
-        self._processes[ours], self._said[ours] = process, deque()
+        self._processes[ours], self._received[ours] = process, deque()
         return ours
 
-    def hear(self, pipe: Connection, more: float = 0.0) -> Any:
-        """The next word of one of them; where any of them fails, the others would wait for it.
+    def receive(self, pipe: Connection, extra_seconds: float = 0.0) -> Any:
+        """Returns the next message of one process. Receives from all: if one fails, the others would wait for it.
 
         Raises:
-            BenchError: One of them failed or ended, or nobody spoke for `START_SECONDS` and `more`.
+            BenchError: A process failed or ended, or no message was received for `START_SECONDS + extra_seconds`.
         """
-        give_up = time.monotonic() + START_SECONDS + more
-        while not self._said[pipe]:
+        give_up = time.monotonic() + START_SECONDS + extra_seconds
+        while not self._received[pipe]:
             ready = wait(list(self._processes), give_up - time.monotonic())
             if not ready:
                 raise BenchError("a process of the benchmark does not answer")
             for each in ready:
                 assert isinstance(each, Connection)
-                self._said[each].append(self._receive(each))
-        return self._said[pipe].popleft()
+                self._received[each].append(self._next_message(each))
+        return self._received[pipe].popleft()
 
-    def _receive(self, pipe: Connection) -> Any:
+    def _next_message(self, pipe: Connection) -> Any:
         try:
-            word = pipe.recv()
+            message = pipe.recv()
         except (EOFError, OSError) as error:
             raise BenchError("a process of the benchmark ended, perhaps for want of memory") from error
-        if isinstance(word, Failed):
-            raise BenchError(word.message)
-        return word
+        if isinstance(message, ProcessFailure):
+            raise BenchError(message.message)
+        return message
 
 
 def _run(role: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
-    # Ctrl-C is the command's.
+    # Ctrl-C ends the command, which ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
-        # The command closes the pipe when it has what it wants.
+        # The command closes the pipe when it has its results.
         with contextlib.suppress(EOFError):
             role(pipe, *arguments)
     except (TrainingError, innet.ReplayError) as error:
-        pipe.send(Failed(f"{type(error).__name__}: {error}"))
+        pipe.send(ProcessFailure(f"{type(error).__name__}: {error}", fatal=True))

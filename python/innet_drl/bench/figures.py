@@ -1,4 +1,4 @@
-"""What `innet-drl bench paper` prints and draws of its rows."""
+"""Tables and pictures of the rows of `innet-drl bench paper`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from innet_drl.bench.results import Row
 from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
-
-Row = dict[str, Any]
 
 LATENCIES = {
     "actor push": "actor push",
@@ -31,26 +30,26 @@ PARTS = {
 
 
 def line(rows: list[Row], case: Case) -> str:
-    """One case, as it is done."""
-    place = (case.system, case.stack.name, case.format, case.actors)
-    told = {row["what"]: row for row in rows if (row["system"], row["stack"], row["format"], row["actors"]) == place}
-    times = ", ".join(f"{name.split()[-1]} {told[name]['p50_ms']:.1f}" for name in LATENCIES)
+    """Summarises one case in a line."""
+    key = (case.system, case.stack.name, case.format, case.actors)
+    by_name = {row["what"]: row for row in rows if (row["system"], row["stack"], row["format"], row["actors"]) == key}
+    times = ", ".join(f"{name.split()[-1]} {by_name[name]['p50_ms']:.1f}" for name in LATENCIES)
     return (
         f"{case.format}, {case.actors} actors, {case.system} on {case.stack.name}: {times} ms; "
-        f"{told['experiences']['per_s']:,.0f} experiences/s, communication {told['communication']['share']:.1%}"
+        f"{by_name['experiences']['per_s']:,.0f} experiences/s, communication {by_name['communication']['share']:.1%}"
     )
 
 
 def tables(rows: list[Row]) -> str:
-    """The figures as Markdown."""
-    told = []
+    """Returns the figures as Markdown."""
+    parts = []
     for format_name in _in_order(rows, "format"):
         of_format = [row for row in rows if row["format"] == format_name]
-        told.append(f"### {FORMATS[format_name][0].upper()}{FORMATS[format_name][1:]}\n")
+        parts.append(f"### {FORMATS[format_name][0].upper()}{FORMATS[format_name][1:]}\n")
         for what, title in LATENCIES.items():
-            told.append(_table(of_format, what, f"{title}, ms (p50 / p99)", _times))
-        told.append(_table(of_format, "experiences", "experiences a second", lambda row: f"{row['per_s']:,.0f}"))
-        told.append(
+            parts.append(_table(of_format, what, f"{title}, ms (p50 / p99)", _times))
+        parts.append(_table(of_format, "experiences", "experiences a second", lambda row: f"{row['per_s']:,.0f}"))
+        parts.append(
             _table(
                 of_format,
                 "pushes",
@@ -58,9 +57,9 @@ def tables(rows: list[Row]) -> str:
                 lambda row: f"{row['per_s']:.2f} ({row['per_s'] / row['ideal_per_s']:.0%})",
             )
         )
-        told.append(_table(of_format, "communication", "communication's share of the time", _share))
-        told += [_table(of_format, what, f"{what.replace(':', ',')}: share", _share) for what in SHARES]
-    return "\n".join(told)
+        parts.append(_table(of_format, "communication", "communication's share of the time", _share))
+        parts += [_table(of_format, what, f"{what.replace(':', ',')}: share", _share) for what in SHARES]
+    return "\n".join(parts)
 
 
 def _times(row: Row) -> str:
@@ -89,7 +88,7 @@ def can_draw() -> bool:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """The slides' figures, a row of them for each format."""
+    """Draws the paper's figures, in one row for each format."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -108,8 +107,8 @@ def draw(rows: list[Row], path: Path) -> None:
         part.suptitle(FORMATS[format_name], fontweight="bold")
         axes = part.subplots(2, 4)
         of_format = [row for row in rows if row["format"] == format_name]
-        for place, (what, title) in zip(axes.flat, LATENCIES.items(), strict=False):
-            _bars(place, of_format, what, "p50_ms", f"{title}, ms: p50, line to p99", "p99_ms")
+        for axis, (what, title) in zip(axes.flat, LATENCIES.items(), strict=False):
+            _bars(axis, of_format, what, "p50_ms", f"{title}, ms: p50, line to p99", "p99_ms")
         _bars(axes[1][0], of_format, "experiences", "per_s", "experiences a second")
         _frequency(axes[1][1], of_format)
         _bars(axes[1][2], of_format, "communication", "share", "communication's share of the time")
@@ -119,19 +118,19 @@ def draw(rows: list[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _bars(place: Any, rows: list[Row], what: str, value: str, title: str, upper: str | None = None) -> None:
+def _bars(axis: Any, rows: list[Row], what: str, value: str, title: str, upper: str | None = None) -> None:
     actors, lines = _in_order(rows, "actors"), _lines(rows)
     width = 0.8 / len(lines)
     for index, (system, stack) in enumerate(lines):
         found = [_find(rows, what, system, stack, number) or {} for number in actors]
         heights = [row.get(value) or 0.0 for row in found]
-        places = [number + (index - (len(lines) - 1) / 2) * width for number in range(len(actors))]
+        positions = [number + (index - (len(lines) - 1) / 2) * width for number in range(len(actors))]
         errors = None
         if upper is not None:
             tops = [row.get(upper) or 0.0 for row in found]
             errors = [[0.0] * len(tops), [max(0.0, top - height) for top, height in zip(tops, heights, strict=True)]]
-        place.bar(
-            places,
+        axis.bar(
+            positions,
             heights,
             width,
             yerr=errors,
@@ -142,18 +141,18 @@ def _bars(place: Any, rows: list[Row], what: str, value: str, title: str, upper:
             label=_label(system, stack),
         )
     if upper is not None:
-        place.set_yscale("log")
-    place.set_xticks(range(len(actors)), [str(number) for number in actors])
-    place.set_xlabel("actors")
-    place.set_title(title)
+        axis.set_yscale("log")
+    axis.set_xticks(range(len(actors)), [str(number) for number in actors])
+    axis.set_xlabel("actors")
+    axis.set_title(title)
 
 
-def _frequency(place: Any, rows: list[Row]) -> None:
+def _frequency(axis: Any, rows: list[Row]) -> None:
     actors = _in_order(rows, "actors")
     for system, stack in _lines(rows):
         found = [row for number in actors if (row := _find(rows, "pushes", system, stack, number))]
         style = {"kernel": "o-", "kernel-spin": "s--"}.get(stack, "^:")
-        place.plot(
+        axis.plot(
             [row["actors"] for row in found],
             [row["per_s"] for row in found],
             style,
@@ -162,15 +161,15 @@ def _frequency(place: Any, rows: list[Row]) -> None:
             label=_label(system, stack),
         )
     ideal = {row["actors"]: row["ideal_per_s"] for row in rows if row["what"] == "pushes"}
-    place.plot(list(ideal), list(ideal.values()), color="black", lw=0.8, label="ideal: nothing but computing")
-    place.set_xticks(actors)
-    place.set_xlabel("actors")
-    place.set_title("pushes a second")
-    place.legend(fontsize=6)
+    axis.plot(list(ideal), list(ideal.values()), color="black", lw=0.8, label="ideal: nothing but computing")
+    axis.set_xticks(actors)
+    axis.set_xlabel("actors")
+    axis.set_title("pushes a second")
+    axis.legend(fontsize=6)
 
 
-def _breakdown(place: Any, rows: list[Row]) -> None:
-    """Two bars for each number of actors and system on the kernel: the actors' and, below, the learner's."""
+def _breakdown(axis: Any, rows: list[Row]) -> None:
+    """Draws two bars for each number of actors and system on the kernel: the actors' above the learner's."""
     labels, at = [], 0.0
     named = set()
     for number in _in_order(rows, "actors"):
@@ -183,15 +182,15 @@ def _breakdown(place: Any, rows: list[Row]) -> None:
                     share, part = (found or {}).get("share", 0.0), what.split(": ")[1]
                     label = None if part in named else part
                     named.add(part)
-                    place.barh(at, share, 0.9, left=left, color=PARTS[part], label=label)
+                    axis.barh(at, share, 0.9, left=left, color=PARTS[part], label=label)
                     left += share
                 labels.append((at, f"{number} {system}, {role}"))
                 at -= 1.0
         at -= 0.5
-    place.set_yticks([where for where, _ in labels], [text for _, text in labels], fontsize=5)
-    place.set_xlim(0, 1)
-    place.set_title("where the time goes, on the kernel")
-    place.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=6)
+    axis.set_yticks([where for where, _ in labels], [text for _, text in labels], fontsize=5)
+    axis.set_xlim(0, 1)
+    axis.set_title("where the time goes, on the kernel")
+    axis.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=6)
 
 
 def _find(rows: Iterable[Row], what: str, system: str, stack: str, actors: int) -> Row | None:
@@ -200,7 +199,7 @@ def _find(rows: Iterable[Row], what: str, system: str, stack: str, actors: int) 
 
 
 def _lines(rows: list[Row]) -> list[tuple[str, str]]:
-    """Systems and stacks, in the order of the systems."""
+    """Returns pairs of system and stack, in the order of the systems."""
     found = dict.fromkeys((row["system"], row["stack"]) for row in rows)
     return sorted(found, key=lambda line: list(SYSTEMS).index(line[0]))
 

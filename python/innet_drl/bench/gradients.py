@@ -1,7 +1,7 @@
-"""`innet-drl bench gradients`: one sum of gradients between learners, by us and by others, in turns.
+"""`innet-drl bench gradients`: the sum of learners' gradients by innet-drl and by other systems, in turn.
 
-Every worker is a process and takes part in all systems; a turn of a system is so many sums, one after the other. What
-the figures are is defined in `docs/gradients.md`.
+Every worker is a process that takes part in all systems. A trial is a number of sums by one system, one after the
+other. `docs/gradients.md` defines the figures.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import innet_drl as innet
 from innet_drl import _core
 from innet_drl.bench import results, services
 from innet_drl.bench.crew import START_SECONDS, BenchError, Crew
+from innet_drl.bench.flags import GradientsFlags
 from innet_drl.bench.links import MACHINE_DEVICE, enter, links
-from innet_drl.faults import ConfigurationError
-from innet_drl.flags import GradientsFlags
-from innet_drl.machine import cores, cpu_seconds
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.machine import cores, cpu_seconds
 
 Row = results.Row
 Values = NDArray[np.float32]
@@ -40,48 +40,48 @@ SYSTEMS = {
     "gather": "Gloo's gather, a sum, Gloo's broadcast",
     "parameter-server": "a parameter server over TCP",
 }
-PLANES = {"innet": "kernel UDP", "innet-memif": "DPDK memif"}
-"""What carries the datagrams of a system."""
+TRANSPORTS = {"innet": "kernel UDP", "innet-memif": "DPDK memif"}
+"""Transport of a system's datagrams."""
 TOLERANCE = 1e-5
-"""Of a sum against the exact one, relative to the largest value."""
-FEWEST, MOST = 8, 4000
-"""Sums of a turn."""
-MOST_TRAINED = 8 << 20
-"""Bytes that a gradient of the training has at most."""
+"""Allowed error of a sum, relative to the largest value."""
+MIN_SUMS, MAX_SUMS = 8, 4000
+"""Bounds on the sums of a trial."""
+MAX_TRAINED_BYTES = 8 << 20
+"""Upper bound on the bytes of the training's gradient."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the servers of a run are, for a worker."""
+class Endpoints:
+    """Servers that a worker connects to."""
 
     workers: int
     servers: list[str]
-    """URL of our server, by worker."""
+    """URL of the innet-replay server, by worker."""
     namespaces: list[str | None]
     """Network namespaces, by worker; `None` where all share the machine's."""
     lossy: dict[float, str]
-    """By loss, where datagrams go that are to be lost in this share."""
+    """Address of the relay that loses this share of datagrams."""
     parameter_server: str
     memifs: services.Memifs | None
-    """`None` where they are not measured."""
+    """`None` if memif is not measured."""
     store: str
     """File by which Gloo's workers find each other."""
 
 
 @dataclass(frozen=True)
-class Turn:
-    """So many sums of a vector by one system."""
+class Trial:
+    """A number of sums of one vector by one system."""
 
     system: str
     bytes: int
     loss: float | None
-    """`None`: straight to the aggregator."""
+    """Share of lost datagrams on the relay; `None` for a direct path."""
     count: int
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training whose gradients one system sums."""
+    """A training with gradients summed by one system."""
 
     system: str
     goal: float
@@ -89,8 +89,8 @@ class Training:
 
 
 @dataclass
-class _Plane:
-    """Datagrams of an aggregator, and the processor time that it took."""
+class _TransportCounters:
+    """Datagrams of an aggregator, and its processor time."""
 
     received: int = 0
     sent: int = 0
@@ -98,19 +98,19 @@ class _Plane:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a worker counted in a turn."""
+class TrialTimes:
+    """Times of one worker in a trial."""
 
     seconds: list[float]
     cpu_seconds: float
 
 
 def run(flags: GradientsFlags) -> None:
-    """Measures, prints, writes.
+    """Measures all cases, prints and writes the results.
 
     Raises:
-        ConfigurationError: A flag that cannot be used.
-        BenchError: A case could not be measured, or a sum was wrong.
+        ConfigurationError: An unusable flag.
+        BenchError: A case cannot be measured, or a sum is wrong.
     """
     sizes = results.numbers(flags.sizes, "sizes")
     systems = results.names(flags.systems, SYSTEMS, "systems")
@@ -120,7 +120,7 @@ def run(flags: GradientsFlags) -> None:
     print(f"workers, the aggregator and the parameter server share {cores()} cores of this machine")
     rows: list[Row] = []
     for workers in results.numbers(flags.workers, "workers"):
-        with _Bench(workers, max(*sizes, MOST_TRAINED), systems, losses, flags.link_mbit) as bench:
+        with _Bench(workers, max(*sizes, MAX_TRAINED_BYTES), systems, losses, flags.link_mbit) as bench:
             for size in sizes:
                 for row in bench.measure(4 * (size // 4), systems, flags):
                     rows.append(row)
@@ -145,8 +145,8 @@ class _Bench:
         self._mbit = mbit
         self._running = contextlib.ExitStack()
         self._pipes: list[Connection] = []
-        self._told: dict[str, innet.Replay] = {}
-        """Connections to our servers, for what they count."""
+        self._connections: dict[str, innet.Replay] = {}
+        """Connections to the innet-replay servers, for their statistics."""
         self._servers: dict[str, int] = {}
         """Processes of servers, whose processor time belongs to their systems."""
 
@@ -160,25 +160,27 @@ class _Bench:
             server, gradients, self._servers["innet"] = running.enter_context(services.aggregator(switch))
             servers = [server if made is None else server.replace("0.0.0.0", made.switch_address(n)) for n in workers]
             paths = crew.start(_lose, gradients, self._losses and [0.0, *self._losses])
-            # At the end of a link of its own, as a worker is.
+            # Like a worker, it has a link of its own.
             host = ("127.0.0.1", None) if made is None else (made.address(len(workers)), made.machine(len(workers)))
             parameters = crew.start(_serve_parameters, self._workers, self._max_bytes, *host)
-            parameter_server, self._servers["parameter-server"] = crew.hear(parameters)
+            parameter_server, self._servers["parameter-server"] = crew.receive(parameters)
             memifs = None
             if "innet-memif" in self._systems:
                 memifs = running.enter_context(services.memif_aggregator(Path(folder), self._workers))
                 self._servers["innet-memif"] = memifs.process
             store = str(Path(folder) / "store")
             namespaces = [None if made is None else made.machine(number) for number in workers]
-            place = Place(self._workers, servers, namespaces, crew.hear(paths), parameter_server, memifs, store)
+            endpoints = Endpoints(
+                self._workers, servers, namespaces, crew.receive(paths), parameter_server, memifs, store
+            )
             self._crew = crew
-            self._pipes = [crew.start(_work, place, rank) for rank in workers]
+            self._pipes = [crew.start(_work, endpoints, rank) for rank in workers]
             for pipe in self._pipes:
-                crew.hear(pipe)
+                crew.receive(pipe)
             if made is None:
-                self._told["innet"] = running.enter_context(innet.connect(server))
+                self._connections["innet"] = running.enter_context(innet.connect(server))
             if memifs is not None:
-                self._told["innet-memif"] = running.enter_context(innet.connect(memifs.server))
+                self._connections["innet-memif"] = running.enter_context(innet.connect(memifs.server))
             self._running = running.pop_all()
         return self
 
@@ -186,21 +188,21 @@ class _Bench:
         self._running.close()
 
     def measure(self, size: int, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
-        """The rows of one size: turns of all systems, so often."""
+        """Yields the rows of one size: trials of all systems in turn, for a number of rounds."""
         cases: list[tuple[str, float | None]] = [(system, None) for system in systems]
         if "innet" in systems and self._losses:
             cases += [("innet", loss) for loss in (0.0, *self._losses)]
         counts = {}
         for system, loss in cases:
-            took, _ = self._turn(Turn(system, size, loss, FEWEST), 60.0)
-            counts[system, loss] = int(np.clip(flags.seconds / np.median(took), FEWEST, MOST))
+            took, _ = self._run_trial(Trial(system, size, loss, MIN_SUMS), 60.0)
+            counts[system, loss] = int(np.clip(flags.seconds / np.median(took), MIN_SUMS, MAX_SUMS))
         times: dict[Any, list[float]] = {case: [] for case in cases}
         cpu = dict.fromkeys(cases, 0.0)
-        planes = {system: _Plane() for system in systems if system in PLANES and not self._mbit}
+        counters_of = {system: _TransportCounters() for system in systems if system in TRANSPORTS and not self._mbit}
         for _ in range(flags.rounds):
             for case in cases:
-                with self._watched(planes.get(case[0]) if case[1] is None else None, case[0]):
-                    took, used = self._turn(Turn(case[0], size, case[1], counts[case]), flags.seconds)
+                with self._counted(counters_of.get(case[0]) if case[1] is None else None, case[0]):
+                    took, used = self._run_trial(Trial(case[0], size, case[1], counts[case]), flags.seconds)
                 times[case] += took
                 cpu[case] += used
         for system, loss in cases:
@@ -218,62 +220,62 @@ class _Bench:
                 "cpu_ms": round(1e3 * cpu[system, loss] / len(all_of_it), 4),
                 "cpu_ns_per_byte": round(1e9 * cpu[system, loss] / len(all_of_it) / (size * self._workers), 3),
             }
-        for system, plane in planes.items():
+        for system, counters in counters_of.items():
             yield {
-                "plane": PLANES[system],
+                "plane": TRANSPORTS[system],
                 "bytes": size,
                 "workers": self._workers,
-                "received_per_s": round(plane.received / plane.cpu_seconds),
-                "sent_per_s": round(plane.sent / plane.cpu_seconds),
-                "packets_per_s": round((plane.received + plane.sent) / plane.cpu_seconds),
+                "received_per_s": round(counters.received / counters.cpu_seconds),
+                "sent_per_s": round(counters.sent / counters.cpu_seconds),
+                "packets_per_s": round((counters.received + counters.sent) / counters.cpu_seconds),
             }
 
     @contextlib.contextmanager
-    def _watched(self, plane: _Plane | None, system: str) -> Iterator[None]:
-        """Adds to a plane's figures what its server takes, sends and uses meanwhile."""
-        if plane is None:
+    def _counted(self, counters: _TransportCounters | None, system: str) -> Iterator[None]:
+        """Adds the server's datagrams and processor time during the context to the counters."""
+        if counters is None:
             yield
             return
-        before = self._seen(system)
+        before = self._counters_now(system)
         yield
-        after = self._seen(system)
-        plane.received += after.received - before.received
-        plane.sent += after.sent - before.sent
-        plane.cpu_seconds += after.cpu_seconds - before.cpu_seconds
+        after = self._counters_now(system)
+        counters.received += after.received - before.received
+        counters.sent += after.sent - before.sent
+        counters.cpu_seconds += after.cpu_seconds - before.cpu_seconds
 
-    def _seen(self, system: str) -> _Plane:
-        seen = self._told[system].stats()["gradients"]
-        return _Plane(seen["received"], seen["sums"] * self._workers, cpu_seconds(self._servers[system]))
+    def _counters_now(self, system: str) -> _TransportCounters:
+        seen = self._connections[system].stats()["gradients"]
+        return _TransportCounters(seen["received"], seen["sums"] * self._workers, cpu_seconds(self._servers[system]))
 
     def train(self, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
-        """A row of each system: one training, to the goal."""
+        """Yields a row of each system: one training to the goal."""
         for system in systems:
             for pipe in self._pipes:
                 pipe.send(Training(system, flags.training_goal, flags.training_seconds))
-            told = [self._crew.hear(pipe, flags.training_seconds) for pipe in self._pipes]
-            first = told[0]
+            messages = [self._crew.receive(pipe, flags.training_seconds) for pipe in self._pipes]
+            first = messages[0]
             yield {
                 "system": system,
                 "what": "training: A2C on CartPole",
                 "bytes": first.bytes,
                 "workers": self._workers,
                 "updates_per_s": round(first.updates / first.seconds, 2),
-                "communication": round(float(np.mean([each.communication for each in told])), 4),
+                "communication": round(float(np.mean([each.communication for each in messages])), 4),
                 "score": round(first.score, 1),
                 "goal": flags.training_goal,
                 "seconds_to_goal": round(first.seconds, 2) if first.score >= flags.training_goal else None,
             }
 
-    def _turn(self, turn: Turn, seconds: float) -> tuple[list[float], float]:
-        """The seconds of each sum, those of its slowest worker, and the processor time of all of them."""
-        server = self._servers.get({"innet-fixed": "innet"}.get(turn.system, turn.system))
+    def _run_trial(self, trial: Trial, seconds: float) -> tuple[list[float], float]:
+        """Returns the seconds of each sum, by its slowest worker, and the processor time of workers and server."""
+        server = self._servers.get({"innet-fixed": "innet"}.get(trial.system, trial.system))
         before = 0.0 if server is None else cpu_seconds(server)
         for pipe in self._pipes:
-            pipe.send(turn)
-        told: list[Told] = [self._crew.hear(pipe, 10 * seconds) for pipe in self._pipes]
-        used = sum(each.cpu_seconds for each in told)
+            pipe.send(trial)
+        messages: list[TrialTimes] = [self._crew.receive(pipe, 10 * seconds) for pipe in self._pipes]
+        used = sum(each.cpu_seconds for each in messages)
         used += 0.0 if server is None else cpu_seconds(server) - before
-        return [max(sums) for sums in zip(*(each.seconds for each in told), strict=True)], used
+        return [max(sums) for sums in zip(*(each.seconds for each in messages), strict=True)], used
 
 
 def _lose(pipe: Connection, to: str, losses: list[float]) -> None:
@@ -289,44 +291,46 @@ def _serve_parameters(pipe: Connection, workers: int, max_bytes: int, host: str,
     pipe.recv()
 
 
-def _work(pipe: Connection, place: Place, rank: int) -> None:
-    """A worker: takes part in all systems, a turn after the other."""
-    namespace = place.namespaces[rank]
+def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
+    """The main function of a worker, which takes part in trials of all systems."""
+    namespace = endpoints.namespaces[rank]
     enter(namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if namespace is None else MACHINE_DEVICE
-    with _Sums(place, rank) as sums:
+    with _Sums(endpoints, rank) as sums:
         pipe.send("ready")
         while True:
-            turn: Turn | Training = pipe.recv()
-            if isinstance(turn, Training):
+            trial: Trial | Training = pipe.recv()
+            if isinstance(trial, Training):
                 from innet_drl.bench import reward
 
-                sum_once = sums.of(Turn(turn.system, 0, None, 0))
-                pipe.send(reward.train(sum_once, rank, place.workers, goal=turn.goal, seconds=turn.seconds))
+                sum_once = sums.of(Trial(trial.system, 0, None, 0))
+                pipe.send(reward.train(sum_once, rank, endpoints.workers, goal=trial.goal, seconds=trial.seconds))
                 continue
-            sum_once = sums.of(turn)
-            given = _values(rank, turn.bytes)
+            sum_once = sums.of(trial)
+            given = _values(rank, trial.bytes)
             values = given.copy()
             seconds, cpu = [], 0.0
-            # The first one waits for workers that heard of the turn later.
-            for number in range(turn.count + 1):
+            # The first sum waits for workers that received the trial later.
+            for number in range(trial.count + 1):
                 np.copyto(values, given)
                 began, cpu_began = time.perf_counter(), time.process_time()
                 sum_once(values)
                 if number:
                     seconds.append(time.perf_counter() - began)
                     cpu += time.process_time() - cpu_began
-            expected = np.sum([_values(each, turn.bytes) for each in range(place.workers)], axis=0, dtype=np.float64)
+            expected = np.sum(
+                [_values(each, trial.bytes) for each in range(endpoints.workers)], axis=0, dtype=np.float64
+            )
             if not np.allclose(values, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max()):
-                raise BenchError(f"{turn.system} gave a wrong sum of {turn.bytes} bytes")
-            pipe.send(Told(seconds, cpu))
+                raise BenchError(f"{trial.system} gave a wrong sum of {trial.bytes} bytes")
+            pipe.send(TrialTimes(seconds, cpu))
 
 
 class _Sums:
-    """How a worker sums by each system."""
+    """A worker's connections to all systems."""
 
-    def __init__(self, place: Place, rank: int) -> None:
-        self._place, self._rank = place, rank
+    def __init__(self, endpoints: Endpoints, rank: int) -> None:
+        self._endpoints, self._rank = endpoints, rank
         self._running = contextlib.ExitStack()
         self._joined: dict[tuple[str, float | None], Any] = {}
 
@@ -336,44 +340,44 @@ class _Sums:
         from torch._C._distributed_c10d import FileStore
 
         torch.set_num_threads(1)
-        place = self._place
-        store = FileStore(place.store, place.workers)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=place.workers)
+        endpoints = self._endpoints
+        store = FileStore(endpoints.store, endpoints.workers)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=endpoints.workers)
         self._running.callback(dist.destroy_process_group)
-        self._parameters = _core.ParameterWorker(place.parameter_server, deadline=START_SECONDS)
-        self._replay = self._running.enter_context(innet.connect(place.servers[self._rank]))
+        self._parameters = _core.ParameterWorker(endpoints.parameter_server, deadline=START_SECONDS)
+        self._replay = self._running.enter_context(innet.connect(endpoints.servers[self._rank]))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    def of(self, turn: Turn) -> Callable[[Values], Any]:
-        """What replaces values by their sum over all workers."""
-        match turn.system:
+    def of(self, trial: Trial) -> Callable[[Values], Any]:
+        """Returns a function that replaces values by their sum over all workers."""
+        match trial.system:
             case "gloo":
                 return self._all_reduce
             case "gather":
                 return self._gather
             case "parameter-server":
                 return self._parameters.sum
-        joined: Callable[[Values], Any] = self._worker(turn).sum
+        joined: Callable[[Values], Any] = self._worker(trial).sum
         return joined
 
-    def _worker(self, turn: Turn) -> Any:
-        key = (turn.system, turn.loss)
+    def _worker(self, trial: Trial) -> Any:
+        key = (trial.system, trial.loss)
         if key not in self._joined:
             replay, station = self._replay, None
-            if turn.system == "innet-memif":
-                assert self._place.memifs is not None
-                replay = self._running.enter_context(innet.connect(self._place.memifs.server))
-                station = self._place.memifs.station(self._rank)
+            if trial.system == "innet-memif":
+                assert self._endpoints.memifs is not None
+                replay = self._running.enter_context(innet.connect(self._endpoints.memifs.server))
+                station = self._endpoints.memifs.station(self._rank)
             self._joined[key] = self._running.enter_context(
                 replay.join_gradients(
-                    f"bench-{turn.system}-{turn.loss}",
+                    f"bench-{trial.system}-{trial.loss}",
                     self._rank,
-                    self._place.workers,
-                    arithmetic="fixed" if turn.system == "innet-fixed" else "float32",
-                    via=None if turn.loss is None else self._place.lossy[turn.loss],
+                    self._endpoints.workers,
+                    arithmetic="fixed" if trial.system == "innet-fixed" else "float32",
+                    via=None if trial.loss is None else self._endpoints.lossy[trial.loss],
                     station=station,
                 )
             )
@@ -393,7 +397,7 @@ class _Sums:
         if self._rank:
             dist.gather(own)
         else:
-            parts = [torch.empty_like(own) for _ in range(self._place.workers)]
+            parts = [torch.empty_like(own) for _ in range(self._endpoints.workers)]
             dist.gather(own, parts)
             own.zero_()
             for part in parts:
@@ -443,19 +447,19 @@ def _training_line(row: Row) -> str:
 
 
 def tables(rows: list[Row]) -> str:
-    """The figures as Markdown: a table for each number of workers."""
-    told = []
+    """Returns the figures as Markdown: a table for each number of workers."""
+    messages = []
     rows = [row for row in rows if "what" not in row and "plane" not in row]
     for workers in dict.fromkeys(row["workers"] for row in rows):
         of_workers = [row for row in rows if row["workers"] == workers]
         sizes = list(dict.fromkeys(row["bytes"] for row in of_workers))
         titles = " | ".join(f"{size:,} bytes" for size in sizes)
-        told.append(f"| {workers} workers: p50 / p99 / processor, ms | {titles} |")
-        told.append("| --- " * (len(sizes) + 1) + "|")
+        messages.append(f"| {workers} workers: p50 / p99 / processor, ms | {titles} |")
+        messages.append("| --- " * (len(sizes) + 1) + "|")
         for name in dict.fromkeys(map(_name, of_workers)):
             by_size = {row["bytes"]: row for row in of_workers if _name(row) == name}
             found = [by_size[size] for size in sizes]
             cells = [f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f} / {row['cpu_ms']:.2f}" for row in found]
-            told.append(f"| {name} | {' | '.join(cells)} |")
-        told.append("")
-    return "\n".join(told)
+            messages.append(f"| {name} | {' | '.join(cells)} |")
+        messages.append("")
+    return "\n".join(messages)

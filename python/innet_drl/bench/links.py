@@ -1,6 +1,6 @@
-"""Machines and their links in network namespaces: a switch in the middle, and a link of a certain rate to each machine.
+"""Emulated machines in network namespaces: a switch, and a link of a given rate to each machine.
 
-So is a rack built, and so are systems compared that differ in where they stand: in the switch, or at the end of a link.
+This is the topology of a rack. It compares systems in the switch with systems at the end of a link.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from innet_drl.bench.crew import BenchError
 
 BURST = "8kb"
-"""That a link passes at once: few packets, so that even small vectors take their time."""
+"""Burst of a link: few packets, so that the rate also limits small vectors."""
 QUEUE = "8mb"
-"""That waits for a link: nothing is lost."""
+"""Queue of a link: long enough that no packet is lost."""
 MACHINE_DEVICE = "uplink"
-"""A machine's end of its link."""
+"""Device of a machine at its link."""
 _CLONE_NEWNET = 0x40000000
 
 
@@ -30,35 +30,35 @@ class Links:
     """A switch and the machines at its links."""
 
     prefix: str
-    """Of the namespaces' names."""
+    """Prefix of the namespaces' names."""
     mbit: int
 
     @property
     def switch(self) -> str:
-        """The namespace of the switch."""
+        """Namespace of the switch."""
         return f"{self.prefix}-switch"
 
     def machine(self, number: int) -> str:
-        """The namespace of a machine."""
+        """Namespace of a machine."""
         return f"{self.prefix}-{number}"
 
     @staticmethod
     def address(number: int) -> str:
-        """A machine's address."""
+        """Address of a machine."""
         return f"10.77.{number}.2"
 
     @staticmethod
     def switch_address(number: int) -> str:
-        """The switch's address at the link to a machine."""
+        """Address of the switch at the link to a machine."""
         return f"10.77.{number}.1"
 
 
 @contextlib.contextmanager
 def links(machines: int, mbit: int) -> Iterator[Links]:
-    """Makes so many machines with links of so many Mbit/s each way.
+    """Makes machines with links of the given Mbit/s in each direction.
 
     Raises:
-        BenchError: They cannot be made: the right to, or `iproute2`, is missing.
+        BenchError: The links cannot be made: a permission or `iproute2` is missing.
     """
     made = Links(f"innet-{os.getpid()}", mbit)
     if shutil.which("ip") is None or shutil.which("tc") is None:
@@ -88,15 +88,15 @@ def _link(made: Links, number: int) -> None:
 
 
 def within(name: str | None) -> list[str]:
-    """What stands before a command that runs in a namespace; `None` for this one."""
+    """Returns the prefix of a command that runs in a namespace; `None` is the current one."""
     return [] if name is None else ["ip", "netns", "exec", name]
 
 
 def enter(name: str | None) -> None:
-    """Moves this thread, and those that it starts, to a namespace.
+    """Moves this thread, and threads that it starts, to a namespace; `None` is the current one.
 
     Raises:
-        BenchError: It may not.
+        BenchError: The permission is missing.
     """
     if name is None:
         return

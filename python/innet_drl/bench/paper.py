@@ -1,6 +1,6 @@
-"""`innet-drl bench paper`: every system in turn, its figures printed, written and drawn.
+"""`innet-drl bench paper`: measures every system, and prints, writes and draws the figures.
 
-What the figures are is defined in `docs/paper.md`.
+`docs/paper.md` defines the figures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 
 from innet_drl.bench import figures, results, scene, services
 from innet_drl.bench.crew import BenchError
+from innet_drl.bench.flags import PaperFlags
+from innet_drl.bench.results import Row
 from innet_drl.bench.roles import Laps, Measured, measure
 from innet_drl.bench.settings import (
     BATCH,
@@ -27,15 +29,12 @@ from innet_drl.bench.settings import (
     SYSTEMS,
     TRANSITIONS,
     Case,
-    Stack,
+    NetworkStack,
 )
-from innet_drl.flags import PaperFlags
-from innet_drl.folder import writing
-from innet_drl.machine import cores
+from innet_drl.train.errors import writing
+from innet_drl.train.machine import cores
 
-Row = dict[str, Any]
-
-WHAT = {
+LATENCY_LAPS = {
     "actor push": ("actors", ("push",)),
     "actor pull": ("actors", ("pull",)),
     "learner set": ("learner", ("set",)),
@@ -45,20 +44,20 @@ WHAT = {
     "learner sampling: draw": ("learner", ("sample: draw",)),
     "learner priorities": ("learner", ("priorities",)),
 }
-"""Latencies: whose clock, and which laps."""
-SHARES: dict[str, dict[str, tuple[str, ...]]] = {
+"""Latencies: whose clocks, and which laps."""
+TIME_SHARES: dict[str, dict[str, tuple[str, ...]]] = {
     "actors": {"compute": ("compute",), "pull": ("pull",), "push": ("push",)},
     "learner": {"train": ("train",), "sample": ("sample", "priorities"), "set": ("set",)},
 }
-"""Where a role's time goes; all but the first of each is communication."""
+"""Shares of the time of actors and learner; all but the first of each are communication."""
 
 
 def run(flags: PaperFlags) -> None:
-    """Measures, prints, writes.
+    """Measures all cases, prints and writes the results.
 
     Raises:
-        ConfigurationError: A flag that cannot be used.
-        BenchError: A case could not be measured.
+        ConfigurationError: An unusable flag.
+        BenchError: A case cannot be measured.
     """
     actors = results.numbers(flags.actors, "actors")
     systems = results.names(flags.systems, SYSTEMS, "systems")
@@ -97,7 +96,7 @@ def run(flags: PaperFlags) -> None:
                         except BenchError as error:
                             if stack.name != "fstack":
                                 raise
-                            # Not everybody has it: say so and go on.
+                            # F-Stack is optional: the other cases are measured without it.
                             print(f"fstack is left out: {error}")
                             left_out.add(stack.name)
                             continue
@@ -120,12 +119,12 @@ def _measured(case: Case, flags: PaperFlags, versions: dict[str, str | None]) ->
         return measure(case, running.enter_context(server))
 
 
-def _redis_stack(flags: PaperFlags) -> Stack:
-    return Stack(flags.redis_stack, flags.redis_link)
+def _redis_stack(flags: PaperFlags) -> NetworkStack:
+    return NetworkStack(flags.redis_stack, flags.redis_link)
 
 
-def _stacks(flags: PaperFlags) -> Iterator[Stack]:
-    """The stacks that were asked for, as far as they are there."""
+def _stacks(flags: PaperFlags) -> Iterator[NetworkStack]:
+    """Yields the requested stacks that are available."""
     for name in results.names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
         if name == "kernel":
             yield KERNEL
@@ -134,7 +133,7 @@ def _stacks(flags: PaperFlags) -> Iterator[Stack]:
         elif flags.fstack_server is None or flags.fstack_client is None:
             print("fstack is left out: name its configurations with --fstack-server and --fstack-client")
         else:
-            yield Stack(
+            yield NetworkStack(
                 "fstack",
                 flags.fstack_link,
                 serve=("--stack", "fstack", "--stack-config", str(flags.fstack_server), "--trusted-network"),
@@ -145,27 +144,29 @@ def _stacks(flags: PaperFlags) -> Iterator[Stack]:
 
 
 def _rows(case: Case, measured: Measured) -> list[Row]:
-    """The figures of one case."""
+    """Computes the figures of one case."""
     laps: dict[str, list[Laps]] = {"actors": measured.actors, "learner": [measured.learner]}
 
     def row(what: str, times: list[float] | None = None, **more: Any) -> Row:
         p50, p99 = (None, None) if not times else (round(float(np.percentile(times, share)), 3) for share in (50, 99))
-        place: Row = {"system": case.system, "stack": case.stack.name, "link": case.stack.link}
-        place |= {"format": case.format, "actors": case.actors}
-        return {**place, "what": what, "p50_ms": p50, "p99_ms": p99, **more}
+        key: Row = {"system": case.system, "stack": case.stack.name, "link": case.stack.link}
+        key |= {"format": case.format, "actors": case.actors}
+        return {**key, "what": what, "p50_ms": p50, "p99_ms": p99, **more}
 
     def gather(role: str, names: tuple[str, ...]) -> list[float]:
         return [time for each in laps[role] for name in names for time in each.get(name, [])]
 
     rows = [
-        row(what, times, count=len(times)) for what, (role, names) in WHAT.items() if (times := gather(role, names))
+        row(what, times, count=len(times))
+        for what, (role, names) in LATENCY_LAPS.items()
+        if (times := gather(role, names))
     ]
-    # Each actor by its own time: they begin one after the other.
+    # The rate of each actor is over its own time: actors start one after the other.
     rate = sum(1e3 * len(each["push"]) / sum(map(sum, each.values())) for each in measured.actors)
     rows.append(row("pushes", per_s=round(rate, 3), ideal_per_s=round(1e3 * case.actors / case.actor_ms, 3)))
     rows.append(row("experiences", per_s=round(rate * TRANSITIONS, 1)))
     communication, all_of_it = 0.0, 0.0
-    for role, parts in SHARES.items():
+    for role, parts in TIME_SHARES.items():
         seconds = {name: sum(gather(role, names)) / len(laps[role]) for name, names in parts.items()}
         total = sum(seconds.values())
         rows += [row(f"{role}: {name}", share=round(value / total, 4)) for name, value in seconds.items()]

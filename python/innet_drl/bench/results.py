@@ -1,4 +1,4 @@
-"""What the benchmarks read from flags, and the file they leave."""
+"""Values of the benchmarks' flags, and the results' file."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any
 
 import innet_drl as innet
 from innet_drl._core import fstack_release
-from innet_drl.faults import ConfigurationError
-from innet_drl.folder import writing
-from innet_drl.machine import cores
+from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.machine import cores
 
 Row = dict[str, Any]
+"""One result, as a line of the results' file."""
 
 
 def write(
     path: Path, rows: list[Row], settings: dict[str, Any], versions: Mapping[str, str | None] | None = None
 ) -> None:
-    """Writes machine, settings and rows as JSON, one row a line: files of two runs can be compared.
+    """Writes machine, settings and rows as JSON, one row per line, so that files of two runs can be compared.
 
     Args:
         path: The file.
-        rows: What was measured.
-        settings: How.
-        versions: Of what else took part, by its name.
+        rows: Results.
+        settings: Settings of the measurement.
+        versions: Releases of other software, by its name.
     """
     machine = {
         "commit": _commit(),
@@ -54,17 +54,17 @@ def write(
 
 
 def settings(flags: Any) -> dict[str, Any]:
-    """A command's flags, but for the files that it writes."""
+    """Returns a command's flags without the paths of its output."""
     given = dataclasses.asdict(flags)
     kept = {name: value for name, value in given.items() if name not in ("json", "plot")}
     return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
 
 
 def numbers(text: str, flag: str) -> list[int]:
-    """Numbers of 1 or more from a flag such as `1,2,4`.
+    """Parses a flag such as `1,2,4` with numbers of at least 1.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The flag is malformed.
     """
     try:
         found = [int(word) for word in text.split(",")]
@@ -76,10 +76,10 @@ def numbers(text: str, flag: str) -> list[int]:
 
 
 def names(text: str, known: Iterable[str], flag: str) -> list[str]:
-    """Names from a flag.
+    """Parses a flag with names.
 
     Raises:
-        ConfigurationError: One of them is not known.
+        ConfigurationError: A name is unknown.
     """
     found = [word.strip() for word in text.split(",")]
     for name in found:
@@ -90,9 +90,9 @@ def names(text: str, known: Iterable[str], flag: str) -> list[str]:
 
 @functools.cache
 def _commit() -> str | None:
-    """Of the checkout that this package is in, with `-dirty` where it has changes; `None` for an installed one.
+    """Returns the commit of the checkout with this package, with `-dirty` after changes; `None` if it is installed.
 
-    It is asked for once: the results may be files of the checkout themselves.
+    Cached: writing results may change the checkout.
     """
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:

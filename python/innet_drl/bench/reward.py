@@ -1,6 +1,6 @@
-"""One real training by each system: A2C (Mnih et al., 2016) on CartPole by `DistributedDataParallel`.
+"""One real training with each system: A2C (Mnih et al., 2016) on CartPole with `DistributedDataParallel`.
 
-The network is as large as the paper's for A2C, so that its gradient has 3.3 MB; what sums it is a communication hook.
+The network is as large as the paper's for A2C, with a gradient of 3.3 MB, which a communication hook sums.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
@@ -26,22 +26,22 @@ HIDDEN = 640
 ENVIRONMENTS = 8
 STEPS = 16
 DISCOUNT = 0.99
-GAMES = 20
-"""The last ones, whose mean is the score."""
-LOOK_EVERY = 10
-"""Updates from one look at the score of all workers to the next."""
+SCORE_GAMES = 20
+"""Number of last games whose mean is the score."""
+CHECK_PERIOD = 10
+"""Updates between checks of the score of all workers."""
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a worker counted."""
+class TrainingResult:
+    """Result of a training, by one worker."""
 
     updates: int
     seconds: float
     communication: float
-    """Share of the time that sums took, waiting for other workers included."""
+    """Share of the time for sums, including waiting for other workers."""
     score: float
-    """Of all workers, at the end."""
+    """Mean score of all workers at the end."""
     bytes: int
 
 
@@ -50,11 +50,11 @@ class ActorCritic(nn.Module):
 
     def __init__(self, inputs: int, actions: int) -> None:
         super().__init__()
-        # No weights in common: values of 100 would outweigh the policy in them.
+        # No shared weights: values near 100 would dominate their gradients.
         self.policy, self.value = _perceptron(inputs, actions), _perceptron(inputs, 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, actions] and values [B] of observations [B, inputs]."""
+        """Computes logits [B, actions] and values [B] of observations [B, inputs]."""
         return self.policy(observation), self.value(observation).squeeze(-1)
 
 
@@ -63,14 +63,14 @@ def _perceptron(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(HIDDEN, outputs))
 
 
-class _Timed:
-    """Sums a bucket and counts the time."""
+class _HookState:
+    """State of the hook: sums buckets and measures the time."""
 
     def __init__(self, sum_once: Callable[[NDArray[np.float32]], Any], workers: int) -> None:
         self.sum_once, self.workers, self.seconds = sum_once, workers, 0.0
 
 
-def _hook(state: _Timed, bucket: GradBucket) -> Future[Tensor]:
+def _hook(state: _HookState, bucket: GradBucket) -> Future[Tensor]:
     buffer = bucket.buffer()
     began = time.perf_counter()
     state.sum_once(buffer.numpy())
@@ -82,17 +82,17 @@ def _hook(state: _Timed, bucket: GradBucket) -> Future[Tensor]:
 
 def train(
     sum_once: Callable[[NDArray[np.float32]], Any], rank: int, workers: int, *, goal: float, seconds: float
-) -> Trained:
-    """Trains until the mean score of all workers is at the goal, or the time is over."""
+) -> TrainingResult:
+    """Trains until the mean score of all workers reaches the goal, or the time has passed."""
     torch.manual_seed(rank)
-    arena = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
+    envs = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
     torch.manual_seed(0)
     model = DistributedDataParallel(ActorCritic(4, 2))
     torch.manual_seed(rank)
-    state = _Timed(sum_once, workers)
+    state = _HookState(sum_once, workers)
     model.register_comm_hook(state, _hook)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    rollout = _Rollout(arena, seed=1000 * rank)
+    rollout = _Rollout(envs, seed=1000 * rank)
     dist.barrier()
     began, updates, score = time.perf_counter(), 0, 0.0
     while True:
@@ -101,34 +101,34 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         updates += 1
-        if updates % LOOK_EVERY == 0:
-            # The first worker's clock says when the time is over.
-            told = torch.tensor([rollout.score, float(rank == 0 and time.perf_counter() - began > seconds)])
-            dist.all_reduce(told)
-            score = float(told[0]) / workers
-            if score >= goal or told[1] > 0:
+        if updates % CHECK_PERIOD == 0:
+            # The first worker's clock decides for all workers.
+            status = torch.tensor([rollout.score, float(rank == 0 and time.perf_counter() - began > seconds)])
+            dist.all_reduce(status)
+            score = float(status[0]) / workers
+            if score >= goal or status[1] > 0:
                 break
     took = time.perf_counter() - began
     size = sum(4 * parameter.numel() for parameter in model.parameters())
-    return Trained(updates, took, state.seconds / took, score, size)
+    return TrainingResult(updates, took, state.seconds / took, score, size)
 
 
 class _Rollout:
     """Steps of the environments, and the scores of their games."""
 
-    def __init__(self, arena: Any, seed: int) -> None:
-        self._arena = arena
-        self.observation, _ = arena.reset(seed=seed)
+    def __init__(self, envs: Any, seed: int) -> None:
+        self._arena = envs
+        self.observation, _ = envs.reset(seed=seed)
         self._returns = np.zeros(ENVIRONMENTS)
         self._resets = np.zeros(ENVIRONMENTS, np.bool_)
-        self._last: deque[float] = deque(maxlen=GAMES)
+        self._last: deque[float] = deque(maxlen=SCORE_GAMES)
 
     @property
     def score(self) -> float:
-        return sum(self._last) / GAMES
+        return sum(self._last) / SCORE_GAMES
 
     def step(self, action: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
-        """Rewards, whether the games go on, and whether the step was one of a game: the one after its end is none."""
+        """Returns rewards, whether games continue, and whether steps are valid, which resets are not."""
         valid = torch.from_numpy(~self._resets)
         self.observation, reward, terminated, truncated, _ = self._arena.step(action)
         self._resets = terminated | truncated
@@ -139,23 +139,23 @@ class _Rollout:
 
 
 def _loss(model: DistributedDataParallel, rollout: _Rollout) -> Tensor:
-    observations, actions, rewards, go_on, valid = [], [], [], [], []
+    observations, actions, rewards, continued, valid = [], [], [], [], []
     for _ in range(STEPS):
         observation = torch.from_numpy(rollout.observation)
         with torch.no_grad():
             logits, _ = model.module(observation)
         action = torch.distributions.Categorical(logits=logits).sample()  # type: ignore[no-untyped-call]
-        reward, goes_on, is_step = rollout.step(action.numpy())
+        reward, continues, is_step = rollout.step(action.numpy())
         observations.append(observation)
         actions.append(action)
         rewards.append(reward)
-        go_on.append(goes_on)
+        continued.append(continues)
         valid.append(is_step)
     with torch.no_grad():
         _, following = model.module(torch.from_numpy(rollout.observation))
     returns = []
-    for reward, goes_on in zip(reversed(rewards), reversed(go_on), strict=True):
-        following = reward + DISCOUNT * goes_on * following
+    for reward, continues in zip(reversed(rewards), reversed(continued), strict=True):
+        following = reward + DISCOUNT * continues * following
         returns.append(following)
     mask = torch.cat(valid)
     logits, values = model(torch.cat(observations)[mask])

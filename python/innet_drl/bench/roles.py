@@ -1,8 +1,8 @@
-"""The processes of one case: actors and the learner, each with its clock.
+"""The processes of one case: actors and the learner, each with a clock.
 
-A role says "ready", is told when to begin, and sends what its clock counted. Its computing is waited for
-(`Case.actor_ms`, `Case.update_ms`), not done: in the paper actors, memory and learner are machines of their own, and
-here they would take the cores from each other.
+A process sends "ready", waits for the start, and sends the laps of its clock. Computing is simulated by sleeping
+(`Case.actor_ms`, `Case.update_ms`): in the paper actors, memory and learner are machines of their own, and here they
+would compete for cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Laps = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What the clocks counted in one case."""
+    """Laps of all clocks of one case."""
 
     actors: list[Laps]
     learner: Laps
@@ -33,31 +33,31 @@ def measure(case: Case, address: str) -> Measured:
     """Runs actors and learner against a server.
 
     Raises:
-        BenchError: One of them failed.
+        BenchError: A process failed.
     """
     with Crew() as crew:
-        # It makes the table, so it comes first.
+        # The learner starts first: it makes the table.
         learner = crew.start(_learn, case, address)
-        crew.hear(learner)
+        crew.receive(learner)
         actors = [crew.start(_act, case, address, index) for index in range(case.actors)]
         for each in actors:
-            crew.hear(each)
+            crew.receive(each)
         learner.send("the replay is full")
-        crew.hear(learner)
+        crew.receive(learner)
         for each in (learner, *actors):
             each.send("begin")
-        told = [crew.hear(each, case.seconds) for each in actors]
-        return Measured(told, crew.hear(learner, case.seconds))
+        laps = [crew.receive(each, case.seconds) for each in actors]
+        return Measured(laps, crew.receive(learner, case.seconds))
 
 
 def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
-    with systems.actor(case, address, index, scene.load(case.scene)) as actor:
+    with systems.open_actor(case, address, index, scene.load(case.scene)) as actor:
         for number in range(case.warm_up):
             actor.push(number)
         actor.pull()
         pipe.send("ready")
         pipe.recv()
-        # Actors that ran for a while push at different times.
+        # Spread over a period, as the pushes of actors that have run for a while.
         time.sleep(1e-3 * case.actor_ms * index / case.actors)
         clock, end, number = Clock(), time.perf_counter() + case.seconds, case.warm_up
         while time.perf_counter() < end:
@@ -75,10 +75,10 @@ def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
 def _learn(pipe: Connection, case: Case, address: str) -> None:
     tensors = parameters()
     random = np.random.default_rng(0)
-    with systems.learner(case, address) as learner:
+    with systems.open_learner(case, address) as learner:
         learner.publish(tensors)
         pipe.send("ready")
-        _receive_until_told(pipe, learner)
+        _receive_until_message(pipe, learner)
         for _ in range(3):
             learner.sample(Clock())
         pipe.send("ready")
@@ -97,11 +97,11 @@ def _learn(pipe: Connection, case: Case, address: str) -> None:
             del batch
         del parts.laps["other"]
         pipe.send(clock.laps | {f"sample: {name}": laps for name, laps in parts.laps.items()})
-        _receive_until_told(pipe, learner)
+        _receive_until_message(pipe, learner)
 
 
-def _receive_until_told(pipe: Connection, learner: systems.Learner) -> None:
-    """Actors wait where nobody takes what they push."""
+def _receive_until_message(pipe: Connection, learner: systems.LearnerClient) -> None:
+    """Keeps receiving, as actors would otherwise wait for the learner."""
     while not pipe.poll(0.01):
         learner.receive(Clock())
     pipe.recv()

@@ -1,4 +1,4 @@
-"""Breakout, as the emulator shows it: the same frames for every system."""
+"""A recording of Breakout, so that every system pushes the same frames."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl import environments
 from innet_drl.bench.settings import ACTIONS, STREAMS, TRANSITIONS
-from innet_drl.config import Config
+from innet_drl.train import environments
+from innet_drl.train.config import Config
 
 PUSHES = 8
-"""Different ones; then they repeat."""
+"""Distinct pushes of a recording, which then repeats."""
 SKIPPED = 100
-"""Steps before the first that is kept: games begin alike."""
+"""Steps before the recording, as games start alike."""
 STEPS = TRANSITIONS // STREAMS
 
 
 def record(path: Path, seed: int = 0) -> None:
-    """Plays `STREAMS` games at random and keeps `PUSHES * STEPS` steps of them as an npz file."""
+    """Plays `STREAMS` games at random and writes `PUSHES * STEPS` steps to an npz file."""
     random = np.random.default_rng(seed)
-    arena = environments.make(Config(environments=STREAMS), STREAMS)
-    observation = arena.reset(seed)
+    envs = environments.make(Config(environments=STREAMS), STREAMS)
+    observation = envs.reset(seed)
     final = np.zeros(STREAMS, np.bool_)
     rows: list[dict[str, Any]] = []
     for step_number in range(SKIPPED + PUSHES * STEPS):
         action = random.integers(0, ACTIONS, STREAMS)
-        step = arena.step(action)
+        step = envs.step(action)
         ended = step.terminated | step.truncated
         rows.append(
             {
@@ -36,21 +36,21 @@ def record(path: Path, seed: int = 0) -> None:
                 "reward": np.sign(step.reward),
                 "terminated": (step.terminated | step.life_lost) & ~final,
                 "truncated": step.truncated & ~step.terminated & ~final,
-                # A recording that begins again begins new stacks.
+                # A recording that repeats starts new stacks.
                 "first": rows[-1]["final"] if step_number > SKIPPED else np.ones(STREAMS, np.bool_),
                 "final": final,
                 "q": random.random((STREAMS, ACTIONS), np.float32),
             }
         )
         observation, final = step.observation, ended
-    arena.close()
+    envs.close()
     kept = rows[SKIPPED:]
     columns: dict[str, Any] = {name: np.stack([row[name] for row in kept]) for name in kept[0]}
     np.savez(path, **columns)
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """The rows of a recording, for `PUSHES` pushes."""
+    """Reads the rows of a recording, for `PUSHES` pushes."""
     with np.load(path) as columns:
         arrays = {name: columns[name] for name in columns.files}
     return [{name: array[index] for name, array in arrays.items()} for index in range(PUSHES * STEPS)]

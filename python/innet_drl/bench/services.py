@@ -1,4 +1,4 @@
-"""The servers that are measured, each in a process of its own."""
+"""Servers of the benchmarks, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 import innet_drl as innet
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.links import within
-from innet_drl.bench.settings import Stack
+from innet_drl.bench.settings import NetworkStack
 
 MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
-"""A batch of 512 in the paper's format has 116 MB, four messages have 181."""
+"""Frames must hold a batch of 512 in the paper's format, 116 MB, and four messages, 181 MB."""
 START_SECONDS = 60.0
 MEMIF_EAL = "--no-huge -m 128 --no-pci"
 MEMIF_SLEEP_US = 1
-"""Workers and the aggregator share fewer cores than they are: who waits lets another one run."""
+"""Idle polling threads sleep, as workers and the aggregator outnumber the cores."""
 
 
 def why_not_redis(named: str | None) -> str | None:
-    """Why there is no Redis to measure; `None` where there is one."""
+    """Returns the reason why Redis cannot be measured; `None` if it can."""
     try:
         import lz4.block  # noqa: F401
         import redis  # noqa: F401
@@ -40,17 +40,17 @@ def why_not_redis(named: str | None) -> str | None:
 
 @contextlib.contextmanager
 def redis(named: str | None, versions: dict[str, str | None]) -> Iterator[str]:
-    """A Redis without anything on the disk, or the one that was named; the keys of the benchmark are removed.
+    """Starts a Redis without persistence, or connects to the given one, and removes the benchmark's keys.
 
     Args:
-        named: Its URL, or `None` to start one.
-        versions: Gets its release.
+        named: URL of a running Redis, or `None` to start one.
+        versions: Receives the release of the Redis.
     """
-    from innet_drl.redis_memory import RedisMemory
+    from innet_drl.bench.redis_store import RedisStore
 
     with contextlib.ExitStack() as running:
         address = named or running.enter_context(_redis_server())
-        keys = running.enter_context(contextlib.closing(RedisMemory(address, "bench", "", {})))
+        keys = running.enter_context(contextlib.closing(RedisStore(address, "bench", "", {})))
         keys.clear()
         versions["redis"] = keys.version()
         try:
@@ -73,11 +73,11 @@ def _redis_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def ours(stack: Stack) -> Iterator[str]:
-    """`innet-replay serve` on a stack.
+def ours(stack: NetworkStack) -> Iterator[str]:
+    """Starts `innet-replay serve` on a network stack.
 
     Raises:
-        BenchError: It did not start; the message is what it said.
+        BenchError: The server did not start; the message is its last line of output.
     """
     sizes = ["--max-bytes", MAX_BYTES, "--max-frame-bytes", MAX_FRAME_BYTES]
     with _serve("--listen", stack.listen, *sizes, *stack.serve) as (address, _):
@@ -86,13 +86,13 @@ def ours(stack: Stack) -> Iterator[str]:
 
 @contextlib.contextmanager
 def aggregator(namespace: str | None = None) -> Iterator[tuple[str, str, int]]:
-    """`innet-replay serve --gradients`: its URL, where it takes datagrams, and its process.
+    """Starts `innet-replay serve --gradients` and yields its URL, its address for datagrams, and its process.
 
     Args:
-        namespace: The network namespace that it is in, at all of its addresses; `None` for loopback.
+        namespace: Network namespace of the server, which listens on all of its addresses; `None` for loopback.
 
     Raises:
-        BenchError: It did not start; the message is what it said.
+        BenchError: The server did not start; the message is its last line of output.
     """
     host = "127.0.0.1" if namespace is None else "0.0.0.0"
     gradients = f"{host}:{_free_port(socket.SOCK_DGRAM)}"
@@ -108,21 +108,21 @@ class Memifs:
     server: str
     """URL of the server."""
     sockets: list[str]
-    """Of the workers' devices."""
+    """Socket paths of the workers' devices."""
     process: int
 
     def station(self, rank: int) -> innet.Station:
-        """The end of worker `rank`."""
+        """The DPDK station of worker `rank`."""
         device = f"net_memif0,role=client,id=0,socket={self.sockets[rank]}"
         return innet.Station(device, f"10.8.1.{2 + rank}:7711", eal=MEMIF_EAL, idle_sleep_us=MEMIF_SLEEP_US)
 
 
 @contextlib.contextmanager
 def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
-    """`innet-replay serve --gradients-devices` on so many memifs, whose sockets are in a folder.
+    """Starts `innet-replay serve --gradients-devices` on one memif for each worker, with their sockets in a folder.
 
     Raises:
-        BenchError: It did not start; the message is what it said.
+        BenchError: The server did not start; the message is its last line of output.
     """
     sockets = [str(folder / f"memif{rank}.sock") for rank in range(workers)]
     flags = ["--listen", "innet://127.0.0.1:0", "--gradients-only", "--trusted-network", "--gradients", "10.8.1.1:7711"]

@@ -1,4 +1,4 @@
-"""What `innet-drl bench paper` measures: systems, stacks, formats, and the paper's sizes."""
+"""Systems, network stacks, formats and sizes of `innet-drl bench paper`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from innet_drl.config import Config
-from innet_drl.environments import Spec
-from innet_drl.messages import Format, Frames, Stacks
+from innet_drl.bench.messages import FrameFormat, MessageFormat, StackFormat
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.memory import memory_settings
 
 TRANSITIONS = 200
-"""Of one push."""
+"""Transitions of one push."""
 STREAMS = 8
 """Environments of an actor: 25 steps of each are a push."""
 BATCH = 512
 """Transitions of the learner's batch."""
 CAPACITY = 4_000
-"""Transitions that a replay keeps: 0.9 GB in the paper's format. A draw takes as long from a million."""
+"""Transitions that a replay keeps: 0.9 GB in the paper's format. Sampling from a million takes as long."""
 PARAMETERS = 3_292_837
 """float32 values of the paper's network: 13.17 MB."""
 ACTIONS = 4
@@ -31,67 +32,67 @@ SYSTEMS = {
     "sampling": "in-network sampling",
     "ahead": "in-network sampling, drawn ahead",
 }
-"""The baseline; optimization 1, where the learner pulls and draws by itself; optimization 2, and the same while the
-learner trains on the batch before."""
+"""The baseline; optimization 1, where the learner pulls experience and samples itself; optimization 2, where the server
+samples; and optimization 2 with the next batch sampled while the learner trains."""
 FORMATS = {"stacks": "the paper's format: float32 stacks", "frames": "our format: each frame once, packed"}
 
-SPEC = Spec(actions=ACTIONS, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
+SPEC = EnvironmentSpec(actions=ACTIONS, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
 
 
 @dataclass(frozen=True)
-class Stack:
-    """How bytes get from one process to the other."""
+class NetworkStack:
+    """The network stack between two processes."""
 
     name: str
     link: str
-    """What carried them: loopback, veth, memif, NIC."""
+    """Link under the stack: loopback, veth, memif, NIC."""
     serve: tuple[str, ...] = ()
     """Flags of `innet-replay serve`."""
     listen: str = "innet://127.0.0.1:0"
-    """Where our server listens."""
+    """Address that the server listens on."""
     scheme: str = "innet"
-    """Of the address that clients connect to."""
+    """Scheme of the address that clients connect to."""
     spin: bool = False
-    """Whether clients look for answers without sleeping."""
+    """Clients poll for answers without sleeping."""
     client_config: str = ""
-    """F-Stack's configuration file of a client; `{index}` in it is the client's number, the learner's is 0."""
+    """F-Stack's configuration file of a client; `{index}` in its name is the client's number, 0 for the learner."""
 
     def connection(self, address: str, client: int) -> tuple[str, dict[str, Any]]:
-        """URL and options of `innet.connect` for one client."""
+        """Returns URL and options of `innet.connect` for one client."""
         options: dict[str, Any] = {"spin": True} if self.spin else {}
         if self.client_config:
             options["config"] = self.client_config.format(index=client)
         return address.replace("innet://", f"{self.scheme}://", 1), options
 
 
-KERNEL = Stack("kernel", "loopback")
-SPINNING = Stack("kernel-spin", "loopback", serve=("--spin",), spin=True)
+KERNEL = NetworkStack("kernel", "loopback")
+SPINNING = NetworkStack("kernel-spin", "loopback", serve=("--spin",), spin=True)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: a system on a stack, with a format and so many actors."""
+    """One measurement: a system on a network stack, with a format and a number of actors."""
 
     system: str
-    stack: Stack
+    stack: NetworkStack
     format: str
     actors: int
     seconds: float
-    """Measured."""
+    """Duration of the measurement."""
     actor_ms: float
-    """Of computing for one push: waited for."""
+    """Simulated computing time of one push."""
     update_ms: float
-    """Of the learner's update: waited for."""
+    """Simulated computing time of one update."""
     scene: Path
-    """The frames, as `scene.record` left them."""
+    """Recording of frames, by `scene.record`."""
 
     @property
     def warm_up(self) -> int:
-        """Pushes of each actor before anything is measured: the replay then has more than two batches."""
+        """Pushes of each actor before the measurement, which fill the replay with more than two batches."""
         return -(-2 * BATCH // (TRANSITIONS * self.actors)) + 1
 
-    def messages(self) -> Format:
-        """The format of its messages."""
+    def messages(self) -> MessageFormat:
+        """The format of the case's messages."""
         config = Config(
             environments=STREAMS,
             n_step=3,
@@ -101,15 +102,16 @@ class Case:
             message_transitions=TRANSITIONS,
             chunk_steps=TRANSITIONS // STREAMS,
             max_bytes=8 << 30,
-            # Whose tables keep no replay ratio: pushes and draws are to take what they take.
+            # Tables of serial runs have no replay ratio, which would delay pushes and samples.
             serial=True,
         )
+        settings = memory_settings(config, SPEC, "replay", {})
         if self.format == "frames":
-            return Frames(config, SPEC, "replay")
-        # As in the paper nothing is packed, neither on the way nor where it is kept.
-        return Stacks(config, SPEC, "replay", codec="none")
+            return FrameFormat(settings)
+        # As in the paper nothing is compressed, neither in transit nor in memory.
+        return StackFormat(settings, codec="none")
 
 
 def parameters() -> dict[str, NDArray[np.float32]]:
-    """As many as the paper's network has."""
+    """Random parameters of the size of the paper's network."""
     return {"weights": np.random.default_rng(0).random(PARAMETERS, np.float32)}

@@ -1,11 +1,11 @@
-"""The systems, as an actor and as the learner use them.
+"""The measured systems: the connection of an actor and of the learner in each.
 
-| | push | what the learner's sampling is |
+| system | an actor's push | the learner's sampling |
 | --- | --- | --- |
-| `redis` | a message to a list | pull every message, store it in the learner's replay, draw there |
-| `shared` | the same as one step of a FIFO table | the same, from the table |
-| `sampling` | rows or transitions to a prioritized table | one request: the server draws |
-| `ahead` | the same | taking a batch that was asked for while the last one was trained on, as `innet-drl train` does |
+| `redis` | a message to a list | pull all messages, store them in the learner's own replay, sample there |
+| `shared` | a message as one step of a FIFO table | pull all messages from the table, then as `redis` |
+| `sampling` | rows or transitions to a prioritized table | one request: the server samples |
+| `ahead` | as `sampling` | take a batch requested while training on the previous one, as `innet-drl train` does |
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
+from innet_drl.bench.messages import MessageFormat
 from innet_drl.bench.settings import BATCH, STREAMS, TRANSITIONS, Case, parameters
-from innet_drl.messages import Format
 
 POLICY = "policy"
 QUEUE = "experience"
 _PREFIX = "message_"
-"""Of the queue's columns: `Writer.append` has arguments that are named as parts of a message."""
-PULLED = 4
-"""Messages that one draw takes from a FIFO table, at most: of stacks they are 181 MB."""
-MADE = 4
-"""Different messages of an actor: of stacks they are 181 MB."""
+"""Prefix of the queue's columns, whose names would clash with arguments of `Writer.append`."""
+MAX_PULLED = 4
+"""Messages sampled from the FIFO table at a time, at most: 181 MB in the format `stacks`."""
+ACTOR_MESSAGES = 4
+"""Distinct messages of an actor: 181 MB in the format `stacks`."""
 ROW = innet.Window(before=0, after=0)
 
 Rows = list[dict[str, Any]]
 
 
 class Clock:
-    """Milliseconds of each thing that was done, by its name."""
+    """Records the duration of each lap in milliseconds, by the name of its activity."""
 
     def __init__(self) -> None:
         self.laps: dict[str, list[float]] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Books the time since the last lap."""
+        """Records the time since the last lap."""
         now = time.perf_counter()
         self.laps.setdefault(name, []).append(1e3 * (now - self._last))
         self._last = now
 
 
-class Actor(Protocol):
-    """A connection of an actor."""
+class ActorClient(Protocol):
+    """An actor's connection."""
 
     def push(self, number: int) -> None:
-        """Hands over 200 transitions, and returns when they are there."""
+        """Sends 200 transitions, and returns when they have arrived."""
 
     def pull(self) -> None:
-        """Takes the newest parameters, as arrays."""
+        """Gets the newest parameters as arrays."""
 
 
-class Learner(Protocol):
+class LearnerClient(Protocol):
     """The learner's connection."""
 
     def receive(self, clock: Clock) -> None:
-        """Takes in what actors pushed, where the learner has a replay of its own."""
+        """Stores pushed messages, if the learner has a replay of its own."""
 
     def sample(self, clock: Clock) -> Any:
-        """A batch as arrays, with its keys; laps are the parts of the way to it."""
+        """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of a batch."""
@@ -76,12 +76,12 @@ class Learner(Protocol):
 
 
 @contextlib.contextmanager
-def actor(case: Case, address: str, index: int, rows: Rows) -> Iterator[Actor]:
-    """The connection of one actor; what it pushes is in memory already."""
+def open_actor(case: Case, address: str, index: int, rows: Rows) -> Iterator[ActorClient]:
+    """Opens the connection of one actor, with its messages prepared."""
     messages = case.messages()
     if case.system == "redis":
-        with _redis(address) as memory:
-            yield _RedisActor(memory, messages, _messages(messages, rows, index), case.actors)
+        with _redis(address) as store:
+            yield _RedisActor(store, messages, _messages(messages, rows, index), case.actors)
         return
     url, options = case.stack.connection(address, 1 + index)
     with innet.connect(url, **options) as replay:
@@ -92,13 +92,13 @@ def actor(case: Case, address: str, index: int, rows: Rows) -> Iterator[Actor]:
 
 
 @contextlib.contextmanager
-def learner(case: Case, address: str) -> Iterator[Learner]:
-    """The learner's connection, and its own replay where it has one."""
+def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
+    """Opens the learner's connection, and its own replay if it has one."""
     messages = case.messages()
     if case.system == "redis":
-        with _redis(address) as memory, innet.Replay([messages.table]) as own:
-            pull = _from_redis(memory, messages, case.actors)
-            yield _PullingLearner(messages, own, pull, lambda tensors: memory.put_parameters(1, tensors))
+        with _redis(address) as store, innet.Replay([messages.table]) as own:
+            pull = _from_redis(store, messages, case.actors)
+            yield _PullingLearner(messages, own, pull, lambda tensors: store.put_parameters(1, tensors))
         return
     url, options = case.stack.connection(address, 0)
     tables = [_queue(messages, case.actors) if case.system == "shared" else messages.table]
@@ -108,63 +108,65 @@ def learner(case: Case, address: str) -> Iterator[Learner]:
             replay.put_parameters(POLICY, tensors)
 
         if case.system == "sampling":
-            yield _DrawingLearner(messages, replay, publish)
+            yield _ServerSampledLearner(messages, replay, publish)
             return
         if case.system == "ahead":
             with replay.batches(messages.table.name, BATCH, messages.view, prefetch=1) as batches:
-                yield _TakingLearner(messages, replay, publish, batches)
+                yield _PrefetchingLearner(messages, replay, publish, batches)
             return
         with innet.Replay([messages.table]) as own:
             yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
 
 
 def _redis(address: str) -> Any:
-    from innet_drl.redis_memory import RedisMemory
+    from innet_drl.bench.redis_store import RedisStore
 
-    return contextlib.closing(RedisMemory(address, "bench", "", parameters()))
+    return contextlib.closing(RedisStore(address, "bench", "", parameters()))
 
 
-def _messages(messages: Format, rows: Rows, index: int) -> list[bytearray]:
-    """The pushes of an actor, made beforehand: what an actor has in hand when it pushes."""
-    collector, made = messages.collector(index), list[bytearray]()
+def _messages(messages: MessageFormat, rows: Rows, index: int) -> list[bytearray]:
+    """Builds the messages of an actor before the measurement."""
+    builder, made = messages.builder(index), list[bytearray]()
     buffer = bytearray(messages.layout.nbytes)
     for row in rows:
-        collector.add(row)
-        if collector.take(messages.layout.views(buffer)):
+        builder.add(row)
+        if builder.fill(messages.layout.views(buffer)):
             made.append(buffer)
-            if len(made) == MADE:
+            if len(made) == ACTOR_MESSAGES:
                 break
             buffer = bytearray(messages.layout.nbytes)
     return made
 
 
 class _RedisActor:
-    def __init__(self, memory: Any, messages: Format, made: list[bytearray], most_waiting: int) -> None:
-        from innet_drl.redis_memory import Pushes
+    def __init__(self, store: Any, messages: MessageFormat, made: list[bytearray], most_waiting: int) -> None:
+        from innet_drl.bench.redis_store import MessageSender
 
-        self._memory, self._made = memory, made
-        self._pushes = Pushes(memory, messages, most_waiting)
+        self._store, self._made = store, made
+        self._sender = MessageSender(store, messages, most_waiting)
 
     def push(self, number: int) -> None:
-        self._pushes.push(self._made[number % len(self._made)])
+        self._sender.push(self._made[number % len(self._made)])
 
     def pull(self) -> None:
-        self._memory.get_parameters(POLICY)
+        self._store.get_parameters()
 
 
-def _queue(messages: Format, actors: int) -> innet.Table:
-    """A FIFO table of which one step is one message: what a list is to a Redis.
+def _queue(messages: MessageFormat, actors: int) -> innet.Table:
+    """A FIFO table that corresponds to a Redis list: one step is one message.
 
-    As there, actors wait while it holds more messages than there are actors.
+    As with the list, actors wait while the table has more messages than there are actors.
     """
     columns = {
-        _PREFIX + name: innet.Column(dtype, shape, codec="lz4" if messages.packed and np.prod(shape) > 64 else "none")
+        _PREFIX + name: innet.Column(
+            dtype, shape, codec="lz4" if messages.compressed and np.prod(shape) > 64 else "none"
+        )
         for name, (dtype, shape) in messages.layout.columns.items()
     }
     return innet.Table(
         QUEUE,
         columns,
-        4 * actors + PULLED,
+        4 * actors + MAX_PULLED,
         sampler="fifo",
         max_times_sampled=1,
         samples_per_insert=1.0,
@@ -173,7 +175,7 @@ def _queue(messages: Format, actors: int) -> innet.Table:
 
 
 class _SharedActor:
-    def __init__(self, replay: innet.Replay, messages: Format, made: list[bytearray]) -> None:
+    def __init__(self, replay: innet.Replay, messages: MessageFormat, made: list[bytearray]) -> None:
         self._replay = replay
         self._writer = replay.writer(QUEUE, 1, ROW, chunk_steps=1)
         views = [messages.layout.views(message) for message in made]
@@ -189,7 +191,7 @@ class _SharedActor:
 
 
 class _SamplingActor:
-    def __init__(self, replay: innet.Replay, case: Case, messages: Format, index: int, rows: Rows) -> None:
+    def __init__(self, replay: innet.Replay, case: Case, messages: MessageFormat, index: int, rows: Rows) -> None:
         self._replay = replay
         steps = TRANSITIONS // STREAMS
         if case.format == "frames":
@@ -198,8 +200,8 @@ class _SamplingActor:
                 messages.table.name, STREAMS, messages.view, name=f"actor {index}", chunk_steps=steps
             )
             return
-        intake = messages.intake(replay)
-        made = [list(intake.appends(messages.layout.views(message))) for message in _messages(messages, rows, index)]
+        reader = messages.reader(replay)
+        made = [list(reader.rows(messages.layout.views(message))) for message in _messages(messages, rows, index)]
         self._writer = made[0][0][0]
         self._pushes = [[row for _, row in appends] for appends in made]
 
@@ -213,20 +215,20 @@ class _SamplingActor:
 
 
 Pull = Callable[[], list[dict[str, NDArray[Any]]]]
-"""The messages that are there, one of each actor at most, as arrays."""
+"""Returns waiting messages as arrays, at most one of each actor."""
 
 
-def _from_redis(memory: Any, messages: Format, most: int) -> Pull:
-    from innet_drl.redis_memory import unpack
+def _from_redis(store: Any, messages: MessageFormat, most: int) -> Pull:
+    from innet_drl.bench.redis_store import unpack
 
-    return lambda: [unpack(memory, messages, message) for message in memory.pull(most)]
+    return lambda: [unpack(store, messages, message) for message in store.pull(most)]
 
 
-def _from_queue(replay: innet.Replay, messages: Format, most: int) -> Pull:
+def _from_queue(replay: innet.Replay, messages: MessageFormat, most: int) -> Pull:
     def pull() -> list[dict[str, NDArray[Any]]]:
         taken: list[dict[str, NDArray[Any]]] = []
         while len(taken) < most:
-            wanted = min(PULLED, most - len(taken))
+            wanted = min(MAX_PULLED, most - len(taken))
             try:
                 batch = replay.sample(QUEUE, wanted, ROW, allow_short=True, timeout=0)
             except (innet.errors.DeadlineError, innet.errors.EmptyError):
@@ -244,10 +246,10 @@ class _PullingLearner:
     """A learner with a replay of its own."""
 
     def __init__(
-        self, messages: Format, own: innet.Replay, pull: Pull, publish: Callable[[dict[str, NDArray[Any]]], None]
+        self, messages: MessageFormat, own: innet.Replay, pull: Pull, publish: Callable[[dict[str, NDArray[Any]]], None]
     ) -> None:
         self._messages, self._own, self._pull = messages, own, pull
-        self._intake = messages.intake(own)
+        self._reader = messages.reader(own)
         self._table = messages.table.name
         self.publish = publish
 
@@ -255,7 +257,7 @@ class _PullingLearner:
         taken = self._pull()
         clock.lap("pull")
         for message in taken:
-            for writer, row in self._intake.appends(message):
+            for writer, row in self._reader.rows(message):
                 writer.append(**row)
             writer.flush()
         clock.lap("store")
@@ -270,18 +272,18 @@ class _PullingLearner:
         self._own.update_priorities(self._table, keys, priorities)
 
 
-class _DrawingLearner:
-    """A learner that has batches drawn where the experience is."""
+class _ServerSampledLearner:
+    """A learner whose batches the server samples."""
 
     def __init__(
-        self, messages: Format, replay: innet.Replay, publish: Callable[[dict[str, NDArray[Any]]], None]
+        self, messages: MessageFormat, replay: innet.Replay, publish: Callable[[dict[str, NDArray[Any]]], None]
     ) -> None:
         self._messages, self._replay = messages, replay
         self._table = messages.table.name
         self.publish = publish
 
     def receive(self, clock: Clock) -> None:
-        """The server has it."""
+        """Does nothing: the server has the experience."""
 
     def sample(self, clock: Clock) -> Any:
         batch = self._next()
@@ -295,12 +297,12 @@ class _DrawingLearner:
         self._replay.update_priorities(self._table, keys, priorities)
 
 
-class _TakingLearner(_DrawingLearner):
-    """The same, one batch ahead of the training: its priorities count from the batch after the next."""
+class _PrefetchingLearner(_ServerSampledLearner):
+    """A learner that samples one batch ahead: its priorities take effect from the batch after the next."""
 
     def __init__(
         self,
-        messages: Format,
+        messages: MessageFormat,
         replay: innet.Replay,
         publish: Callable[[dict[str, NDArray[Any]]], None],
         batches: innet.Batches,

@@ -1,13 +1,13 @@
-"""Gradients of several learners summed in the network: for any `torch.distributed` program, and without waiting.
+"""Sums of gradients in the network: for any `torch.distributed` program, and for asynchronous workers.
 
-Three ways in, by what a program has:
+There are three interfaces:
 
     model.register_comm_hook(State.join("innet://host:7710", "job"), hook)     # DistributedDataParallel
     torch.distributed.init_process_group("cpu:innet")                          # every collective of a process group
-    replica = Replica(model, optimizer, "innet://host:7710", "job", ...)       # workers that do not wait for each other
+    replica = Replica(model, optimizer, "innet://host:7710", "job", ...)       # asynchronous workers
 
 The server is `innet-replay serve --gradients HOST:PORT`. Importing this package registers the backend `innet`.
-`docs/distributed.md` tells more.
+See `docs/distributed.md`.
 """
 
 from innet_drl.distributed.asynchronous import Contributions, Replica

@@ -1,10 +1,10 @@
-"""Asynchronous training: every worker holds the weights, and none waits for the slowest one's gradient.
+"""Asynchronous training: every worker holds the weights, and no worker waits for the slowest gradient.
 
-A worker computes a gradient of the weights that it has, hands it to the job, and applies the updates that came
-meanwhile. An update is the mean of any H gradients, the same in every worker and in the same order, so the replicas
-stay equal bit for bit. A gradient whose weights are more than S updates old is dropped, and counted. A worker that
-is further behind than the sums are kept pulls weights and optimizer of a later update from the server, where the
-workers leave them by turns, as a new worker does (Li et al., 2019, describe the scheme for a switch).
+A worker computes a gradient of its weights, contributes it to the job, and applies the updates received meanwhile. An
+update is the mean of any H gradients; all workers apply the same updates in the same order, so the replicas stay equal
+bit for bit. A gradient whose weights are more than S updates old is dropped and counted. A worker that is so far behind
+that sums are no longer kept pulls weights and optimizer state of a later update from the server, as a new worker does;
+the workers publish them there in turn (Li et al., 2019, describe the scheme for a switch).
 """
 
 from __future__ import annotations
@@ -26,53 +26,52 @@ import innet_drl as innet
 from innet_drl.errors import BehindError, ConfigError, DeadlineError, ReplicaError
 
 KEPT_DIGESTS = 16
-"""Digests of its own that a replica still compares with those of others."""
-LOOK_SECONDS = 0.02
-"""How often a replica looks for what another one leaves at the server."""
+"""Number of its own last digests that a replica compares with those of others."""
+POLL_SECONDS = 0.02
+"""Period at which a replica checks what other replicas published at the server."""
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """What became of the gradients of one worker."""
+    """Counters of one worker's gradients."""
 
     offered: int
-    """Gradients handed to the job."""
+    """Gradients contributed to the job."""
     counted: int
-    """Gradients that are in the updates as a whole."""
+    """Gradients that updates include completely."""
     dropped: int
-    """Gradients of which a part, or everything, was older than the staleness bound."""
+    """Gradients of which at least a part was older than the staleness bound."""
     late_segments: int
-    """Parts of gradients that missed an update and went into a later one."""
+    """Segments of gradients that missed an update and are in a later one."""
     dropped_segments: int
-    """Parts of gradients that were dropped."""
+    """Dropped segments of gradients."""
     restarts: int
-    """How often this worker was so far behind that it pulled the weights."""
+    """How often this worker pulled the weights because it was too far behind."""
 
 
 class Replica:
-    """One worker's copy of the weights, in a job that does not wait. Use it as a context manager.
+    """One worker's copy of the weights in an asynchronous job. Use it as a context manager.
 
-    Nothing but `step` may change the model's parameters or the optimizer's state. Buffers, such as the statistics of
-    batch normalization, stay this worker's own.
+    Only `step` may change the model's parameters or the optimizer's state. Buffers, such as the statistics of batch
+    normalization, are not shared.
 
     Args:
-        model: With parameters of float32.
-        optimizer: Of the model's parameters; deterministic, and with the same settings in every worker.
+        model: Model with parameters of float32.
+        optimizer: Optimizer of the model's parameters; deterministic, and with the same settings in every worker.
         address: `innet://host:port` or `innets://host:port` of a server with `--gradients`.
-        job: The job's name: the same in all workers, and another one in each run.
+        job: The job's name: the same in all workers, and different in each run.
         worker: This worker's number, from 0.
-        workers: Their number, at most 64.
-        updates: Updates of the job, after which it is over; `None` for no end.
-        staleness: Updates by which the weights of a gradient may be behind (S).
-        threshold: Gradients that make an update (H); half of the workers, rounded up, where it is `None`.
-        apply: Makes an update of the mean in the parameters' `grad`; `optimizer.step` where it is `None`. It may clip.
-        check_period: Updates from one comparison of the replicas to the next; 0 for none.
-        publish_period: Updates from one publication of the weights to the next; S + 1 where it is `None`.
-        deadline: Seconds that anything may wait, for others or for the server: longer than the slowest of H gradients
-            takes.
-        resume: An earlier job of this server, from whose newest weights this one goes on, in place of worker 0's own.
-        token: As of `innet_drl.connect`.
-        tls_ca: As of `innet_drl.connect`.
+        workers: Number of workers, at most 64.
+        updates: Updates after which the job ends; `None` for no end.
+        staleness: Largest age of a gradient's weights, in updates (S).
+        threshold: Gradients of an update (H); `None` is half of the workers, rounded up.
+        apply: Applies the mean in the parameters' `grad`, and may clip it; `None` is `optimizer.step`.
+        check_period: Updates between comparisons of the replicas; 0 for none.
+        publish_period: Updates between publications of the weights; `None` is S + 1.
+        deadline: Seconds that an operation may wait for other workers or for the server; longer than H gradients take.
+        resume: An earlier job of this server, whose newest weights replace worker 0's own.
+        token: As in `innet_drl.connect`.
+        tls_ca: As in `innet_drl.connect`.
 
     Raises:
         innet_drl.ReplayError: The server cannot be reached, takes no gradients, or refuses the job; there are no
@@ -116,7 +115,7 @@ class Replica:
         self._digests: dict[int, bytes] = {}
         self._pulled = 0
         with contextlib.ExitStack() as stack:
-            # The server answers what it is asked here at once, or does not answer.
+            # The server answers these requests at once, or not at all: no grace is needed.
             connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline, grace=0)
             self._server = stack.enter_context(connection)
             self._updates = stack.enter_context(
@@ -147,7 +146,7 @@ class Replica:
 
     @property
     def index(self) -> int:
-        """Updates that made the weights."""
+        """Number of updates applied to the weights."""
         return self._updates.index
 
     @property
@@ -157,18 +156,18 @@ class Replica:
 
     @property
     def contributions(self) -> Contributions:
-        """What became of this worker's gradients."""
+        """Counters of this worker's gradients."""
         return Contributions(**self._updates.contributions())
 
     def step(self) -> None:
-        """Contributes the parameters' `grad`, which is of the weights as they are, and applies the updates there are.
+        """Contributes the parameters' `grad`, computed at the current weights, and applies the received updates.
 
-        Waits only while the gradient before is not in the sums.
+        Waits only while the previous gradient is not in the sums.
 
         Raises:
-            innet_drl.errors.GradientError: The job failed; the message names who is missing.
+            innet_drl.errors.GradientError: The job failed; the message names missing workers.
             innet_drl.errors.ReplicaError: Replicas differ.
-            innet_drl.errors.DeadlineError: Nobody's gradients made an update in time.
+            innet_drl.errors.DeadlineError: No update was completed in time.
         """
         index = self.index
         _flatten((parameter.grad for parameter in self._parameters), self._gradient)
@@ -180,13 +179,13 @@ class Replica:
         self._apply_updates()
 
     def finish(self) -> None:
-        """Applies the job's updates up to its last one, and compares the replicas: for when it has an end.
+        """Applies the job's updates up to its last one, and compares the replicas.
 
         Raises:
             innet_drl.errors.ConfigError: The job has no end: `updates` is `None`.
-            innet_drl.errors.GradientError: The job failed; the message names who is missing.
+            innet_drl.errors.GradientError: The job failed; the message names missing workers.
             innet_drl.errors.ReplicaError: Replicas differ.
-            innet_drl.errors.DeadlineError: A replica did not come so far in time.
+            innet_drl.errors.DeadlineError: A replica did not reach the last update in time.
         """
         if self.updates is None:
             raise ConfigError(
@@ -199,11 +198,11 @@ class Replica:
         self.check()
 
     def check(self) -> None:
-        """Waits until every replica has been at this update, and compares them.
+        """Waits until every replica has reached this update, and compares them.
 
         Raises:
             innet_drl.errors.ReplicaError: Replicas differ.
-            innet_drl.errors.DeadlineError: One did not come here in time.
+            innet_drl.errors.DeadlineError: A replica did not reach this update in time.
         """
         end = time.monotonic() + self._deadline
         self._publish_digest(self._deadline)
@@ -214,14 +213,14 @@ class Replica:
                         f"replica {other} of job {self._job!r} did not come to update {self.index} within "
                         f"{self._deadline:g} s"
                     )
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def _wait(self, *, for_room: bool) -> None:
         try:
             if self._updates.wait(self._deadline, for_room=for_room):
                 return
         except BehindError:
-            # Told again, and answered, where the updates are taken.
+            # Raised again and handled in `_apply_updates`.
             return
         raise DeadlineError(
             f"update {self.index + 1} of job {self._job!r} did not come within {self._deadline:g} s: are there enough "
@@ -248,14 +247,14 @@ class Replica:
             for other in range(self._workers):
                 self._compare(other, _left(end))
         turn, rest = divmod(index, self._publish_period)
-        # The last weights by everyone: whose turn it is may be the one that is behind.
+        # Every worker publishes the last weights: the worker whose turn it is may be behind.
         if self.finished or (rest == 0 and turn % self._workers == self._worker):
             self._publish(_left(end))
 
-    # What replicas leave at the server for each other.
+    # Weights and digests that replicas publish at the server for each other.
 
     def _begin(self, resume: str | None) -> None:
-        """The first replica of a job publishes its weights, all others take what there is."""
+        """Publishes the weights of the first replica of a job, or pulls published weights."""
         if self._worker != 0 or self._published(self._deadline) is not None:
             self._pull(newer_than=-1)
             return
@@ -274,11 +273,11 @@ class Replica:
         self._server.put_parameters(self._name("weights"), tensors, timeout=timeout)
 
     def _published(self, timeout: float) -> innet.Parameters | None:
-        """Weights that have not been pulled yet."""
+        """Returns published weights that this worker has not pulled yet."""
         return self._server.get_parameters(self._name("weights"), newer_than=self._pulled, timeout=timeout)
 
     def _pull(self, *, newer_than: int) -> None:
-        """Takes weights of a later update than that, waiting for them, and goes on from there."""
+        """Waits for weights of a later update, and continues from them."""
         end = time.monotonic() + self._deadline
         while True:
             published = self._published(_left(end))
@@ -296,7 +295,7 @@ class Replica:
                     f"{self._deadline:g} s: start worker 0, or raise the staleness bound where updates are so fast "
                     "that a worker is behind again before it has pulled the weights"
                 )
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _tensors(self) -> dict[str, NDArray[Any]]:
         state = self.optimizer.state_dict()["state"]
@@ -333,7 +332,7 @@ class Replica:
         self._server.put_parameters(self._name(f"digest.{self._worker}"), tensors, timeout=timeout)
 
     def _compare(self, other: int, timeout: float) -> int:
-        """Compares a replica's newest digest with ours of the same update; returns that update, -1 for none."""
+        """Compares a replica's newest digest with the own one of that update; returns the update, or -1 for none."""
         published = self._server.get_parameters(self._name(f"digest.{other}"), timeout=timeout)
         if published is None:
             return -1
@@ -349,8 +348,8 @@ class Replica:
 
 
 def _left(end: float) -> float:
-    """Seconds until then, and always enough for an answer."""
-    return max(LOOK_SECONDS, end - time.monotonic())
+    """Returns the seconds until `end`, and at least enough for an answer."""
+    return max(POLL_SECONDS, end - time.monotonic())
 
 
 def _array(value: Any) -> NDArray[Any]:

@@ -3,9 +3,9 @@
     import innet_drl.distributed
     torch.distributed.init_process_group("cpu:innet")             # or "cpu:innet,cuda:nccl"
 
-The environment says where the server is (`docs/distributed.md` has the variables). A process group is a job of its
-own, whose name its first rank draws and shares through the store; its workers join with their first sum. Like Gloo,
-it may be used from one thread at a time, and in the same order by all ranks.
+Environment variables name the server (see `docs/distributed.md`). Each process group is a job, whose name its first
+rank chooses and shares through the store; workers join with their first sum. As with Gloo, a group may be used by one
+thread at a time, and in the same order by all ranks.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NAME = "innet"
 ADDRESS = "INNET_GRADIENTS"
 """Environment variable with the server's address."""
 TLS_CA = "INNET_TLS_CA"
-"""Environment variable with the certificate of its authority, a PEM file, for `innets://`."""
+"""Environment variable with the certificate of the server's authority, a PEM file, for `innets://`."""
 RACK = "INNET_RACK"
-"""Environment variable with the name of this rank's rack: ranks of one rack have one server, below that of all."""
+"""Environment variable with the name of this rank's rack: ranks of a rack share a server below the one of all."""
 
-HANDED_OVER = (
+GLOO_COLLECTIVES = (
     "all_gather_single",
     "all_gather_single_coalesced",
     "all_to_all_single",
@@ -59,11 +59,11 @@ HANDED_OVER = (
     "scatter",
     "send",
 )
-"""Collectives that Gloo does."""
+"""Collectives that are forwarded to Gloo."""
 
 
 class SumWork(Work):
-    """A sum under way, in the backend's own thread."""
+    """A sum in progress in the backend's thread."""
 
     def __init__(self, result: Result[None], tensors: list[Tensor]) -> None:
         super().__init__()
@@ -74,13 +74,13 @@ class SumWork(Work):
         """Waits for the sum.
 
         Raises:
-            innet_drl.ReplayError: It came to nothing.
+            innet_drl.ReplayError: The sum failed.
         """
         self._result.result(timeout.total_seconds() or None)
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has come to an end, be it a failure."""
+        """Whether the sum has finished or failed."""
         return self._result.done()
 
     def is_success(self) -> bool:
@@ -88,18 +88,18 @@ class SumWork(Work):
         return self._result.done() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What it came to in place of a sum; `None` while it is under way."""
+        """Returns the error of a failed sum; `None` for a sum in progress or finished."""
         if self._result.cancelled():
             return CancelledError("the process group was aborted before this sum began")
         return self._result.exception() if self._result.done() else None
 
     def result(self) -> list[Tensor]:
-        """The tensors, once they hold the sum: waits for it, and raises as `wait` does."""
+        """Waits as `wait` does, and returns the tensors, which hold the sum."""
         self.wait()
         return self._tensors
 
     def get_future(self) -> Future[list[Tensor]]:
-        """The tensors, once they hold the sum. A failure is a RuntimeError with the error's text, as torch has it."""
+        """Returns a future of the tensors. torch turns an error into a RuntimeError with its text."""
         done: Future[None] = Future()
 
         def tensors(_: Future[None]) -> list[Tensor]:
@@ -111,13 +111,13 @@ class SumWork(Work):
 
 
 class InnetBackend(C10DBackend):
-    """A process group's backend: see the module.
+    """The backend of a process group; see the module.
 
     Args:
-        store: Shared by the group's ranks, and by nobody else.
+        store: Store of the group's ranks alone.
         rank: This rank.
-        size: Their number.
-        timeout: Of each operation.
+        size: Number of ranks.
+        timeout: Timeout of each operation.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -144,7 +144,7 @@ class InnetBackend(C10DBackend):
         self._store.set(f"rack/{rank}", self._rack)
         self._connection: innet.Replay | None = None
         self._worker: innet.GradientWorker | None = None
-        # One thread: sums go in the order of the calls.
+        # One thread keeps sums in the order of the calls.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="innet-sums")
 
     @property
@@ -157,10 +157,10 @@ class InnetBackend(C10DBackend):
         return NAME
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
-        """Sums or means of float32 through the network, anything else through Gloo."""
+        """Sums or averages float32 in the network, and forwards other operations to Gloo."""
         operation = opts.reduceOp
         operation = getattr(operation, "op", operation)
-        if operation not in (ReduceOp.SUM, ReduceOp.AVG) or not all(map(_is_ours, tensors)):
+        if operation not in (ReduceOp.SUM, ReduceOp.AVG) or not all(map(_is_supported, tensors)):
             return self._gloo.allreduce(tensors, opts)  # type: ignore[attr-defined, no-any-return]
         mean = operation == ReduceOp.AVG
         seconds = min((limit for limit in (opts.timeout, self._timeout) if limit > timedelta(0)), default=self._timeout)
@@ -194,7 +194,7 @@ class InnetBackend(C10DBackend):
         return self._worker
 
     def shutdown(self) -> None:
-        """Ends what is under way, and leaves the job."""
+        """Finishes operations in progress, and leaves the job."""
         self._thread.shutdown()
         worker, connection = self._worker, self._connection
         self._worker = self._connection = None
@@ -205,31 +205,31 @@ class InnetBackend(C10DBackend):
                 worker.leave()
 
     def abort(self) -> None:
-        """Begins nothing more. What is under way ends at its deadline at the latest."""
+        """Cancels waiting operations. An operation in progress ends at its deadline at the latest."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _is_ours(tensor: Tensor) -> bool:
+def _is_supported(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
-def _handed_over(name: str) -> Callable[..., Work]:
+def _gloo_collective(name: str) -> Callable[..., Work]:
     def collective(self: InnetBackend, *arguments: Any) -> Work:
         work: Work = getattr(self._gloo, name)(*arguments)
         return work
 
     collective.__name__ = name
-    collective.__doc__ = "As Gloo does it."
+    collective.__doc__ = "Forwards to Gloo."
     return collective
 
 
-for _name in HANDED_OVER:
-    # Releases of torch differ in which there are.
+for _name in GLOO_COLLECTIVES:
+    # The set of collectives depends on the release of torch.
     if hasattr(ProcessGroupGloo, _name):
-        setattr(InnetBackend, _name, _handed_over(_name))
+        setattr(InnetBackend, _name, _gloo_collective(_name))
 
 
 def register() -> None:
-    """Makes the backend known to `torch.distributed`, once."""
+    """Registers the backend at `torch.distributed`, once."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, InnetBackend, devices=["cpu"])

@@ -1,7 +1,7 @@
 """A communication hook for `DistributedDataParallel`: the mean of each bucket is taken in the network.
 
-DDP hands over its buckets in the same order in every process, so the rounds of the job are theirs. A bucket is summed
-when it is handed over: what goes wrong is raised by `backward()`, as the class it is in `innet_drl.errors`.
+DDP calls the hook with its buckets in the same order in every process, and each bucket is one round of the job. A
+bucket is summed before the hook returns, so that `backward()` raises the errors of `innet_drl.errors`.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
@@ -18,15 +18,15 @@ from torch.futures import Future
 import innet_drl as innet
 
 NARROW = (torch.float16, torch.bfloat16)
-"""Gradients that float32 holds exactly: they are widened, summed, and rounded back."""
+"""Types that float32 represents exactly: their gradients are widened, summed, and rounded back."""
 
 
 class State:
-    """A worker of a job, as the first argument of `register_comm_hook`. Use it as a context manager, or `close` it.
+    """The state of the hook, which holds a worker of a job. Use it as a context manager, or `close` it.
 
     Args:
-        worker: The worker, which takes part in nothing else.
-        deadline: Seconds that a bucket may wait for the other workers; the job's own where it is `None`.
+        worker: The worker, without any other use.
+        deadline: Seconds that a bucket may wait for the other workers; `None` is the job's deadline.
     """
 
     def __init__(self, worker: innet.GradientWorker, *, deadline: float | None = None) -> None:
@@ -53,22 +53,22 @@ class State:
 
         Args:
             address: `innet://host:port` or `innets://host:port` of a server with `--gradients`.
-            job: The job's name, the same in all workers and nobody else's.
-            worker: This worker's number from 0; the rank in the default process group where it is `None`.
-            workers: Their number; the size of that group where it is `None`.
-            world: Their number in all, where the server is one of several below another: `worker` and `workers` then
-                count those at this server. `None` is `workers`.
+            job: The job's name, the same in all workers and used by no other job.
+            worker: This worker's number, from 0; `None` is the rank in the default process group.
+            workers: Number of workers; `None` is the size of that group.
+            world: Number of workers at all servers, if the server is one of several below another: `worker` and
+                `workers` then count the workers of this server. `None` is `workers`.
             arithmetic: `float32`, or `fixed`, whose sums do not depend on the order of arrival.
-            deadline: Seconds that anything may wait for a worker.
-            token: As of `innet_drl.connect`.
-            tls_ca: As of `innet_drl.connect`.
+            deadline: Seconds that an operation may wait for a worker.
+            token: As in `innet_drl.connect`.
+            tls_ca: As in `innet_drl.connect`.
 
         Raises:
             innet_drl.ReplayError: The server cannot be reached, takes no gradients, or refuses the job.
         """
         number = dist.get_rank() if worker is None else worker
         count = dist.get_world_size() if workers is None else workers
-        # People know a process by its rank, also where it has another number at its server.
+        # The display name is the rank, even if the worker's number at its server differs.
         name = f"rank {dist.get_rank() if dist.is_initialized() else number}"
         connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline)
         try:
@@ -96,7 +96,7 @@ class State:
         traceback: TracebackType | None = None,
     ) -> None:
         try:
-            # After an exception of the block's own, which says more, it waits for nothing.
+            # After an exception of the block, leaving the job does not wait.
             self.worker.__exit__(kind, exception, traceback)
         finally:
             if self._connection is not None:
@@ -106,17 +106,17 @@ class State:
         """Replaces values by their mean over all workers, and returns them.
 
         Args:
-            values: float32, float16 or bfloat16 of any shape, contiguous, on any device; as many in every worker.
+            values: float32, float16 or bfloat16 of any shape, contiguous, on any device; as many in all workers.
 
         Raises:
             TypeError: Another dtype.
-            innet_drl.ReplayError: The mean came to nothing.
+            innet_drl.ReplayError: The mean failed.
         """
         return summed(self.worker, values, mean=True, deadline=self.deadline, staging=self._staging)
 
 
 def hook(state: State, bucket: GradBucket) -> Future[Tensor]:
-    """The mean of a bucket: for `model.register_comm_hook(state, hook)`."""
+    """Returns the mean of a bucket: for `model.register_comm_hook(state, hook)`."""
     buffer = bucket.buffer()
     on_device: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
     future: Future[Tensor] = Future(devices=on_device)
@@ -135,15 +135,15 @@ def summed(
     """Replaces values by their sum or mean over all workers, and returns them.
 
     Args:
-        worker: Of the job.
+        worker: Worker of the job.
         values: float32, float16 or bfloat16, contiguous, on any device.
         mean: Divide by the number of workers.
-        deadline: Seconds; the job's own where it is `None`.
-        staging: Keeps page-locked memory from call to call.
+        deadline: Seconds; `None` is the job's deadline.
+        staging: Page-locked buffers by device, kept between calls.
 
     Raises:
         TypeError: Another dtype.
-        innet_drl.ReplayError: The sum came to nothing.
+        innet_drl.ReplayError: The sum failed.
     """
     if values.dtype == torch.float32 and values.device.type == "cpu":
         worker.sum(values.detach().numpy(), mean=mean, deadline=deadline)
@@ -154,7 +154,7 @@ def summed(
             "(model.float()), or leave these gradients to another backend"
         )
     here = _staged(values, {} if staging is None else staging)
-    # From a GPU this waits for the kernels that write the values, and on the way back for the copy itself.
+    # From a GPU this copy waits for the kernels that write the values; the copy back is waited for, too.
     here.copy_(values.detach())
     worker.sum(here.numpy(), mean=mean, deadline=deadline)
     with torch.no_grad():
@@ -163,7 +163,7 @@ def summed(
 
 
 def _staged(values: Tensor, staging: dict[torch.device, Tensor]) -> Tensor:
-    """float32 on the CPU, of the shape of these values; page-locked where they are on a GPU."""
+    """Returns a float32 buffer on the CPU of the shape of the values; page-locked if they are on a GPU."""
     kept = staging.get(values.device)
     if kept is None or kept.numel() < values.numel():
         kept = torch.empty(values.numel(), dtype=torch.float32, pin_memory=values.device.type == "cuda")

@@ -4,7 +4,8 @@
 //! file     magic b"innetmem", version u32, then records
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all before it but the
 //!          checksums
-//!   1 table    its definition, as the wire has it; what follows up to the next table is of this one
+//!   1 table    its definition ([`TableConfig`]) as JSON, in format 2 as a Cap'n Proto message; what follows up to the next
+//!              table is of this one
 //!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
 //!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
 //!              wire has it; in the order of arrival
@@ -33,8 +34,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::schema::TableConfig;
 use crate::table::restore::Staged;
-use crate::wire;
 
 use record::{Kind, RecordReader, RecordWriter};
 
@@ -67,8 +68,25 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 /// another release), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
 /// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (no room for a new table).
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
+    restore_any(memory, path, |_| {
+        Err(Error::Config(
+            "it has format 2, whose table definitions only `innet-replay` and the Python module read".to_owned(),
+        ))
+    })
+}
+
+/// As [`restore`], also of format 2, whose definitions of tables `read_capnp` decodes: this crate does not know
+/// Cap'n Proto.
+///
+/// # Errors
+/// Those of [`restore`].
+pub fn restore_any(
+    memory: &Memory,
+    path: &Path,
+    read_capnp: fn(&[u8]) -> Result<TableConfig>,
+) -> Result<()> {
     let mut made = Vec::new();
-    let done = read(memory, path, &mut made).and_then(place);
+    let done = read(memory, path, read_capnp, &mut made).and_then(place);
     if done.is_err() {
         for name in made {
             // Somebody else may have dropped it already.
@@ -116,7 +134,12 @@ fn put_in_place(partial: &Path, path: &Path) -> Result<()> {
 }
 
 /// Reads and checks a whole file. Tables that were not there are in `made`.
-fn read(memory: &Memory, path: &Path, made: &mut Vec<String>) -> Result<Vec<Staged>> {
+fn read(
+    memory: &Memory,
+    path: &Path,
+    read_capnp: fn(&[u8]) -> Result<TableConfig>,
+    made: &mut Vec<String>,
+) -> Result<Vec<Staged>> {
     let error = |source| Error::Io {
         what: format!("the snapshot {} cannot be read", path.display()),
         source,
@@ -130,7 +153,12 @@ fn read(memory: &Memory, path: &Path, made: &mut Vec<String>) -> Result<Vec<Stag
         let open = tables.last_mut().filter(|table| !table.is_complete());
         match (kind, open) {
             (Kind::Table, None) => {
-                let config = wire::decode_table(&body)
+                let config = match records.version() {
+                    record::CAPNP_VERSION => read_capnp(&body),
+                    _ => serde_json::from_slice(&body)
+                        .map_err(|error| Error::Corrupt(error.to_string())),
+                };
+                let config = config
                     .and_then(|config| config.validate().map(|()| config))
                     .map_err(|error| records.damaged(error))?;
                 let table = match memory.table(&config.name) {

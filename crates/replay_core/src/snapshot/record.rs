@@ -10,8 +10,10 @@ use crc32fast::Hasher;
 use crate::error::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"innetmem";
-/// Of the format: a file of another one is refused.
-const VERSION: u32 = 2;
+/// Version of the format that is written.
+const VERSION: u32 = 3;
+/// The version before, which is read, too: a table's definition was a Cap'n Proto message.
+pub const CAPNP_VERSION: u32 = 2;
 
 /// What a record holds; see [`super`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +101,7 @@ pub struct RecordReader<R> {
     left: u64,
     sum: Hasher,
     path: PathBuf,
+    version: u32,
 }
 
 impl<R: Read> RecordReader<R> {
@@ -112,17 +115,24 @@ impl<R: Read> RecordReader<R> {
             left: bytes,
             sum: Hasher::new(),
             path: path.to_owned(),
+            version: VERSION,
         };
         if reader.array()? != MAGIC {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
         }
-        let version = u32::from_le_bytes(reader.array()?);
-        if version != VERSION {
+        reader.version = u32::from_le_bytes(reader.array()?);
+        if ![CAPNP_VERSION, VERSION].contains(&reader.version) {
             return Err(reader.damaged(format!(
-                "it has format {version}, and this release reads format {VERSION}"
+                "it has format {}, and this release reads formats {CAPNP_VERSION} and {VERSION}",
+                reader.version
             )));
         }
         Ok(reader)
+    }
+
+    /// Version of the file's format.
+    pub fn version(&self) -> u32 {
+        self.version
     }
 
     /// The next record, its checksum checked.

@@ -6,11 +6,10 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::slab::Handle;
 use crate::snapshot::content::{ChunkHead, Item, State, Stream};
 use crate::snapshot::record::{Kind, RecordWriter};
-use crate::wire;
 
 use super::Table;
 use super::items::ItemKey;
@@ -40,7 +39,9 @@ impl Table {
     /// Writes the table's records: what it holds now, without what is evicted meanwhile, and with the priorities
     /// that the items have when their turn comes.
     pub(crate) fn save<W: Write>(&self, out: &mut RecordWriter<W>) -> Result<()> {
-        out.record(Kind::Table, &[&wire::encode_table(&self.config)?])?;
+        let definition = serde_json::to_vec(&*self.config)
+            .map_err(|error| Error::Internal(error.to_string()))?;
+        out.record(Kind::Table, &[&definition])?;
         let (end, taken) = {
             let residents = lock(&self.residents);
             let taken = self.counters.inserted_steps.load(Ordering::Relaxed);

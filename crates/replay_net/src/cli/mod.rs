@@ -1,0 +1,55 @@
+//! The command line: `innet-replay serve`, `stats` and `doctor`. The binary and the Python wheel both call [`run`].
+
+mod doctor;
+mod log;
+mod serve;
+mod stats;
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+use replay_core::error::Error;
+
+/// Prioritized replay and parameters as a service in the network.
+#[derive(Parser)]
+#[command(name = "innet-replay", version)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(Box<serve::Flags>),
+    Stats(stats::Flags),
+    Doctor(doctor::Flags),
+}
+
+/// Runs a command line, program name first, and returns its exit code: 0 when all went well, 2 for a command
+/// line or a configuration that cannot be used, 1 for any other error, and for a `doctor` that misses something.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let command_line = match CommandLine::try_parse_from(arguments) {
+        Ok(command_line) => command_line,
+        Err(error) => {
+            // Help and version come this way too. With standard output closed there is nobody to tell.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    let done = match command_line.command {
+        Command::Serve(flags) => serve::run(&flags).map(|()| 0),
+        Command::Stats(flags) => stats::run(&flags).map(|()| 0),
+        Command::Doctor(flags) => doctor::run(&flags),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("innet-replay: {error}");
+            match error {
+                Error::Config(_) | Error::Table { .. } | Error::TableDiffers { .. } => 2,
+                _ => 1,
+            }
+        }
+    }
+}

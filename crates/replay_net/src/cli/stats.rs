@@ -1,0 +1,190 @@
+//! `innet-replay stats`: what a server counts, as tables to read or as JSON.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::client::{Client, ConnectOptions};
+use crate::stack::Address;
+use replay_core::error::{Error, Result};
+use replay_core::replay::{Replay, Wait};
+use replay_wire::auth;
+
+/// A server that does not answer in this time is an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Show the counters and gauges of a server.
+#[derive(Args)]
+pub struct Flags {
+    /// The server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port by way of F-Stack
+    #[arg(default_value = "innet://127.0.0.1:7710")]
+    address: Address,
+    /// One JSON object in place of the tables
+    #[arg(long)]
+    json: bool,
+    /// The server's token; better --token-file, or the environment variable INNET_TOKEN
+    #[arg(long)]
+    token: Option<String>,
+    /// A file with the server's token in it
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    /// The certificate that signs the server's, a PEM file
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// F-Stack's configuration file, for innet+fstack://
+    #[arg(long, value_name = "FILE")]
+    stack_config: Option<PathBuf>,
+}
+
+/// Asks the server once.
+pub fn run(flags: &Flags) -> Result<()> {
+    let wait = Wait::until(Some(Instant::now() + PATIENCE));
+    let options = ConnectOptions {
+        token: token(flags, auth::environment_token())?,
+        tls_ca: flags.tls_ca.clone(),
+        stack_config: flags.stack_config.clone(),
+        connect_timeout: PATIENCE,
+        ..ConnectOptions::default()
+    };
+    let stats = Client::connect(&flags.address, options, &wait)?.stats(&wait)?;
+    let text = if flags.json {
+        stats.to_string() + "\n"
+    } else {
+        tables(&stats)
+    };
+    // A reader that has seen enough (`| head`) is no error.
+    let _ = io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// The token of the flags, or the environment's without one there.
+fn token(flags: &Flags, environment: Option<String>) -> Result<Option<String>> {
+    let Some(path) = &flags.token_file else {
+        return Ok(flags.token.clone().or(environment));
+    };
+    match fs::read_to_string(path) {
+        Ok(token) => Ok(Some(token.trim().to_owned())),
+        Err(error) => Err(Error::Config(format!(
+            "token_file {} cannot be read: {error}",
+            path.display()
+        ))),
+    }
+}
+
+/// The statistics for people: single values first, then a section for each group of values. A group of groups
+/// (the tables, the parameters) becomes one section for each of them.
+fn tables(stats: &Value) -> String {
+    let mut text = String::new();
+    section(&mut text, "", stats);
+    text
+}
+
+fn section(text: &mut String, title: &str, values: &Value) {
+    let Some(values) = values.as_object() else {
+        return;
+    };
+    let (groups, singles): (Vec<_>, Vec<_>) =
+        values.iter().partition(|(_, value)| value.is_object());
+    if !singles.is_empty() {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        if !title.is_empty() {
+            text.push_str(&format!("{title}\n"));
+        }
+        let width = singles
+            .iter()
+            .map(|(name, _)| name.len())
+            .max()
+            .unwrap_or(0);
+        for (name, value) in singles {
+            text.push_str(&format!("  {name:width$}  {:>16}\n", readable(name, value)));
+        }
+    }
+    for (name, value) in groups {
+        section(text, format!("{title} {name}").trim(), value);
+    }
+}
+
+/// A value with its unit: bytes in powers of 1024, numbers with separators.
+fn readable(name: &str, value: &Value) -> String {
+    match (value.as_u64(), value.as_f64(), value.as_str()) {
+        (Some(u64::MAX), ..) => "no limit".to_owned(),
+        (Some(bytes), ..) if name.contains("bytes") => readable_bytes(bytes),
+        (Some(number), ..) => with_separators(number),
+        (None, Some(number), _) => format!("{number:.3}"),
+        (None, None, Some(text)) => text.to_owned(),
+        _ => value.to_string(),
+    }
+}
+
+fn readable_bytes(bytes: u64) -> String {
+    let unit = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.max(1).ilog2() / 10).min(unit.len() as u32 - 1);
+    match power {
+        0 => format!("{bytes} B"),
+        _ => format!(
+            "{:.1} {}",
+            bytes as f64 / f64::from(1u32 << 10).powi(power as i32),
+            unit[power as usize]
+        ),
+    }
+}
+
+fn with_separators(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_bytes_are_readable() {
+        assert_eq!(with_separators(0), "0");
+        assert_eq!(with_separators(999), "999");
+        assert_eq!(with_separators(1_234_567), "1,234,567");
+        assert_eq!(readable_bytes(0), "0 B");
+        assert_eq!(readable_bytes(1023), "1023 B");
+        assert_eq!(readable_bytes(1536), "1.5 KiB");
+        assert_eq!(readable_bytes(7 << 30), "7.0 GiB");
+        assert_eq!(readable("max_bytes", &json!(u64::MAX)), "no limit");
+        assert_eq!(readable("priority", &json!(0.25)), "0.250");
+    }
+
+    #[test]
+    fn every_table_has_its_section() {
+        let stats = json!({
+            "uptime_s": 1.5,
+            "tables": {"apex": {"steps": 12345}, "other": {"steps": 1}},
+            "parameters": {},
+        });
+        let text = tables(&stats);
+        let lines: Vec<Vec<&str>> = text
+            .lines()
+            .map(|l| l.split_whitespace().collect())
+            .collect();
+        assert!(lines.contains(&vec!["uptime_s", "1.500"]));
+        let apex = lines
+            .iter()
+            .position(|line| line == &["tables", "apex"])
+            .unwrap();
+        assert_eq!(lines[apex + 1], ["steps", "12,345"]);
+        assert!(lines.contains(&vec!["tables", "other"]));
+        assert!(!text.contains("parameters"));
+    }
+}

@@ -1,0 +1,404 @@
+//! A writer's pushes over a connection of its own: several are under way at a time, each is kept until it is
+//! acknowledged, and after a broken connection the rest is sent again under the same sequence numbers, so
+//! that none is lost and none applied twice.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, Dialer, Retry, deadline_ms};
+use super::link::{Link, is_broken, unexpected};
+use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
+use replay_wire::{Reply, ReplyBody, RequestBody};
+
+/// The pushes of one writer.
+pub struct Pushes {
+    dialer: Arc<Dialer>,
+    open: OpenWriter,
+    connection: Option<Connection>,
+    epoch: u32,
+    /// The last push that the server is known to have applied.
+    applied: u64,
+    /// Pushes after `applied`, in the order of their sequence numbers.
+    pending: VecDeque<Pending>,
+    pending_bytes: usize,
+    /// Why the server did not take the first pending push. Until it does, that one is sent alone.
+    held_back: Option<String>,
+    /// The error that ended the writer.
+    failed: Option<(ErrorCode, String)>,
+    closed: bool,
+}
+
+struct Pending {
+    body: PushBody,
+    bytes: usize,
+    /// The request on this connection that carries it.
+    sent: Option<Sent>,
+}
+
+#[derive(Clone, Copy)]
+struct Sent {
+    id: u64,
+    /// The deadline that the server was told.
+    deadline: Option<Instant>,
+}
+
+impl Pushes {
+    /// Opens the writer.
+    ///
+    /// # Errors
+    /// Those of connecting, and the server's.
+    pub fn open(dialer: Arc<Dialer>, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
+        let mut channel = Pushes {
+            dialer: dialer.clone(),
+            open,
+            connection: None,
+            epoch: 0,
+            applied: 0,
+            pending: VecDeque::new(),
+            pending_bytes: 0,
+            held_back: None,
+            failed: None,
+            closed: false,
+        };
+        let mut retry = Retry::new(&dialer, wait);
+        loop {
+            match channel.connect(wait) {
+                Ok(opened) => {
+                    channel.applied = opened.last_sequence;
+                    return Ok(channel);
+                }
+                Err(error) => retry.after(error)?,
+            }
+        }
+    }
+
+    /// Connects and takes the writer over: from now on the server refuses what an older connection of it
+    /// still has under way.
+    fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
+        let mut connection = self.dialer.dial(wait)?;
+        let body = RequestBody::OpenWriter {
+            open: self.open.clone(),
+            // Epochs count from 1: the server has acknowledged this writer before.
+            resume: self.epoch > 0,
+        };
+        let opened = match connection.call(&self.dialer, wait, body)? {
+            ReplyBody::Writer(opened) => opened,
+            other => return Err(unexpected(&other)),
+        };
+        self.epoch = opened.epoch;
+        self.connection = Some(connection);
+        for pending in &mut self.pending {
+            pending.sent = None;
+        }
+        Ok(opened)
+    }
+
+    fn connect_again(&mut self, wait: &Wait<'_>) -> Result<()> {
+        let opened = match self.connect(wait) {
+            // Nobody knows any more which of the pending pushes were applied.
+            Err(Error::Remote {
+                code: ErrorCode::Expired,
+                message,
+            }) => {
+                let (acknowledged, pending) = (self.applied, self.pending.len());
+                let told = format!(
+                    "{message}; it had acknowledged {acknowledged} pushes, {pending} more may be lost"
+                );
+                return Err(self.fail(ErrorCode::Expired, told));
+            }
+            other => other?,
+        };
+        if opened.last_sequence < self.applied {
+            let writer = self.open.name.clone();
+            let lost = self.applied - opened.last_sequence;
+            return Err(self.fail(
+                ErrorCode::Expired,
+                format!(
+                    "{}; it was started again without the last {lost} pushes that it had acknowledged",
+                    Error::Expired { writer }
+                ),
+            ));
+        }
+        self.applied_up_to(opened.last_sequence);
+        Ok(())
+    }
+
+    /// Sends, and takes acknowledgements, until `done`; on new connections where one breaks.
+    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let dialer = self.dialer.clone();
+        let mut retry = Retry::new(&dialer, wait);
+        loop {
+            match self.work_on_this_connection(wait, &done) {
+                Err(error) if is_broken(&error) => {
+                    self.connection = None;
+                    retry.after(error)?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn work_on_this_connection(
+        &mut self,
+        wait: &Wait<'_>,
+        done: &impl Fn(&Self) -> bool,
+    ) -> Result<()> {
+        if self.connection.is_none() {
+            self.connect_again(wait)?;
+        }
+        while let Some(reply) = self.connection()?.run(wait, None, never, Link::arrived)? {
+            self.settle(reply)?;
+        }
+        loop {
+            self.send_pending(wait.deadline)?;
+            if done(self) {
+                return Ok(());
+            }
+            // Only where the server was told this deadline, or an earlier one, is its answer worth the grace.
+            let told = self.pending.front().and_then(|p| p.sent?.deadline);
+            let grace = match told.is_some_and(|told| Some(told) <= wait.deadline) {
+                true => self.dialer.options.grace,
+                false => Duration::ZERO,
+            };
+            let until = wait.deadline.map(|d| d + grace);
+            let late = self.late();
+            let reply = self.connection()?.run(wait, until, || late, Link::reply)?;
+            self.settle(reply)?;
+            if let Some(message) = &self.held_back
+                && wait.deadline.is_some_and(|d| Instant::now() >= d)
+                && !done(self)
+            {
+                return Err(Error::Remote {
+                    code: ErrorCode::Deadline,
+                    message: message.clone(),
+                });
+            }
+        }
+    }
+
+    fn send_pending(&mut self, deadline: Option<Instant>) -> Result<()> {
+        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        let most = match self.held_back {
+            Some(_) => 1,
+            None => self.pending.len(),
+        };
+        for (sequence, pending) in (self.applied + 1..).zip(self.pending.iter_mut().take(most)) {
+            if pending.sent.is_some() {
+                continue;
+            }
+            let push = RequestBody::Push(Push {
+                table: self.open.table.clone(),
+                writer: self.open.writer,
+                epoch: self.epoch,
+                sequence,
+                body: pending.body.clone(),
+            });
+            match connection.send(deadline_ms(deadline), push) {
+                Ok(id) => pending.sent = Some(Sent { id, deadline }),
+                Err(error) => return Err(self.fail(error.code(), error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the answer to a push.
+    fn settle(&mut self, reply: Reply) -> Result<()> {
+        let carries = |pending: &Pending| pending.sent.is_some_and(|sent| sent.id == reply.id);
+        let Some(at) = self.pending.iter().position(carries) else {
+            // Sent behind a push that was held back, and since taken back.
+            return Ok(());
+        };
+        match reply.body {
+            ReplyBody::Pushed { .. } => {
+                self.held_back = None;
+                // In the order of the sequence numbers: those before it are applied too.
+                self.applied_up_to(self.applied + 1 + at as u64);
+                Ok(())
+            }
+            ReplyBody::Error {
+                code: ErrorCode::Deadline,
+                message,
+            } => {
+                self.held_back = Some(message);
+                // The server refuses what comes behind it as out of order.
+                for pending in self.pending.iter_mut().skip(at) {
+                    pending.sent = None;
+                }
+                Ok(())
+            }
+            ReplyBody::Error { code, message } => {
+                let error = Error::Remote {
+                    code,
+                    message: message.clone(),
+                };
+                if is_broken(&error) {
+                    return Err(error);
+                }
+                let behind = self.pending.len() - at - 1;
+                let rest = match behind {
+                    0 => String::new(),
+                    n => format!("; {n} pushes behind it are lost with it"),
+                };
+                Err(self.fail(code, message + &rest))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn applied_up_to(&mut self, sequence: u64) {
+        while self.applied < sequence {
+            self.applied += 1;
+            if let Some(pending) = self.pending.pop_front() {
+                self.pending_bytes -= pending.bytes;
+            }
+        }
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        let options = &self.dialer.options;
+        self.pending.is_empty()
+            || (self.pending.len() < options.push_window
+                && self.pending_bytes + bytes <= options.push_window_bytes)
+    }
+
+    fn connection(&mut self) -> Result<&mut Connection> {
+        self.connection
+            .as_mut()
+            .ok_or(Error::Closed("the connection"))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.dialer.check_process()?;
+        match &self.failed {
+            Some((code, message)) => Err(Error::Remote {
+                code: *code,
+                message: message.clone(),
+            }),
+            None if self.closed => Err(Error::Closed("the writer")),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the writer: the stream of its steps has a hole that nobody could fill.
+    fn fail(&mut self, code: ErrorCode, message: String) -> Error {
+        self.connection = None;
+        self.pending.clear();
+        self.pending_bytes = 0;
+        self.failed = Some((code, message.clone()));
+        Error::Remote { code, message }
+    }
+
+    fn late(&self) -> Error {
+        match &self.held_back {
+            Some(message) => Error::Remote {
+                code: ErrorCode::Deadline,
+                message: message.clone(),
+            },
+            None => Error::Deadline {
+                waited_for: format!(
+                    "{} has not acknowledged {} pushes of writer {:?} ({} bytes)",
+                    self.dialer.address,
+                    self.pending.len(),
+                    self.open.name,
+                    self.pending_bytes
+                ),
+            },
+        }
+    }
+}
+
+/// What a push takes in a frame, at most.
+fn frame_bytes(open: &OpenWriter, body: &PushBody) -> usize {
+    const FIXED: usize = 256;
+    const CHUNK: usize = 24;
+    const ITEM: usize = 24;
+    FIXED
+        + open.table.len()
+        + CHUNK * body.chunks.len()
+        + ITEM * body.items.len()
+        + body.payload.len()
+}
+
+fn never() -> Error {
+    Error::Internal("a wait without an end came to it".into())
+}
+
+impl PushChannel for Pushes {
+    /// A push that was refused with [`Error::Deadline`], or because there was no connection, was not taken;
+    /// one that was taken is sent by this call or the next ones.
+    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
+        self.check()?;
+        let bytes = frame_bytes(&self.open, &body);
+        self.work(wait, |channel| channel.has_room(bytes))?;
+        self.connection()?.check_frame(bytes as u64)?;
+        self.pending_bytes += bytes;
+        self.pending.push_back(Pending {
+            body,
+            bytes,
+            sent: None,
+        });
+        self.send_pending(wait.deadline)?;
+        self.connection()?.nudge();
+        Ok(())
+    }
+
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.check()?;
+        self.work(wait, |channel| channel.pending.is_empty())
+    }
+
+    fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        self.flush(wait)?;
+        let dialer = self.dialer.clone();
+        let mut retry = Retry::new(&dialer, wait);
+        loop {
+            match self.close_on_this_connection(wait) {
+                // A server without the writer is what was asked for.
+                Ok(()) => break,
+                Err(error) if error.code() == ErrorCode::Expired => break,
+                Err(error) => {
+                    self.connection = None;
+                    retry.after(error)?;
+                }
+            }
+        }
+        self.closed = true;
+        self.connection = None;
+        Ok(())
+    }
+}
+
+impl Pushes {
+    fn close_on_this_connection(&mut self, wait: &Wait<'_>) -> Result<()> {
+        if self.connection.is_none() {
+            self.connect_again(wait)?;
+        }
+        let body = RequestBody::CloseWriter {
+            table: self.open.table.clone(),
+            writer: self.open.writer,
+            epoch: self.epoch,
+        };
+        let dialer = self.dialer.clone();
+        match self.connection()?.call(&dialer, wait, body)? {
+            ReplyBody::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Drop for Pushes {
+    fn drop(&mut self) {
+        if !self.pending.is_empty() {
+            tracing::warn!(
+                writer = self.open.name,
+                pushes = self.pending.len(),
+                "dropped before its last pushes were acknowledged: call close() to wait for them"
+            );
+        }
+    }
+}

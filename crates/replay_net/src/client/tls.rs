@@ -1,0 +1,117 @@
+//! TLS from the client's side. There is no public certificate authority in it: the certificates that are
+//! trusted stand in a PEM file, an authority's or the server's own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use replay_core::error::{Error, Result};
+
+/// A TLS configuration that trusts the certificates in the PEM file `path`.
+///
+/// # Errors
+/// [`Error::Config`] that names the file.
+pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
+    let refuse = |reason: String| Error::Config(format!("tls_ca {}: {reason}", path.display()));
+    let trusted = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
+        .map_err(|e| refuse(e.to_string()))?;
+    if trusted.is_empty() {
+        return Err(refuse("the file has no certificate".into()));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for certificate in &trusted {
+        roots
+            .add(certificate.clone())
+            .map_err(|e| refuse(e.to_string()))?;
+    }
+    let authority = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .build()
+        .map_err(|e| refuse(e.to_string()))?;
+    let config = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|e| refuse(e.to_string()))?
+        // Not less strict than the default: it adds certificates that are trusted byte for byte.
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(TrustedFile {
+            trusted,
+            authority,
+            provider,
+        }))
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// Accepts the very certificates of the file, and those that an authority in the file has signed for the
+/// server's name.
+///
+/// The first case is for `openssl req -x509`, which marks the server's own certificate as an authority's;
+/// the standard verifier refuses such a certificate at the end of a chain. The server still has to prove
+/// that it holds the key, and its name and dates do not matter when the certificate itself is the one agreed on.
+#[derive(Debug)]
+struct TrustedFile {
+    trusted: Vec<CertificateDer<'static>>,
+    authority: Arc<WebPkiServerVerifier>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for TrustedFile {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        if self.trusted.iter().any(|trusted| trusted == end_entity) {
+            return Ok(ServerCertVerified::assertion());
+        }
+        self.authority.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        )
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(
+            message,
+            cert,
+            dss,
+            &self.provider.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.authority.supported_verify_schemes()
+    }
+}

@@ -1,0 +1,241 @@
+//! The part of the configuration that is about sums of gradients.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::ServerConfig;
+use crate::stack::{Address, StackName};
+use gradients::Limits;
+use gradients::plane::DpdkConfig;
+use replay_core::error::{Error, Result};
+
+const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// Threads that one server may sum with.
+const MAX_THREADS: usize = 64;
+/// Segments of a job that may be under way, at most: a gigabyte of them.
+const MAX_WINDOW: u32 = 1 << 18;
+
+impl ServerConfig {
+    /// What each aggregator of this server may take.
+    pub fn gradient_limits(&self) -> Limits {
+        Limits {
+            jobs: self.gradients_jobs,
+            window: self.gradients_window,
+            // Its workers' connections tell when a job is over.
+            idle: NEVER,
+            job_bytes: self.gradients_job_bytes,
+        }
+    }
+
+    /// The station on DPDK's devices, where there are some.
+    pub fn gradient_station(&self) -> Option<DpdkConfig> {
+        let Some(SocketAddr::V4(address)) = self.gradients else {
+            return None;
+        };
+        (!self.gradients_devices.is_empty()).then(|| DpdkConfig {
+            eal: words(&self.gradients_eal),
+            devices: self.gradients_devices.clone(),
+            address,
+            prefix: self.gradients_prefix,
+            gateway: self.gradients_gateway,
+            threads: self.gradients_threads,
+            cores: self.gradients_cores.clone(),
+            idle_sleep: Duration::from_micros(self.gradients_idle_sleep_us),
+        })
+    }
+
+    pub(super) fn validate_gradients(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        let Some(address) = self.gradients else {
+            return match (self.gradients_only, &self.parent) {
+                (false, None) => Ok(()),
+                (true, _) => {
+                    refuse("gradients_only is set: name the UDP address in gradients".into())
+                }
+                (_, Some(parent)) => refuse(format!(
+                    "{parent} is a parent for sums of gradients: name the UDP address of this server in gradients"
+                )),
+            };
+        };
+        if !address.ip().is_loopback() {
+            self.validate_reach(format_args!("gradients {address}"))?;
+        }
+        if self.gradients_only && !self.tables.is_empty() {
+            return refuse("gradients_only is set, and so are tables: keep one".into());
+        }
+        if !(1..=MAX_THREADS).contains(&self.gradients_threads) {
+            return refuse(format!(
+                "gradients_threads is 1 to {MAX_THREADS}, got {}",
+                self.gradients_threads
+            ));
+        }
+        if usize::from(address.port()) + self.gradients_threads > 1 << 16 {
+            return refuse(format!(
+                "{} threads take the ports from {} on, and there are not so many: choose a lower port",
+                self.gradients_threads,
+                address.port()
+            ));
+        }
+        if self.gradients_jobs == 0 {
+            return refuse("gradients_jobs is at least 1".into());
+        }
+        if !(1..=MAX_WINDOW).contains(&self.gradients_window) {
+            return refuse(format!(
+                "gradients_window is 1 to {MAX_WINDOW}, got {}",
+                self.gradients_window
+            ));
+        }
+        self.validate_devices(address)?;
+        self.validate_parent()
+    }
+
+    fn validate_devices(&self, address: SocketAddr) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        let of_devices = !self.gradients_eal.is_empty()
+            || self.gradients_gateway.is_some()
+            || !self.gradients_cores.is_empty()
+            || self.gradients_idle_sleep_us > 0;
+        if self.gradients_devices.is_empty() {
+            return match of_devices {
+                false => Ok(()),
+                true => refuse(
+                    "gradients_eal, gradients_gateway, gradients_cores and gradients_idle_sleep_us are for DPDK: name a device in \
+                     gradients_devices"
+                        .into(),
+                ),
+            };
+        }
+        match address {
+            SocketAddr::V4(address) if !address.ip().is_unspecified() && address.port() != 0 => {
+                Ok(())
+            }
+            _ => refuse(format!(
+                "gradients is {address}, and DPDK's devices have no address of their own: give an IPv4 address that is free in their network, \
+                 and a port"
+            )),
+        }
+    }
+
+    fn validate_parent(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        let Some(parent) = &self.parent else {
+            return match &self.parent_tls_ca {
+                None => Ok(()),
+                Some(_) => refuse("parent_tls_ca is set without a parent: set both".into()),
+            };
+        };
+        if parent.stack() != StackName::Kernel {
+            return refuse(format!(
+                "{parent}: gradients go by the kernel's UDP, write innet:// or innets://"
+            ));
+        }
+        let tls = matches!(parent, Address::Tcp { tls: true, .. });
+        if tls != self.parent_tls_ca.is_some() {
+            return refuse(format!(
+                "the parent is {parent}: parent_tls_ca goes with innets://, and innets:// with parent_tls_ca"
+            ));
+        }
+        if !(2..=64).contains(&self.racks) {
+            return refuse(format!(
+                "the parent {parent} adds up the sums of 2 to 64 servers: say in racks how many there are, which is {}, and in rack which of \
+                 them this one is",
+                self.racks
+            ));
+        }
+        if self.rack >= self.racks {
+            return refuse(format!(
+                "rack {} of {}: racks are numbered from 0",
+                self.rack, self.racks
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Arguments with spaces between them.
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<ServerConfig> {
+        let config = ServerConfig::from_toml(text, "server.toml", toml::Table::new())?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    #[test]
+    fn sums_of_gradients_are_off_by_default_and_take_one_address() {
+        assert_eq!(check("").unwrap().gradients, None);
+        let config = check("gradients = \"127.0.0.1:7711\"\ngradients_window = 8").unwrap();
+        assert_eq!(config.gradients.unwrap().port(), 7711);
+        assert_eq!(config.gradient_limits().window, 8);
+    }
+
+    #[test]
+    fn devices_of_dpdk_take_the_address_of_gradients() {
+        let text = "gradients = \"10.0.0.2:7711\"\ntrusted_network = true\n";
+        assert_eq!(check(text).unwrap().gradient_station(), None);
+        let station = check(&format!(
+            "{text}gradients_devices = [\"net_af_packet0,iface=eth0\"]\ngradients_eal = \"--no-huge  -m 512\"\n\
+             gradients_threads = 2\ngradients_cores = [2, 3]\ngradients_idle_sleep_us = 20"
+        ));
+        let station = station.unwrap().gradient_station().unwrap();
+        assert_eq!(station.devices, ["net_af_packet0,iface=eth0"]);
+        assert_eq!(station.eal, ["--no-huge", "-m", "512"]);
+        assert_eq!((station.threads, station.cores), (2, vec![2, 3]));
+        assert_eq!(station.idle_sleep, Duration::from_micros(20));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let here = "gradients = \"127.0.0.1:7711\"\n";
+        for (text, part) in [
+            ("gradients = \"nowhere\"", "socket address"),
+            ("gradients_only = true", "gradients_only"),
+            ("parent = \"innet://a:1\"", "is a parent"),
+            ("gradients = \"0.0.0.0:1\"", "needs a token"),
+            (&format!("{here}gradients_cores = [1]"), "gradients_devices"),
+            (
+                "gradients = \"[::1]:7711\"\ngradients_devices = [\"net_null0\"]",
+                "IPv4 address",
+            ),
+            (
+                "gradients = \"127.0.0.1:65530\"\ngradients_threads = 7",
+                "lower port",
+            ),
+            (&format!("{here}gradients_threads = 0"), "1 to 64"),
+            (&format!("{here}gradients_jobs = 0"), "at least 1"),
+            (
+                &format!("{here}gradients_window = 0"),
+                "gradients_window is",
+            ),
+            (&format!("{here}parent = \"innets://a:1\""), "parent_tls_ca"),
+            (&format!("{here}parent_tls_ca = \"a\""), "without a parent"),
+            (
+                &format!("{here}parent = \"innet+fstack://a:1\""),
+                "kernel's UDP",
+            ),
+            (
+                &format!("{here}parent = \"innet://a:1\"\nrack = 2\nracks = 2"),
+                "rack 2 of 2",
+            ),
+            (
+                &format!("{here}parent = \"innet://a:1\""),
+                "how many there are",
+            ),
+            (
+                &format!(
+                    "{here}gradients_only = true\n[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1"
+                ),
+                "keep one",
+            ),
+        ] {
+            let error = check(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

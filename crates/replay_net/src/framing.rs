@@ -1,0 +1,151 @@
+//! Frames of [`replay_wire::frame`] over streams. Both directions survive being dropped between two polls: the progress
+//! is kept in [`FrameReader`] and in [`Outgoing`], so a caller may `select!` on them and call again.
+
+use bytes::BufMut;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use replay_core::error::{Error, Result};
+use replay_wire::frame::{Frame, HEADER_BYTES, Header, Incoming, Limits, Outgoing};
+
+/// Reads frames. Wrap the reader in a [`tokio::io::BufReader`], or small frames cost three system calls.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    reader: R,
+    peer: String,
+    limits: Limits,
+    start: [u8; HEADER_BYTES],
+    /// Bytes read of `start`.
+    filled: usize,
+    header: Option<Header>,
+    /// The frame whose body is being read.
+    incoming: Option<Incoming>,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Reads from `reader`; `peer` names the other end in errors.
+    pub fn new(reader: R, limits: Limits, peer: impl Into<String>) -> Self {
+        FrameReader {
+            reader,
+            peer: peer.into(),
+            limits,
+            start: [0; HEADER_BYTES],
+            filled: 0,
+            header: None,
+            incoming: None,
+        }
+    }
+
+    /// Sets the limits for the next frame, as after the handshake.
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    /// The next frame, or `None` where the peer ended the connection between two frames.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] in the middle of a frame; those of [`FrameReader::header`].
+    pub async fn frame(&mut self) -> Result<Option<Frame>> {
+        match self.header().await? {
+            Some(_) => self.body().await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The lengths of the next frame, before anything is allocated for it; `None` where the peer ended the
+    /// connection. Asked again before [`FrameReader::body`], the answer is the same.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] and [`Error::Protocol`]: the stream has no next frame then.
+    pub async fn header(&mut self) -> Result<Option<Header>> {
+        if let Some(header) = self.header {
+            return Ok(Some(header));
+        }
+        while self.filled < HEADER_BYTES {
+            let n = self.reader.read(&mut self.start[self.filled..]).await;
+            match n.map_err(|e| broken(&self.peer, e))? {
+                0 if self.filled == 0 => return Ok(None),
+                0 => return Err(truncated(&self.peer, (self.filled, HEADER_BYTES))),
+                n => self.filled += n,
+            }
+        }
+        let header = Header::parse(self.start, &self.limits)?;
+        self.filled = 0;
+        self.header = Some(header);
+        Ok(Some(header))
+    }
+
+    /// The rest of the frame whose [`FrameReader::header`] was read.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] when the connection ends before the frame does.
+    pub async fn body(&mut self) -> Result<Frame> {
+        let Some(header) = self.header else {
+            return Err(Error::Internal("a frame's body before its header".into()));
+        };
+        let incoming = self.incoming.get_or_insert_with(|| Incoming::new(header));
+        loop {
+            let rest = incoming.control_rest();
+            if rest.is_empty() {
+                break;
+            }
+            match self.reader.read(rest).await {
+                Ok(0) => return Err(truncated(&self.peer, incoming.progress())),
+                Ok(n) => incoming.advance_control(n),
+                Err(e) => return Err(broken(&self.peer, e)),
+            }
+        }
+        loop {
+            let (payload, missing) = incoming.payload_rest();
+            if missing == 0 {
+                break;
+            }
+            match self.reader.read_buf(&mut payload.limit(missing)).await {
+                Ok(0) => return Err(truncated(&self.peer, incoming.progress())),
+                Ok(_) => {}
+                Err(e) => return Err(broken(&self.peer, e)),
+            }
+        }
+        self.header = None;
+        let incoming = self.incoming.take().expect("set above");
+        Ok(incoming.finish())
+    }
+}
+
+/// Writes the rest of a frame, and flushes; `peer` names the other end in errors.
+///
+/// # Errors
+/// [`Error::Disconnected`].
+pub async fn write_frame<W: AsyncWrite + Unpin>(
+    frame: &mut Outgoing,
+    writer: &mut W,
+    peer: &str,
+) -> Result<()> {
+    loop {
+        let slices = frame.unwritten();
+        if slices.is_empty() {
+            break;
+        }
+        match writer.write_vectored(&slices).await {
+            Ok(0) => return Err(broken(peer, std::io::ErrorKind::WriteZero.into())),
+            Ok(n) => frame.advance(n),
+            Err(e) => return Err(broken(peer, e)),
+        }
+    }
+    writer.flush().await.map_err(|e| broken(peer, e))?;
+    frame.delivered();
+    Ok(())
+}
+
+fn broken(peer: &str, error: std::io::Error) -> Error {
+    Error::Disconnected {
+        address: peer.into(),
+        reason: error.to_string(),
+    }
+}
+
+fn truncated(peer: &str, (filled, wanted): (usize, usize)) -> Error {
+    Error::Disconnected {
+        address: peer.into(),
+        reason: format!("it ended within a frame, {filled} bytes into a part of {wanted}"),
+    }
+}

@@ -1,0 +1,32 @@
+//! Whatever touches a network: the server and the client of a replay memory, the stacks under both, and the command
+//! `innet-replay`.
+//!
+//! # Layout
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | [`stack`] | the `Stack` trait: `kernel`, `sim` (feature `sim`), and `fstack` (feature `fstack`) |
+//! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
+//! | [`receive`] | room for receive buffers within the byte limit |
+//! | [`service`] | a request in, a reply out, no socket in sight |
+//! | [`connection`] | one coroutine per connection |
+//! | [`server`] | listeners, I/O threads, shutdown |
+//! | [`aggregators`] | gradient jobs of a server, and its parent |
+//! | [`client`] | the `Replay` of a server, and a worker's membership in a gradient job |
+//! | [`tls`] | certificates and keys for rustls |
+//! | [`config`] | the server's configuration |
+//! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |
+//! | [`bench`] | the baseline and the lossy relay of the gradient benchmarks |
+
+pub mod aggregators;
+pub mod bench;
+pub mod cli;
+pub mod client;
+pub mod config;
+pub mod connection;
+pub mod framing;
+pub mod receive;
+pub mod server;
+pub mod service;
+pub mod stack;
+pub mod tls;

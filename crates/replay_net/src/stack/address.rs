@@ -1,0 +1,187 @@
+//! Where a server is: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+fstack` behind the
+//! scheme a client goes there by F-Stack's TCP in place of the kernel's.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::StackName;
+use replay_core::error::{Error, Result};
+
+/// The address of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Address {
+    /// `innet://host:port`, or `innets://host:port` with TLS.
+    Tcp {
+        /// Host name or IP address, an IPv6 address without brackets.
+        host: String,
+        /// TCP port; 0 lets the system choose where a server listens.
+        port: u16,
+        /// Whether TLS runs over it.
+        tls: bool,
+        /// Whose TCP a client uses to get there.
+        stack: StackName,
+    },
+    /// `unix:///path`.
+    Unix {
+        /// The socket file.
+        path: PathBuf,
+    },
+}
+
+impl Address {
+    /// The port of an address that names none.
+    pub const DEFAULT_PORT: u16 = 7710;
+
+    /// Whose sockets a client uses to get there.
+    pub fn stack(&self) -> StackName {
+        match self {
+            Address::Tcp { stack, .. } => *stack,
+            Address::Unix { .. } => StackName::Kernel,
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Config`] says what an address looks like.
+    fn from_str(text: &str) -> Result<Self> {
+        let refuse = |reason: &str| {
+            Err(Error::Config(format!(
+                "address {text:?} {reason}; an address is innet://host:port, innets://host:port (TLS), unix:///path, or \
+                 innet+fstack://address:port for a client over F-Stack"
+            )))
+        };
+        let (scheme, rest) = text.split_once("://").unwrap_or(("innet", text));
+        let (scheme, stack) = match scheme.split_once('+') {
+            None => (scheme, StackName::Kernel),
+            Some((scheme, "fstack")) if scheme.starts_with("innet") => (scheme, StackName::Fstack),
+            Some(_) => return refuse("has an unknown scheme"),
+        };
+        let tls = match scheme {
+            "unix" if rest.starts_with('/') => return Ok(Address::Unix { path: rest.into() }),
+            "unix" => return refuse("has no absolute path"),
+            "innet" => false,
+            "innets" => true,
+            _ => return refuse("has an unknown scheme"),
+        };
+        let (host, port) = match rest.strip_prefix('[') {
+            Some(rest) => match rest.split_once(']') {
+                Some((host, "")) => (host, None),
+                Some((host, port)) => match port.strip_prefix(':') {
+                    Some(port) => (host, Some(port)),
+                    None => return refuse("has no port after its IPv6 address"),
+                },
+                None => return refuse("has no closing bracket"),
+            },
+            None => match rest.rsplit_once(':') {
+                Some((host, _)) if host.contains(':') => {
+                    return refuse("has an IPv6 address without brackets");
+                }
+                Some((host, port)) => (host, Some(port)),
+                None => (rest, None),
+            },
+        };
+        if host.is_empty() || host.contains('/') {
+            return refuse("has no host");
+        }
+        let Ok(port) = port.map_or(Ok(Self::DEFAULT_PORT), str::parse) else {
+            return refuse("has no port from 0 to 65535");
+        };
+        Ok(Address::Tcp {
+            host: host.to_owned(),
+            port,
+            tls,
+            stack,
+        })
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> String {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp {
+                host,
+                port,
+                tls,
+                stack,
+            } => {
+                let scheme = match (tls, stack) {
+                    (false, StackName::Kernel) => "innet",
+                    (true, StackName::Kernel) => "innets",
+                    (false, StackName::Fstack) => "innet+fstack",
+                    (true, StackName::Fstack) => "innets+fstack",
+                };
+                if host.contains(':') {
+                    write!(f, "{scheme}://[{host}]:{port}")
+                } else {
+                    write!(f, "{scheme}://{host}:{port}")
+                }
+            }
+            Address::Unix { path } => write!(f, "unix://{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_back_as_they_are_written() {
+        for text in [
+            "innet://127.0.0.1:7710",
+            "innets://replay.example:1",
+            "innet://[::1]:0",
+            "innet+fstack://10.0.0.2:7710",
+            "innets+fstack://10.0.0.2:1",
+            "unix:///tmp/a.sock",
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "localhost".parse::<Address>().unwrap().to_string(),
+            "innet://localhost:7710"
+        );
+    }
+
+    #[test]
+    fn bad_addresses_say_what_an_address_is() {
+        for text in [
+            "",
+            ":1",
+            "http://a:1",
+            "innet+dpdk://a:1",
+            "unix+fstack:///a",
+            "a:b",
+            "a:70000",
+            "::1:5",
+            "[::1:5",
+            "[::1]5",
+            "unix://x",
+            "a/b:1",
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains("innet://host:port"), "{text}: {error}");
+        }
+    }
+}

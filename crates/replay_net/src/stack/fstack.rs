@@ -1,0 +1,90 @@
+//! TCP without the kernel: F-Stack's, on one reactor thread. What is here is used through the feature `fstack`.
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | `start` | F-Stack's start: once in a process, tried in a child first |
+//! | [`reactor`] | tasks, timers and events, turned by F-Stack's loop |
+//! | `readiness` | which sockets may be read and written |
+//! | [`socket`] | streams and listeners |
+//! | [`handle`] | work for the reactor from other threads |
+//!
+//! F-Stack's calls are made on the reactor thread alone; from another one they would crash. A [`Fstack`] and a
+//! [`socket::Stream`] may therefore go anywhere, but they find their reactor by the thread they are on, and elsewhere
+//! fail with an error.
+
+pub mod handle;
+pub mod reactor;
+mod readiness;
+pub mod socket;
+mod start;
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use super::{Address, Stack};
+pub use handle::Handle;
+use reactor::{Reactor, Sleep};
+use replay_core::error::{Error, Result};
+use socket::{Listener, Stream};
+pub use start::{running, start};
+
+/// F-Stack's sockets, on the reactor thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Fstack(());
+
+impl Stack for Fstack {
+    type Stream = Stream;
+    type Listener = Listener;
+    type Incoming = Stream;
+
+    fn listen(&self, address: &Address) -> Result<Listener> {
+        Listener::bind(socket_address(address)?, address).map_err(|source| Error::Io {
+            what: format!("cannot listen on {address} with F-Stack"),
+            source,
+        })
+    }
+
+    fn address(&self, listener: &Listener) -> Address {
+        listener.address().clone()
+    }
+
+    async fn accept(&self, listener: &mut Listener) -> io::Result<(Stream, String)> {
+        let (stream, peer) = listener.accept().await?;
+        Ok((stream, peer.to_string()))
+    }
+
+    fn open(&self, incoming: Stream) -> io::Result<Stream> {
+        incoming.prepare()?;
+        Ok(incoming)
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> impl Future<Output = ()> + 'static {
+        Sleep::until(deadline)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        // Elsewhere than on the reactor nobody would ever run it; a `Stack` is not used there.
+        Reactor::with(|reactor| reactor.spawn(task));
+    }
+}
+
+/// The address for F-Stack's sockets. Names are not looked up: the kernel's resolver would block the reactor.
+///
+/// # Errors
+/// [`Error::Config`] for what is no IP address.
+pub fn socket_address(address: &Address) -> Result<SocketAddr> {
+    let refuse = |reason: &str| Err(Error::Config(format!("{address} {reason}")));
+    let Address::Tcp { host, port, .. } = address else {
+        return refuse("is a socket file, which F-Stack cannot open: use innet://address:port");
+    };
+    match host.parse() {
+        Ok(ip) => Ok(SocketAddr::new(ip, *port)),
+        Err(_) => refuse("names a host; with F-Stack write its IP address"),
+    }
+}

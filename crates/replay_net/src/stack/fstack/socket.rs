@@ -1,0 +1,358 @@
+//! Streams and listeners of F-Stack.
+
+use std::ffi::{c_int, c_void};
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::mem::{MaybeUninit, size_of};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use fstack_sys::fstack as ff;
+use libc::socklen_t;
+use rand::RngExt;
+use socket2::{SockAddr, SockAddrStorage};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::reactor::{Reactor, check};
+use super::readiness::{Direction, Token};
+use super::start;
+use crate::stack::Address;
+
+/// Connections held ready before `accept`.
+const BACKLOG: c_int = 1024;
+
+/// Seconds until a peer that says nothing is asked whether it is there.
+const KEEPALIVE: c_int = 60;
+
+/// Slices that one call writes.
+const MAX_SLICES: usize = 256;
+
+/// Bytes of one call: it takes lengths as a C int.
+const MAX_BYTES: usize = 1 << 30;
+
+/// An open descriptor that the reactor watches. Closed when it is dropped: at once on the reactor, else by a job for it.
+struct Descriptor {
+    fd: c_int,
+    token: Token,
+}
+
+impl Descriptor {
+    /// Takes a descriptor over. `ready` is whether the first operation may be tried at once.
+    fn watch(fd: c_int, ready: bool) -> io::Result<Self> {
+        Reactor::for_socket(|reactor| {
+            let token = reactor.register(fd, ready).inspect_err(|_| close(fd))?;
+            Ok(Descriptor { fd, token })
+        })
+    }
+
+    fn poll<T>(
+        &self,
+        direction: Direction,
+        context: &mut Context<'_>,
+        operation: impl FnMut() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        Reactor::with(|reactor| reactor.poll_socket(self.token, direction, context, operation))
+            .unwrap_or_else(|| {
+                let reason = "an F-Stack socket works on its reactor thread alone";
+                Poll::Ready(Err(io::Error::other(reason)))
+            })
+    }
+
+    fn set(&self, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+        Reactor::for_socket(|_| {
+            let length = size_of::<c_int>() as socklen_t;
+            // SAFETY: the value is an int of this length.
+            let set = unsafe {
+                ff::ff_setsockopt(self.fd, level, option, (&raw const value).cast(), length)
+            };
+            check(set).map(drop)
+        })
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        let (fd, token) = (self.fd, self.token);
+        let here = Reactor::with(|reactor| {
+            reactor.forget(token);
+            close(fd);
+        });
+        if here.is_none() {
+            // Where the loop has ended there is nothing left to close.
+            start::on_reactor(Box::new(move |reactor| {
+                reactor.forget(token);
+                close(fd);
+            }));
+        }
+    }
+}
+
+/// A new socket for addresses like `address`, which does not block.
+fn socket(address: &SocketAddr) -> io::Result<c_int> {
+    let domain = match address {
+        SocketAddr::V4(_) => libc::AF_INET,
+        SocketAddr::V6(_) => ff::AF_INET6_LINUX,
+    };
+    Reactor::for_socket(|_| {
+        // SAFETY: on the reactor thread, like every call in this file: `for_socket` and `poll_socket` say so.
+        let fd = check(unsafe { ff::ff_socket(domain, libc::SOCK_STREAM, 0) })?;
+        unblock(fd).inspect_err(|_| close(fd))?;
+        Ok(fd)
+    })
+}
+
+/// Only on the reactor thread.
+fn close(fd: c_int) {
+    // SAFETY: called with a descriptor of F-Stack's that nothing else refers to, on the reactor thread.
+    unsafe { ff::ff_close(fd) };
+}
+
+/// Only on the reactor thread.
+fn unblock(fd: c_int) -> io::Result<()> {
+    let mut on: c_int = 1;
+    // SAFETY: FIONBIO takes a pointer to an int.
+    check(unsafe { ff::ff_ioctl(fd, libc::FIONBIO, &raw mut on) }).map(drop)
+}
+
+/// F-Stack's result of a read or a write as a number of bytes.
+fn bytes(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Calls `get` with room for any address: F-Stack writes a whole one whatever the length says.
+fn address_from(
+    get: impl FnOnce(*mut ff::linux_sockaddr, *mut socklen_t) -> c_int,
+) -> io::Result<(c_int, SocketAddr)> {
+    let mut storage = SockAddrStorage::zeroed();
+    let mut length = storage.size_of();
+    let result = check(get((&raw mut storage).cast(), &raw mut length))?;
+    // SAFETY: all zero, or an address in Linux's layout.
+    let address = unsafe { SockAddr::new(storage, length) };
+    let unknown = || io::Error::other("F-Stack gave an address that is none of IPv4 or IPv6");
+    Ok((result, address.as_socket().ok_or_else(unknown)?))
+}
+
+/// Binds to an address, and to any free port of it for port 0: F-Stack chooses ports for connections alone.
+fn bind(fd: c_int, at: SocketAddr) -> io::Result<SocketAddr> {
+    /// Where Linux looks for them, too.
+    const PORTS: Range<u16> = 32_768..60_999;
+    const TRIES: usize = 100;
+    let mut tries = match at.port() {
+        0 => TRIES,
+        _ => 1,
+    };
+    loop {
+        let mut at = at;
+        if at.port() == 0 {
+            at.set_port(rand::rng().random_range(PORTS));
+        }
+        let name = SockAddr::from(at);
+        let bound = Reactor::for_socket(|_| {
+            // SAFETY: a socket address in Linux's layout, and its length.
+            check(unsafe { ff::ff_bind(fd, name.as_ptr().cast(), name.len()) })
+        });
+        tries -= 1;
+        match bound {
+            Ok(_) => return Ok(at),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries > 0 => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A bound address.
+pub struct Listener {
+    descriptor: Descriptor,
+    address: Address,
+}
+
+impl Listener {
+    pub(super) fn bind(at: SocketAddr, address: &Address) -> io::Result<Self> {
+        let fd = socket(&at)?;
+        let descriptor = Descriptor::watch(fd, true)?;
+        // A server that is started again may bind while old connections are still in TIME_WAIT.
+        descriptor.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        let bound = bind(fd, at)?;
+        // SAFETY: a bound socket.
+        Reactor::for_socket(|_| check(unsafe { ff::ff_listen(fd, BACKLOG) }))?;
+        let mut address = address.clone();
+        if let Address::Tcp { host, port, .. } = &mut address {
+            *host = bound.ip().to_string();
+            *port = bound.port();
+        }
+        Ok(Listener {
+            descriptor,
+            address,
+        })
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub(super) async fn accept(&mut self) -> io::Result<(Stream, SocketAddr)> {
+        let fd = self.descriptor.fd;
+        poll_fn(|context| {
+            self.descriptor.poll(Direction::Read, context, || {
+                // SAFETY: there is room for any address.
+                let (accepted, peer) =
+                    address_from(|address, length| unsafe { ff::ff_accept(fd, address, length) })?;
+                // Whether it blocks is inherited in some releases and not in others.
+                unblock(accepted).inspect_err(|_| close(accepted))?;
+                let stream = Stream(Descriptor::watch(accepted, true)?);
+                Ok((stream, peer))
+            })
+        })
+        .await
+    }
+}
+
+/// An open connection.
+pub struct Stream(Descriptor);
+
+impl Stream {
+    /// Connects to `peer`.
+    ///
+    /// # Errors
+    /// Those of a socket, by Linux's numbers.
+    pub async fn connect(peer: SocketAddr) -> io::Result<Self> {
+        let fd = socket(&peer)?;
+        let name = SockAddr::from(peer);
+        let begun = Reactor::for_socket(|_| {
+            // SAFETY: a socket address in Linux's layout, and its length.
+            check(unsafe { ff::ff_connect(fd, name.as_ptr().cast(), name.len()) }).inspect_err(
+                |error| {
+                    if error.raw_os_error() != Some(libc::EINPROGRESS) {
+                        close(fd);
+                    }
+                },
+            )
+        });
+        match begun {
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        let stream = Stream(Descriptor::watch(fd, false)?);
+        // Room to write comes with the connection, or with its refusal.
+        poll_fn(|context| stream.0.poll(Direction::Write, context, || Ok(()))).await?;
+        stream.take_error()?;
+        stream.prepare()?;
+        Ok(stream)
+    }
+
+    /// Sets what every connection has: a frame is one vectored write, so nothing is gained by waiting for more.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        self.0.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+        self.0.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+        self.0.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE)
+    }
+
+    fn take_error(&self) -> io::Result<()> {
+        let mut error: c_int = 0;
+        let mut length = size_of::<c_int>() as socklen_t;
+        Reactor::for_socket(|_| {
+            // SAFETY: room for an int, and its length.
+            check(unsafe {
+                ff::ff_getsockopt(
+                    self.0.fd,
+                    libc::SOL_SOCKET,
+                    libc::SO_ERROR,
+                    (&raw mut error).cast::<c_void>(),
+                    &raw mut length,
+                )
+            })
+        })?;
+        match error {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let fd = self.0.fd;
+        let length = buffer.remaining().min(MAX_BYTES);
+        let count = ready!(self.0.poll(Direction::Read, context, || {
+            // SAFETY: nothing is read from the buffer before the call has written it.
+            let room: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
+            // SAFETY: there is room for so many bytes.
+            bytes(unsafe { ff::ff_read(fd, room.as_mut_ptr().cast(), length) })
+        }))?;
+        Reactor::with(|reactor| reactor.took(self.0.token, count, count < length));
+        // SAFETY: the call has written so many bytes.
+        unsafe { buffer.assume_init(count) };
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(context, &[IoSlice::new(data)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let Descriptor { fd, token } = self.0;
+        let share = Reactor::with(|reactor| reactor.share(token, context));
+        if share == Some(0) {
+            return Poll::Pending;
+        }
+        let written = ready!(self.0.poll(Direction::Write, context, || {
+            // A copy: F-Stack advances the slices that it is given.
+            let mut copy = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SLICES];
+            let (mut count, mut left) = (0, share.unwrap_or(0));
+            for (to, slice) in copy.iter_mut().zip(slices) {
+                let length = slice.len().min(left);
+                to.write(libc::iovec {
+                    iov_base: slice.as_ptr().cast_mut().cast(),
+                    iov_len: length,
+                });
+                left -= length;
+                count += 1;
+                if left == 0 {
+                    break;
+                }
+            }
+            // SAFETY: so many slices were written just now; what they name is only read.
+            bytes(unsafe { ff::ff_writev(fd, copy.as_ptr().cast(), count) })
+        }))?;
+        Reactor::with(|reactor| reactor.wrote(token, written));
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Reactor::for_socket(|_| {
+            // SAFETY: an open socket, on the reactor thread.
+            check(unsafe { ff::ff_shutdown(self.0.fd, libc::SHUT_WR) }).map(drop)
+        });
+        Poll::Ready(match shut {
+            // The other end was faster.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            shut => shut,
+        })
+    }
+}

@@ -1,0 +1,314 @@
+//! The configuration file: F-Stack's own, with one more section that F-Stack does not look at.
+//!
+//! ```ini
+//! [innet]
+//! eal = --no-pci
+//! eal = --vdev=net_memif0,role=client,socket=/run/innet/memif.sock
+//! memif_segments = 1
+//! ```
+//!
+//! Each `eal` line is one argument for DPDK's environment: F-Stack's own `[vdevN]` sections know virtio_user alone,
+//! this way any device can be named. `memif_segments` is for memifs between F-Stacks: what moves through shared memory
+//! needs neither packets that fit a wire nor checksums.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use replay_core::error::{Error, Result};
+
+/// Room for the longest frame that FreeBSD makes, 65,516 bytes (`if_hw_tsomax`).
+const SEGMENT_BUFFERS: &str = ",bsize=65535";
+
+/// The binary logarithm of the frames under way, 8 MB of them: more fall out of a core's cache (a tenth slower), fewer are overrun by
+/// what FreeBSD has under way in one connection, 2 MB in frames of half a segment.
+const SEGMENT_RING: &str = ",rsize=7";
+
+/// What this program has to know of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The file, by its full name.
+    pub path: PathBuf,
+    /// Arguments for EAL, after those that F-Stack makes from its own sections.
+    pub eal: Vec<String>,
+    /// Whether it names virtual devices alone.
+    pub virtual_only: bool,
+    /// Whether F-Stack makes devices of `[vdevN]` sections, too.
+    pub vdev_sections: bool,
+    /// Whether DPDK's memory is of hugepages.
+    pub hugepages: bool,
+    /// The devices that connect to a memif socket; the other role listens there.
+    pub memif_clients: Vec<String>,
+    /// Whether segments of up to 64 KiB go through a memif whole and without checksums: at both ends, or at none.
+    pub memif_segments: bool,
+    /// Microseconds that the loop sleeps when there is nothing to do; with 0 it takes its whole core.
+    pub idle_sleep: u32,
+    /// The core of the loop, as the file has it.
+    pub lcore_mask: String,
+    /// The cores of [`lcore_mask`](Self::lcore_mask), in order. The loop is on the first.
+    pub cores: Vec<usize>,
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the file, the line and what would be right.
+    pub fn read(path: &Path) -> Result<Self> {
+        let refuse = |reason: String| {
+            Error::Config(format!(
+                "F-Stack's configuration {}: {reason}",
+                path.display()
+            ))
+        };
+        let full = path
+            .canonicalize()
+            .map_err(|error| refuse(error.to_string()))?;
+        let text = fs::read_to_string(&full).map_err(|error| refuse(error.to_string()))?;
+        let mut config = Config {
+            path: full,
+            eal: Vec::new(),
+            virtual_only: false,
+            vdev_sections: false,
+            hugepages: true,
+            memif_clients: Vec::new(),
+            memif_segments: false,
+            idle_sleep: 0,
+            lcore_mask: String::new(),
+            cores: Vec::new(),
+        };
+        config.parse(&text).map_err(refuse)?;
+        config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
+        config.make_room_for_segments().map_err(refuse)?;
+        let memif = |argument: &String| {
+            let (name, parameters) = argument.strip_prefix("--vdev=")?.split_once(',')?;
+            let listens = parameters
+                .split(',')
+                .any(|p| ["role=server", "role=master"].contains(&p));
+            (name.starts_with("net_memif") && !listens).then(|| name.to_owned())
+        };
+        config.memif_clients = config.eal.iter().filter_map(memif).collect();
+        Ok(config)
+    }
+
+    fn parse(&mut self, text: &str) -> std::result::Result<(), String> {
+        let mut section = "";
+        let mut ports = false;
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = match line.split_once(" ;") {
+                Some((line, _)) => line.trim(),
+                None => line.trim(),
+            };
+            if line.is_empty() || line.starts_with(['#', ';']) {
+                continue;
+            }
+            if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+                section = name;
+                ports |= section.starts_with("port");
+                continue;
+            }
+            let Some((key, value)) = line.split_once(['=', ':']) else {
+                return Err(format!(
+                    "line {number} is neither [section] nor key = value"
+                ));
+            };
+            let (key, value) = (key.trim(), value.trim());
+            match (section, key) {
+                ("innet", "eal") => self.eal.push(value.to_owned()),
+                ("innet", "memif_segments") => {
+                    self.memif_segments = match value {
+                        "0" => false,
+                        "1" => true,
+                        _ => {
+                            return Err(format!(
+                                "line {number}: memif_segments is 0 or 1, got {value:?}"
+                            ));
+                        }
+                    };
+                }
+                ("innet", _) => {
+                    return Err(format!(
+                        "line {number}: [innet] has no key {key:?}, only eal and memif_segments"
+                    ));
+                }
+                ("dpdk", "idle_sleep") => {
+                    self.idle_sleep = value.parse().map_err(|_| {
+                        format!(
+                            "line {number}: idle_sleep is a number of microseconds, got {value:?}"
+                        )
+                    })?;
+                }
+                // As F-Stack takes them, by `atoi`.
+                ("dpdk", "nb_vdev") => {
+                    self.vdev_sections = value.parse().is_ok_and(|n: i32| n != 0);
+                }
+                ("dpdk", "no_huge") => self.hugepages = !value.parse().is_ok_and(|n: i32| n != 0),
+                ("dpdk", "lcore_mask") => value.clone_into(&mut self.lcore_mask),
+                _ => {}
+            }
+        }
+        if self.lcore_mask.is_empty() {
+            return Err(
+                "[dpdk] needs lcore_mask: the core of the loop, 1 for the first".to_owned(),
+            );
+        }
+        self.cores = cores_of(&self.lcore_mask).ok_or_else(|| {
+            format!(
+                "lcore_mask is a hexadecimal mask of cores, 1 for the first and 2 for the second, got {:?}",
+                self.lcore_mask
+            )
+        })?;
+        if !ports {
+            return Err("there is no [port0] with addr, netmask, broadcast and gateway".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Gives each memif buffers of a whole segment. On a wire, packets like these would be dropped, or worse, taken.
+    fn make_room_for_segments(&mut self) -> std::result::Result<(), String> {
+        const MEMIFS: &str = "memif_segments = 1 is for memifs between F-Stacks";
+        if !self.memif_segments {
+            return Ok(());
+        }
+        // In two arguments, or in another section, a device would pass unseen.
+        let unseen = self.vdev_sections || self.eal.iter().any(|a| a == "--vdev");
+        let devices = self.eal.iter_mut().filter(|a| a.starts_with("--vdev="));
+        let devices: Vec<&mut String> = devices.collect();
+        if !self.virtual_only || devices.is_empty() || unseen {
+            return Err(format!(
+                "{MEMIFS}: name each by eal = --vdev=net_memif..., with eal = --no-pci, or take it out"
+            ));
+        }
+        for device in devices {
+            if !device.starts_with("--vdev=net_memif") {
+                return Err(format!("{MEMIFS}: take it out, or {device}"));
+            }
+            for own in [",bsize=", ",zero-copy=yes"] {
+                if device.contains(own) {
+                    return Err(format!(
+                        "memif_segments = 1 has buffers of its own: take {own} out of {device}"
+                    ));
+                }
+            }
+            device.push_str(SEGMENT_BUFFERS);
+            if !device.contains(",rsize=") {
+                device.push_str(SEGMENT_RING);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The places of the bits that are set, of which there is at least one.
+fn cores_of(mask: &str) -> Option<Vec<usize>> {
+    let digits = mask.trim_start_matches("0x").trim_start_matches("0X");
+    let mut cores = Vec::new();
+    for (place, digit) in digits.chars().rev().enumerate() {
+        let bits = digit.to_digit(16)?;
+        let set = (0..4).filter(|bit| bits >> bit & 1 == 1);
+        cores.extend(set.map(|bit| 4 * place + bit));
+    }
+    (!cores.is_empty()).then_some(cores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fstack.ini");
+        fs::write(&path, text).unwrap();
+        Config::read(&path)
+    }
+
+    #[test]
+    fn the_section_that_is_ours_is_taken_from_the_file() {
+        let config = read(
+            "# a comment\n[dpdk]\nlcore_mask=2\nidle_sleep = 20 ; microseconds\n[port0]\naddr=10.0.0.2\n[innet]\n\
+             eal = --no-pci\neal = --vdev=net_af_packet0,iface=veth1\n",
+        )
+        .unwrap();
+        assert_eq!(config.idle_sleep, 20);
+        assert_eq!(config.lcore_mask, "2");
+        assert_eq!(
+            config.eal,
+            ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]
+        );
+        assert!(config.hugepages);
+        assert!(
+            config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty()
+        );
+        let config = read(
+            "[dpdk]\nlcore_mask=1\nno_huge=1\n[port0]\n[innet]\neal=--vdev=net_memif0,role=server,socket=a\n\
+             eal=--vdev=net_memif1,socket=b,role=client\n",
+        )
+        .unwrap();
+        assert_eq!(config.memif_clients, ["net_memif1"]);
+        assert!(!config.hugepages && !config.virtual_only);
+    }
+
+    #[test]
+    fn whole_segments_have_buffers() {
+        let with = |more: &str| {
+            let memif = "eal=--no-pci\neal=--vdev=net_memif0,socket=a";
+            let text = format!("[dpdk]\nlcore_mask=1\n[port0]\n[innet]\n{memif}{more}\n");
+            read(&text).unwrap().eal[1].clone()
+        };
+        let memif = "--vdev=net_memif0,socket=a";
+        assert_eq!(with(""), memif);
+        assert_eq!(with("\nmemif_segments = 0"), memif);
+        assert_eq!(
+            with("\nmemif_segments = 1"),
+            format!("{memif},bsize=65535,rsize=7")
+        );
+        assert_eq!(
+            with(",rsize=9\nmemif_segments = 1"),
+            format!("{memif},rsize=9,bsize=65535")
+        );
+    }
+
+    #[test]
+    fn a_mask_names_cores_by_hexadecimal_bits() {
+        for (mask, cores) in [
+            ("1", vec![0]),
+            ("0x2", vec![1]),
+            ("C", vec![2, 3]),
+            ("0x80000000000000001", vec![0, 67]),
+        ] {
+            let config = read(&format!("[dpdk]\nlcore_mask={mask}\n[port0]\n")).unwrap();
+            assert_eq!((config.lcore_mask.as_str(), config.cores), (mask, cores));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let refusal = |text: &str| read(text).unwrap_err().to_string();
+        let good = "[dpdk]\nlcore_mask=1\n[port0]\n";
+        assert!(read(good).is_ok());
+        assert!(refusal("[dpdk]\nlcore_mask=1\n").contains("[port0]"));
+        assert!(refusal("[port0]\naddr=10.0.0.2\n").contains("lcore_mask"));
+        assert!(refusal(&format!("{good}[innet]\nvdev=a\n")).contains("line 5"));
+        assert!(refusal(&format!("{good}[innet]\nmemif_segments=yes\n")).contains("\"yes\""));
+        let memif = "eal=--no-pci\neal=--vdev=net_memif0,socket=a\n";
+        let whole = format!("{good}[innet]\nmemif_segments=1\n");
+        for devices in [
+            "eal=--no-pci\n",
+            "eal=--vdev=net_memif0,socket=a\n",
+            &memif.replace("socket=a", "socket=a,bsize=2048"),
+            &memif.replace("socket=a", "socket=a,zero-copy=yes"),
+            &format!("{memif}eal=--vdev\neal=net_af_packet0,iface=a\n"),
+            &format!("{memif}[dpdk]\nnb_vdev=1\n"),
+            &format!("{memif}eal=--vdev=net_af_packet0,iface=a\n"),
+        ] {
+            assert!(refusal(&format!("{whole}{devices}")).contains("memif_segments"));
+        }
+        assert!(refusal("[dpdk]\nidle_sleep=soon\n").contains("soon"));
+        for mask in ["core 1", "0", "0x", "1g"] {
+            let text = format!("[dpdk]\nlcore_mask={mask}\n[port0]\n");
+            assert!(refusal(&text).contains(&format!("{mask:?}")));
+        }
+        assert!(refusal("lcore_mask\n").contains("line 1"));
+        let missing = Config::read(Path::new("/nowhere/fstack.ini")).unwrap_err();
+        assert!(missing.to_string().contains("/nowhere/fstack.ini"));
+    }
+}

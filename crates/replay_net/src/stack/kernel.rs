@@ -1,0 +1,382 @@
+//! The kernel's sockets through tokio: TCP and Unix. Runs inside a current-thread tokio runtime with a
+//! `LocalSet`, one for each I/O thread.
+
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream, ToSocketAddrs};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::{Address, Stack, StackName};
+use replay_core::error::{Error, Result};
+
+/// Connections the kernel holds ready before `accept`.
+const BACKLOG: i32 = 1024;
+
+/// A peer that vanished without a word (its machine lost power) is noticed after about this time.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// The kernel's sockets.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Kernel;
+
+/// A bound TCP or Unix socket.
+pub enum Listener {
+    /// TCP, and the address with its real port.
+    Tcp(TcpListener, Address),
+    /// Unix; the file goes when the listener does.
+    Unix(UnixListener, SocketFile),
+}
+
+/// A connection that no I/O thread serves yet.
+pub enum Incoming {
+    /// TCP.
+    Tcp(StdTcpStream),
+    /// Unix.
+    Unix(StdUnixStream),
+}
+
+/// An open TCP or Unix connection.
+pub enum Stream {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix.
+    Unix(UnixStream),
+}
+
+impl Stack for Kernel {
+    type Stream = Stream;
+    type Listener = Listener;
+    type Incoming = Incoming;
+
+    fn listen(&self, address: &Address) -> Result<Listener> {
+        let failed = |source| Error::Io {
+            what: format!("cannot listen on {address}"),
+            source,
+        };
+        match address {
+            Address::Tcp {
+                host, port, tls, ..
+            } => {
+                let bind = || -> io::Result<_> {
+                    let listener = TcpListener::from_std(bind_tcp(host, *port)?)?;
+                    let bound = listener.local_addr()?;
+                    Ok((listener, bound))
+                };
+                let (listener, bound) = bind().map_err(failed)?;
+                let address = Address::Tcp {
+                    host: bound.ip().to_string(),
+                    port: bound.port(),
+                    tls: *tls,
+                    stack: StackName::Kernel,
+                };
+                Ok(Listener::Tcp(listener, address))
+            }
+            Address::Unix { path } => {
+                let (listener, file) = bind_unix(path)?;
+                Ok(Listener::Unix(
+                    UnixListener::from_std(listener).map_err(failed)?,
+                    file,
+                ))
+            }
+        }
+    }
+
+    fn address(&self, listener: &Listener) -> Address {
+        match listener {
+            Listener::Tcp(_, address) => address.clone(),
+            Listener::Unix(_, file) => Address::Unix {
+                path: file.path.clone(),
+            },
+        }
+    }
+
+    async fn accept(&self, listener: &mut Listener) -> io::Result<(Incoming, String)> {
+        match listener {
+            Listener::Tcp(listener, _) => {
+                let (stream, peer) = listener.accept().await?;
+                Ok((Incoming::Tcp(stream.into_std()?), peer.to_string()))
+            }
+            Listener::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                let peer = match stream.peer_cred().ok().and_then(|peer| peer.pid()) {
+                    Some(pid) => format!("process {pid}"),
+                    None => "a local process".to_owned(),
+                };
+                Ok((Incoming::Unix(stream.into_std()?), peer))
+            }
+        }
+    }
+
+    fn open(&self, incoming: Incoming) -> io::Result<Stream> {
+        match incoming {
+            Incoming::Tcp(stream) => {
+                // A reply is one vectored write: nothing is gained by waiting for more.
+                stream.set_nodelay(true)?;
+                SockRef::from(&stream)
+                    .set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+                TcpStream::from_std(stream).map(Stream::Tcp)
+            }
+            Incoming::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
+        }
+    }
+
+    fn now(&self) -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> impl Future<Output = ()> + 'static {
+        tokio::time::sleep_until(deadline.into())
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        tokio::task::spawn_local(task);
+    }
+}
+
+/// Keeps the runtime that it is spawned on from sleeping: between two looks at the sockets there is always this task to
+/// run. An answer is then seen without a wake-up, and a core is taken whole for as long as the runtime runs.
+pub async fn spin() {
+    loop {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Binds the first address that `host` resolves to.
+fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
+    let address = (host, port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // A server that is started again may bind while old connections are still in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// Binds a socket file that only this user may connect to.
+fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
+    remove_stale(path)?;
+    let bind = || -> io::Result<_> {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        let file = SocketFile::of(path)?;
+        // Before `listen` nobody can connect, so the file is never open to others.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        Ok((socket.into(), file))
+    };
+    bind().map_err(|source| Error::Io {
+        what: format!("cannot listen on the socket file {}", path.display()),
+        source,
+    })
+}
+
+/// Removes a socket file whose server is gone. A file of another kind, or one that a server answers on,
+/// stays and is an error.
+fn remove_stale(path: &Path) -> Result<()> {
+    let refuse = |reason: &str| {
+        Err(Error::Config(format!(
+            "cannot listen on the socket file {}: {reason}",
+            path.display()
+        )))
+    };
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => {
+            return Err(Error::Io {
+                what: format!("cannot look at {}", path.display()),
+                source,
+            });
+        }
+    };
+    if !found.file_type().is_socket() {
+        return refuse("something that is not a socket is there; choose another path");
+    }
+    match StdUnixStream::connect(path) {
+        Ok(_) => refuse("a server is running there; stop it, or choose another path"),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            SocketFile::known(path, &found).remove();
+            Ok(())
+        }
+        Err(error) => refuse(&format!("it is there and does not answer ({error})")),
+    }
+}
+
+/// A socket file, by name and inode: another server's file of the same name is never removed.
+pub struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self::known(path, &fs::symlink_metadata(path)?))
+    }
+
+    fn known(path: &Path, metadata: &fs::Metadata) -> Self {
+        SocketFile {
+            path: path.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        }
+    }
+
+    /// Removes the file if it is still the one that was seen; it is only a name, so nothing depends on it.
+    fn remove(&self) {
+        if let Ok(now) = fs::symlink_metadata(&self.path)
+            && (now.dev(), now.ino()) == (self.device, self.inode)
+        {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Calls a poll method of the stream inside.
+macro_rules! inner {
+    ($self:ident, $method:ident ( $($argument:expr),* )) => {
+        match $self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).$method($($argument),*),
+            Stream::Unix(stream) => Pin::new(stream).$method($($argument),*),
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        inner!(self, poll_read(cx, buffer))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        inner!(self, poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        inner!(self, poll_write_vectored(cx, slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        inner!(self, poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        inner!(self, poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_spins_never_sleeps_and_misses_nothing() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .on_thread_park(|| panic!("it sleeps"))
+            .build()
+            .unwrap();
+        runtime.spawn(spin());
+        let listener = StdUnixStream::pair().unwrap();
+        let (near, mut far) = listener;
+        near.set_nonblocking(true).unwrap();
+        let sender = std::thread::spawn(move || std::io::Write::write_all(&mut far, b"x"));
+        let got = runtime.block_on(async {
+            let mut stream = UnixStream::from_std(near).unwrap();
+            tokio::io::AsyncReadExt::read_u8(&mut stream).await
+        });
+        assert_eq!(got.unwrap(), b'x');
+        sender.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_stale_socket_file_is_replaced_and_removed_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        // A std listener leaves its file behind, as a killed server does.
+        drop(StdUnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let (listener, file) = bind_unix(&path).unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        StdUnixStream::connect(&path).unwrap();
+        drop((listener, file));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_not_ours_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        fs::write(&path, "notes").unwrap();
+        let error = bind_unix(&path).err().unwrap().to_string();
+        assert!(error.contains("not a socket"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"notes");
+    }
+
+    #[test]
+    fn a_running_server_keeps_its_socket_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let running = bind_unix(&path).unwrap();
+        let error = bind_unix(&path).err().unwrap().to_string();
+        assert!(error.contains("a server is running there"), "{error}");
+        // A successor took the name: the first one's end must not remove the successor's file.
+        fs::remove_file(&path).unwrap();
+        let successor = bind_unix(&path).unwrap();
+        drop(running);
+        assert!(path.exists());
+        drop(successor);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_an_error() {
+        let path = PathBuf::from(format!("/tmp/{}.sock", "a".repeat(200)));
+        let error = bind_unix(&path).err().unwrap().to_string();
+        assert!(
+            error.contains("cannot listen on the socket file"),
+            "{error}"
+        );
+    }
+}

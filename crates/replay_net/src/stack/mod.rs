@@ -1,0 +1,93 @@
+//! The transport under a server. Everything above it (TLS, the protocol, the coroutine of a connection) is
+//! written against [`Stack`] and takes its streams, its clock and its tasks from there, so that it runs
+//! unchanged on kernel sockets, in a simulation, or on a user-space TCP stack with one reactor thread.
+
+pub mod address;
+#[cfg(feature = "fstack")]
+pub mod fstack;
+pub mod fstack_config;
+pub mod kernel;
+#[cfg(feature = "sim")]
+pub mod sim;
+
+use std::future::Future;
+use std::io;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use address::Address;
+
+use replay_core::error::{Error, Result};
+
+/// Whose sockets are used.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum StackName {
+    /// The kernel's: TCP and Unix sockets.
+    #[default]
+    Kernel,
+    /// F-Stack's TCP over DPDK.
+    Fstack,
+}
+
+impl StackName {
+    /// # Errors
+    /// [`Error::Config`] that says what is missing where this program was built without the stack.
+    pub fn check_built_in(self) -> Result<()> {
+        match self {
+            StackName::Fstack if cfg!(not(feature = "fstack")) => Err(Error::Config(
+                "this program was built without F-Stack: install F-Stack (https://github.com/F-Stack/f-stack) and build \
+                 again with the cargo feature `fstack`"
+                    .to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Streams, time and tasks of one I/O thread. A value belongs to the thread that drives it: no method may
+/// be called from elsewhere, and nothing it returns has to be `Send`. A stack with several I/O threads has a
+/// [`Stack::Incoming`] that is.
+pub trait Stack: Clone + 'static {
+    /// An open connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
+    /// A bound address that accepts connections. Dropping it stops that.
+    type Listener: 'static;
+    /// An accepted connection on its way to the I/O thread that will serve it.
+    type Incoming: 'static;
+
+    /// Binds an address.
+    fn listen(&self, address: &Address) -> Result<Self::Listener>;
+    /// The address that was bound, with the port that was given for port 0.
+    fn address(&self, listener: &Self::Listener) -> Address;
+    /// The next connection, and its peer's name for logs. Cancel safe.
+    fn accept(
+        &self,
+        listener: &mut Self::Listener,
+    ) -> impl Future<Output = io::Result<(Self::Incoming, String)>>;
+    /// Takes an accepted connection over on this thread.
+    fn open(&self, incoming: Self::Incoming) -> io::Result<Self::Stream>;
+    /// The time by this stack's clock.
+    fn now(&self) -> Instant;
+    /// Completes at `deadline` by this stack's clock.
+    fn sleep_until(&self, deadline: Instant) -> impl Future<Output = ()> + 'static;
+    /// Runs `task` on this thread until it completes or the thread's executor ends.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+}
+
+/// Runs `future` for as long as `stack`'s clock is before `deadline`; `None` when it did not complete.
+pub async fn until<S: Stack, T>(
+    stack: &S,
+    deadline: Instant,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::select! {
+        biased;
+        value = future => Some(value),
+        () = stack.sleep_until(deadline) => None,
+    }
+}

@@ -1,0 +1,492 @@
+//! A network in memory for tests: one thread, its own clock, and every choice (which task runs next, how
+//! long a segment travels, how much of it one read returns) drawn from a seed, so that a failure repeats.
+//!
+//! A [`Sim`] owns the world and drives it; a [`SimStack`] is the [`Stack`] inside it. The clock stands still
+//! while a task can run and jumps to the next timer when none can. Streams keep TCP's promises: bytes
+//! arrive in order or not at all. So loss shows as delay, a partition as silence, and a cut as a reset in
+//! the middle of whatever was on its way.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::future::Future;
+use std::io;
+use std::ops::RangeInclusive;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::{Address, Stack};
+use replay_core::error::{Error, Result};
+
+mod link;
+
+pub use link::{Link, SimStream};
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// The world: its tasks, its clock and its network. Dropping it drops every task.
+pub struct Sim {
+    stack: SimStack,
+}
+
+/// A handle on the world for those inside it.
+#[derive(Clone)]
+pub struct SimStack {
+    world: Rc<RefCell<World>>,
+}
+
+struct World {
+    now: Instant,
+    random: StdRng,
+    tasks: HashMap<u64, Task>,
+    next_task: u64,
+    ready: Arc<Ready>,
+    /// Who to wake when; the number keeps timers of one instant apart.
+    timers: BTreeMap<(Instant, u64), Waker>,
+    next_timer: u64,
+    listeners: HashMap<Address, Rc<RefCell<Backlog>>>,
+    next_port: u16,
+    next_connection: u64,
+    delay: RangeInclusive<Duration>,
+    buffer: usize,
+}
+
+#[derive(Default)]
+struct Backlog {
+    connections: VecDeque<(SimStream, String)>,
+    waker: Option<Waker>,
+}
+
+/// Tasks that were woken. Wakers have to be `Send`, so this is the one part behind a lock.
+#[derive(Default)]
+struct Ready(Mutex<Vec<u64>>);
+
+impl Ready {
+    fn push(&self, task: u64) {
+        let mut ready = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !ready.contains(&task) {
+            ready.push(task);
+        }
+    }
+}
+
+struct TaskWaker {
+    task: u64,
+    ready: Arc<Ready>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.ready.push(self.task);
+    }
+}
+
+impl Sim {
+    /// A world whose choices follow from `seed`. Segments take 0 to 2 ms; a connection holds 64 KiB each way.
+    pub fn new(seed: u64) -> Self {
+        Sim {
+            stack: SimStack {
+                world: Rc::new(RefCell::new(World {
+                    now: Instant::now(),
+                    random: StdRng::seed_from_u64(seed),
+                    tasks: HashMap::new(),
+                    next_task: 0,
+                    ready: Arc::default(),
+                    timers: BTreeMap::new(),
+                    next_timer: 0,
+                    listeners: HashMap::new(),
+                    next_port: 40_000,
+                    next_connection: 1,
+                    delay: Duration::ZERO..=Duration::from_millis(2),
+                    buffer: 1 << 16,
+                })),
+            },
+        }
+    }
+
+    /// The stack of this world.
+    pub fn stack(&self) -> SimStack {
+        self.stack.clone()
+    }
+
+    /// Runs `future`, and every task beside it, until it completes.
+    ///
+    /// # Panics
+    /// When every task waits and no timer is set: nothing would ever happen again.
+    pub fn run<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
+        let value = Rc::new(RefCell::new(None));
+        self.stack.spawn({
+            let value = value.clone();
+            async move { *value.borrow_mut() = Some(future.await) }
+        });
+        loop {
+            while let Some(task) = self.stack.next_ready() {
+                self.stack.poll(task);
+                if let Some(value) = value.borrow_mut().take() {
+                    return value;
+                }
+            }
+            assert!(
+                self.stack.jump_to_next_timer(),
+                "every task of the simulation waits and no timer is set"
+            );
+        }
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        // Tasks hold the world and the world holds the tasks.
+        let tasks = std::mem::take(&mut self.stack.world.borrow_mut().tasks);
+        drop(tasks);
+    }
+}
+
+impl SimStack {
+    /// How long segments that are sent from now on travel, each drawn from this range.
+    pub fn set_delay(&self, delay: RangeInclusive<Duration>) {
+        self.world.borrow_mut().delay = delay;
+    }
+
+    /// Bytes that connections opened from now on hold in each direction, sent and not yet read.
+    pub fn set_buffer(&self, bytes: usize) {
+        self.world.borrow_mut().buffer = bytes;
+    }
+
+    /// Connects to a listener of this world.
+    ///
+    /// # Errors
+    /// Refused when nobody listens there.
+    pub fn connect(&self, address: &Address) -> io::Result<SimStream> {
+        let (backlog, name, buffer) = {
+            let mut world = self.world.borrow_mut();
+            let Some(backlog) = world.listeners.get(address).cloned() else {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            };
+            let name = format!("sim {}", world.next_connection);
+            world.next_connection += 1;
+            (backlog, name, world.buffer)
+        };
+        let (ours, theirs) = SimStream::pair(self, buffer);
+        let mut backlog = backlog.borrow_mut();
+        backlog.connections.push_back((theirs, name));
+        if let Some(waker) = backlog.waker.take() {
+            waker.wake();
+        }
+        Ok(ours)
+    }
+
+    /// Completes after `duration` by this world's clock.
+    pub fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + 'static {
+        self.sleep_until(self.now() + duration)
+    }
+
+    fn next_ready(&self) -> Option<u64> {
+        let mut world = self.world.borrow_mut();
+        let ready = world.ready.clone();
+        let mut ready = ready.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if ready.is_empty() {
+            return None;
+        }
+        let chosen = world.random.random_range(0..ready.len());
+        Some(ready.swap_remove(chosen))
+    }
+
+    fn poll(&self, id: u64) {
+        let (task, ready) = {
+            let mut world = self.world.borrow_mut();
+            (world.tasks.remove(&id), world.ready.clone())
+        };
+        // A task may be woken after its end.
+        let Some(mut task) = task else { return };
+        let waker = Waker::from(Arc::new(TaskWaker { task: id, ready }));
+        if task
+            .as_mut()
+            .poll(&mut Context::from_waker(&waker))
+            .is_pending()
+        {
+            self.world.borrow_mut().tasks.insert(id, task);
+        }
+    }
+
+    fn jump_to_next_timer(&self) -> bool {
+        let mut world = self.world.borrow_mut();
+        let Some(&(next, _)) = world.timers.keys().next() else {
+            return false;
+        };
+        world.now = world.now.max(next);
+        while let Some(entry) = world.timers.first_entry() {
+            if entry.key().0 > next {
+                break;
+            }
+            entry.remove().wake();
+        }
+        true
+    }
+
+    /// Wakes `waker` at `at`; the number cancels it.
+    fn set_timer(&self, at: Instant, waker: Waker) -> u64 {
+        let mut world = self.world.borrow_mut();
+        let number = world.next_timer;
+        world.next_timer += 1;
+        world.timers.insert((at, number), waker);
+        number
+    }
+
+    fn draw_delay(&self) -> Duration {
+        let mut world = self.world.borrow_mut();
+        let delay = world.delay.clone();
+        world.random.random_range(delay)
+    }
+
+    /// How much of `bytes` one call moves: at least one.
+    fn draw_part(&self, bytes: usize) -> usize {
+        self.world.borrow_mut().random.random_range(1..=bytes)
+    }
+}
+
+impl Stack for SimStack {
+    type Stream = SimStream;
+    type Listener = SimListener;
+    type Incoming = SimStream;
+
+    fn listen(&self, address: &Address) -> Result<SimListener> {
+        let mut world = self.world.borrow_mut();
+        let mut bound = address.clone();
+        if let Address::Tcp { port, .. } = &mut bound
+            && *port == 0
+        {
+            *port = world.next_port;
+            world.next_port += 1;
+        }
+        if world.listeners.contains_key(&bound) {
+            return Err(Error::Io {
+                what: format!("cannot listen on {bound}"),
+                source: io::ErrorKind::AddrInUse.into(),
+            });
+        }
+        let backlog = Rc::new(RefCell::new(Backlog::default()));
+        world.listeners.insert(bound.clone(), backlog.clone());
+        drop(world);
+        Ok(SimListener {
+            stack: self.clone(),
+            address: bound,
+            backlog,
+        })
+    }
+
+    fn address(&self, listener: &SimListener) -> Address {
+        listener.address.clone()
+    }
+
+    async fn accept(&self, listener: &mut SimListener) -> io::Result<(SimStream, String)> {
+        std::future::poll_fn(|cx| {
+            let mut backlog = listener.backlog.borrow_mut();
+            match backlog.connections.pop_front() {
+                Some(accepted) => Poll::Ready(Ok(accepted)),
+                None => {
+                    backlog.waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    fn open(&self, incoming: SimStream) -> io::Result<SimStream> {
+        Ok(incoming)
+    }
+
+    fn now(&self) -> Instant {
+        self.world.borrow().now
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> impl Future<Output = ()> + 'static {
+        Sleep {
+            stack: self.clone(),
+            deadline,
+            timer: None,
+        }
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let mut world = self.world.borrow_mut();
+        let id = world.next_task;
+        world.next_task += 1;
+        world.tasks.insert(id, Box::pin(task));
+        world.ready.push(id);
+    }
+}
+
+/// A bound address of a simulated network.
+pub struct SimListener {
+    stack: SimStack,
+    address: Address,
+    backlog: Rc<RefCell<Backlog>>,
+}
+
+impl Drop for SimListener {
+    fn drop(&mut self) {
+        self.stack
+            .world
+            .borrow_mut()
+            .listeners
+            .remove(&self.address);
+    }
+}
+
+struct Sleep {
+    stack: SimStack,
+    deadline: Instant,
+    timer: Option<u64>,
+}
+
+impl Sleep {
+    fn cancel(&mut self) {
+        if let Some(number) = self.timer.take() {
+            let key = (self.deadline, number);
+            self.stack.world.borrow_mut().timers.remove(&key);
+        }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.cancel();
+        if self.stack.now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        self.timer = Some(self.stack.set_timer(self.deadline, cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    fn address() -> Address {
+        "innet://server:1".parse().unwrap()
+    }
+
+    /// Sends `bytes` to a server that answers with what it read, until its end or an error.
+    fn echo(
+        seed: u64,
+        bytes: Vec<u8>,
+        cut_after: Option<usize>,
+    ) -> (io::Result<Vec<u8>>, Duration) {
+        let sim = Sim::new(seed);
+        let stack = sim.stack();
+        let mut listener = stack.listen(&address()).unwrap();
+        let start = stack.now();
+        stack.spawn({
+            let stack = stack.clone();
+            async move {
+                let (stream, _) = stack.accept(&mut listener).await.unwrap();
+                let (mut read, mut write) = tokio::io::split(stream);
+                // The copy ends with the connection; what it moved is what the client checks.
+                let _ = tokio::io::copy(&mut read, &mut write).await;
+                let _ = write.shutdown().await;
+            }
+        });
+        let read = sim.run({
+            let stack = stack.clone();
+            async move {
+                let stream = stack.connect(&address()).unwrap();
+                if let Some(bytes) = cut_after {
+                    stream.link().cut_after_sent(bytes);
+                }
+                let (mut read, mut write) = tokio::io::split(stream);
+                stack.spawn(async move {
+                    let _ = write.write_all(&bytes).await;
+                    let _ = write.shutdown().await;
+                });
+                let mut answer = Vec::new();
+                read.read_to_end(&mut answer).await.map(|_| answer)
+            }
+        });
+        (read, stack.now() - start)
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_and_a_seed_repeats() {
+        let bytes: Vec<u8> = (0..300_000u32).map(|i| (i * 7) as u8).collect();
+        for seed in 0..5 {
+            let (answer, took) = echo(seed, bytes.clone(), None);
+            assert!(answer.unwrap() == bytes);
+            assert!(took > Duration::ZERO);
+            assert_eq!(took, echo(seed, bytes.clone(), None).1);
+        }
+    }
+
+    #[test]
+    fn a_cut_resets_both_ends() {
+        let (answer, _) = echo(1, vec![1; 1000], Some(500));
+        assert_eq!(answer.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn a_held_link_is_silent_until_it_is_released() {
+        let sim = Sim::new(3);
+        let stack = sim.stack();
+        let mut listener = stack.listen(&address()).unwrap();
+        sim.run(async move {
+            let mut client = stack.connect(&address()).unwrap();
+            let (mut server, _) = stack.accept(&mut listener).await.unwrap();
+            client.link().hold();
+            client.write_all(b"hello").await.unwrap();
+            let mut buffer = [0; 5];
+            let minute = stack.now() + Duration::from_secs(60);
+            let read = super::super::until(&stack, minute, server.read_exact(&mut buffer)).await;
+            assert!(read.is_none());
+            client.link().release();
+            server.read_exact(&mut buffer).await.unwrap();
+            assert_eq!(&buffer, b"hello");
+        });
+    }
+
+    #[test]
+    fn a_full_connection_makes_its_writer_wait() {
+        let sim = Sim::new(4);
+        let stack = sim.stack();
+        stack.set_buffer(100);
+        let mut listener = stack.listen(&address()).unwrap();
+        sim.run(async move {
+            let mut client = stack.connect(&address()).unwrap();
+            let (mut server, _) = stack.accept(&mut listener).await.unwrap();
+            let minute = stack.now() + Duration::from_secs(60);
+            let written = super::super::until(&stack, minute, client.write_all(&[0; 101])).await;
+            assert!(written.is_none());
+            let mut buffer = [0; 100];
+            server.read_exact(&mut buffer).await.unwrap();
+            client.write_all(&[0; 100]).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn nobody_listens_where_the_listener_is_gone() {
+        let sim = Sim::new(5);
+        let stack = sim.stack();
+        let listener = stack.listen(&address()).unwrap();
+        assert!(stack.listen(&address()).is_err());
+        stack.connect(&address()).unwrap();
+        drop(listener);
+        let error = stack.connect(&address()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+}

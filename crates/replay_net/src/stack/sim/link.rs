@@ -1,0 +1,242 @@
+//! A simulated connection: two pipes whose segments travel for a while, and the faults a test puts on them.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::SimStack;
+use crate::stack::Stack;
+
+/// One end of a simulated connection.
+pub struct SimStream {
+    stack: SimStack,
+    connection: Rc<RefCell<Connection>>,
+    end: usize,
+}
+
+/// The faults of one connection, seen from one end of it.
+#[derive(Clone)]
+pub struct Link {
+    stack: SimStack,
+    connection: Rc<RefCell<Connection>>,
+    end: usize,
+}
+
+struct Connection {
+    /// `pipes[end]` carries what that end writes.
+    pipes: [Pipe; 2],
+    held: bool,
+    broken: bool,
+}
+
+#[derive(Default)]
+struct Pipe {
+    /// What was written and not yet read, with the instant of its arrival.
+    segments: VecDeque<(Instant, Bytes)>,
+    /// Bytes in `segments`, and the most there may be.
+    waiting: usize,
+    limit: usize,
+    /// The writer has said that no more will come.
+    ended: bool,
+    /// The reader has gone.
+    unread: bool,
+    /// Bytes that may still be written before the connection breaks.
+    cut_after: Option<usize>,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Pipe {
+    fn wake(&mut self) {
+        for waker in [self.reader.take(), self.writer.take()]
+            .into_iter()
+            .flatten()
+        {
+            waker.wake();
+        }
+    }
+}
+
+impl Connection {
+    fn wake(&mut self) {
+        self.pipes.iter_mut().for_each(Pipe::wake);
+    }
+}
+
+impl SimStream {
+    pub(super) fn pair(stack: &SimStack, limit: usize) -> (SimStream, SimStream) {
+        let pipe = || Pipe {
+            limit,
+            ..Pipe::default()
+        };
+        let connection = Rc::new(RefCell::new(Connection {
+            pipes: [pipe(), pipe()],
+            held: false,
+            broken: false,
+        }));
+        let end = |end| SimStream {
+            stack: stack.clone(),
+            connection: connection.clone(),
+            end,
+        };
+        (end(0), end(1))
+    }
+
+    /// The faults of this connection, from this end.
+    pub fn link(&self) -> Link {
+        Link {
+            stack: self.stack.clone(),
+            connection: self.connection.clone(),
+            end: self.end,
+        }
+    }
+}
+
+impl Link {
+    /// A partition: nothing arrives at either end until [`Link::release`].
+    pub fn hold(&self) {
+        self.connection.borrow_mut().held = true;
+    }
+
+    /// Ends a partition: what was sent meanwhile arrives.
+    pub fn release(&self) {
+        let mut connection = self.connection.borrow_mut();
+        connection.held = false;
+        connection.wake();
+    }
+
+    /// Breaks the connection now: what has not arrived is lost, and both ends see a reset.
+    pub fn cut(&self) {
+        let now = self.stack.now();
+        let mut connection = self.connection.borrow_mut();
+        connection.broken = true;
+        for pipe in &mut connection.pipes {
+            pipe.segments.retain(|&(arrival, _)| arrival <= now);
+        }
+        connection.wake();
+    }
+
+    /// Breaks the connection when this end has sent `bytes` more; they arrive, nothing after them does.
+    pub fn cut_after_sent(&self, bytes: usize) {
+        self.connection.borrow_mut().pipes[self.end].cut_after = Some(bytes);
+    }
+
+    /// Breaks the connection when the other end has sent `bytes` more; they arrive, nothing after them does.
+    pub fn cut_after_received(&self, bytes: usize) {
+        self.connection.borrow_mut().pipes[1 - self.end].cut_after = Some(bytes);
+    }
+}
+
+impl AsyncRead for SimStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let now = self.stack.now();
+        let mut connection = self.connection.borrow_mut();
+        let (held, broken) = (connection.held, connection.broken);
+        let pipe = &mut connection.pipes[1 - self.end];
+        match pipe.segments.front_mut() {
+            _ if held => {}
+            Some((arrival, segment)) if *arrival <= now => {
+                let most = segment.len().min(buffer.remaining());
+                if most == 0 {
+                    return Poll::Ready(Ok(()));
+                }
+                let part = self.stack.draw_part(most);
+                buffer.put_slice(&segment[..part]);
+                segment.advance(part);
+                if segment.is_empty() {
+                    pipe.segments.pop_front();
+                }
+                pipe.waiting -= part;
+                if let Some(writer) = pipe.writer.take() {
+                    writer.wake();
+                }
+                return Poll::Ready(Ok(()));
+            }
+            Some(&mut (arrival, _)) => {
+                self.stack.set_timer(arrival, cx.waker().clone());
+            }
+            None if broken => return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
+            None if pipe.ended => return Poll::Ready(Ok(())),
+            None => {}
+        }
+        pipe.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut connection = self.connection.borrow_mut();
+        if connection.broken {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        let pipe = &mut connection.pipes[self.end];
+        if pipe.unread || pipe.ended {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let room = (pipe.limit - pipe.waiting).min(pipe.cut_after.unwrap_or(usize::MAX));
+        let most = bytes.len().min(room);
+        if most == 0 && !bytes.is_empty() {
+            if pipe.cut_after == Some(0) {
+                connection.broken = true;
+                connection.wake();
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if most == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let part = self.stack.draw_part(most);
+        // Segments do not overtake each other.
+        let sent = self.stack.now() + self.stack.draw_delay();
+        let arrival = pipe.segments.back().map_or(sent, |last| last.0.max(sent));
+        pipe.segments
+            .push_back((arrival, Bytes::copy_from_slice(&bytes[..part])));
+        pipe.waiting += part;
+        pipe.cut_after = pipe.cut_after.map(|left| left - part);
+        if pipe.cut_after == Some(0) {
+            connection.broken = true;
+            connection.wake();
+        } else if let Some(reader) = pipe.reader.take() {
+            reader.wake();
+        }
+        Poll::Ready(Ok(part))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let pipe = &mut self.connection.borrow_mut().pipes[self.end];
+        pipe.ended = true;
+        pipe.wake();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        let mut connection = self.connection.borrow_mut();
+        connection.pipes[self.end].ended = true;
+        connection.pipes[1 - self.end].unread = true;
+        connection.wake();
+    }
+}

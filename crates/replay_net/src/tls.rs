@@ -1,0 +1,103 @@
+//! TLS from PEM files with rustls, over any stream.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::TlsAcceptor;
+
+use replay_core::error::{Error, Result};
+
+/// Makes the server's side of TLS from a certificate chain (its own certificate first) and the private key of
+/// it, both PEM files. Clients are known by the token, not by certificates.
+///
+/// # Errors
+/// [`Error::Config`] names the file that is missing, holds nothing of its kind, or does not belong to the other.
+pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
+        .map_err(|error| unreadable("tls_cert", certificate, &error))?;
+    if chain.is_empty() {
+        return Err(unreadable(
+            "tls_cert",
+            certificate,
+            &pem::Error::NoItemsFound,
+        ));
+    }
+    let private =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("tls_key", key, &error))?;
+    let refused = |error: rustls::Error| {
+        Error::Config(match error {
+            rustls::Error::InconsistentKeys(_) => format!(
+                "tls_key {} is not the key of the certificate in tls_cert {}",
+                key.display(),
+                certificate.display()
+            ),
+            error => format!(
+                "TLS cannot use tls_cert {} with tls_key {}: {error}",
+                certificate.display(),
+                key.display()
+            ),
+        })
+    };
+    // The provider is named here so that nothing depends on which one a process installed as its default.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(refused)?
+        .with_no_client_auth()
+        .with_single_cert(chain, private)
+        .map_err(refused)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn unreadable(field: &str, path: &Path, error: &pem::Error) -> Error {
+    let path = path.display();
+    Error::Config(match error {
+        pem::Error::NoItemsFound => {
+            let what = match field {
+                "tls_cert" => "a certificate (-----BEGIN CERTIFICATE-----)",
+                _ => "a private key (-----BEGIN PRIVATE KEY-----)",
+            };
+            format!("{field} {path} does not hold {what}")
+        }
+        pem::Error::Io(error) => format!("{field} {path} cannot be read: {error}"),
+        error => format!("{field} {path} is not a PEM file: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn each_bad_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+        let certificate = file("cert.pem", &made.cert.pem());
+        let key = file("key.pem", &made.signing_key.serialize_pem());
+        let other_key = file("other.pem", &other.signing_key.serialize_pem());
+        let missing = folder.path().join("missing.pem");
+        let empty = file("empty.pem", "");
+
+        let error =
+            |certificate: &Path, key: &Path| acceptor(certificate, key).err().unwrap().to_string();
+        assert!(acceptor(&certificate, &key).is_ok());
+        assert!(error(&missing, &key).contains("missing.pem cannot be read"));
+        assert!(error(&certificate, &missing).contains("missing.pem cannot be read"));
+        assert!(error(&empty, &key).contains("empty.pem does not hold a certificate"));
+        assert!(error(&key, &key).contains("key.pem does not hold a certificate"));
+        assert!(error(&certificate, &certificate).contains("does not hold a private key"));
+        assert!(error(&certificate, &other_key).contains("is not the key of the certificate"));
+    }
+}

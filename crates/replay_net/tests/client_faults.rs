@@ -1,0 +1,438 @@
+//! What a client makes of broken connections, servers that were started again, and limits that hold it back.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use replay_core::error::{Error, ErrorCode};
+use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
+use replay_core::schema::{Sampler, TableConfig};
+use replay_net::client::{Client, ConnectOptions};
+use replay_net::server::RunningServer;
+use support::*;
+
+fn client(server: &RunningServer) -> Client {
+    connect(&server.addresses()[0], ConnectOptions::default()).unwrap()
+}
+
+fn server_with_a_queue() -> (RunningServer, Client) {
+    let server = serve(&[&any_port("innet")], |_| {});
+    let client = client(&server);
+    client.create_table(&queue("steps"), &soon()).unwrap();
+    (server, client)
+}
+
+#[test]
+fn pushes_through_cut_connections_are_applied_once_each() {
+    // The first connection is the pool's; the writer's are cut after so many bytes, of requests,
+    // of acknowledgements, or of the handshake.
+    for cut in (400..6_000).step_by(353) {
+        let (server, direct) = server_with_a_queue();
+        let proxy = Proxy::start(
+            port(&server),
+            vec![usize::MAX, cut, 2 * cut, 130, cut + 777],
+        );
+        let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
+        let mut pushes = through.open_writer(writer("steps", 1), &soon()).unwrap();
+        for first in (0..300).step_by(5) {
+            pushes.push(steps(first, 5), &soon()).unwrap();
+        }
+        pushes.flush(&soon()).unwrap();
+        assert!(
+            proxy.connections() > 3,
+            "cut {cut}: {}",
+            proxy.connections()
+        );
+        assert_eq!(
+            drain(&direct, "steps"),
+            (0..300).collect::<Vec<_>>(),
+            "cut {cut}"
+        );
+        pushes.close(&soon()).unwrap();
+    }
+}
+
+#[test]
+fn calls_go_on_over_new_connections() {
+    let (server, _direct) = server_with_a_queue();
+    let cuts = (0..40).map(|n| 700 + 13 * n).collect();
+    let proxy = Proxy::start(port(&server), cuts);
+    let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
+    for _ in 0..60 {
+        assert_eq!(
+            through.table_config("steps", &soon()).unwrap().name,
+            "steps"
+        );
+    }
+    assert!(proxy.connections() > 10, "{}", proxy.connections());
+}
+
+#[test]
+fn a_table_is_dropped_once_even_if_the_answer_is_lost() {
+    let (server, direct) = server_with_a_queue();
+    // After each number of bytes from the handshake's end to the answer's, whichever that is.
+    for cut in (300..700).step_by(8) {
+        direct.create_table(&queue("once"), &soon()).unwrap();
+        let proxy = Proxy::start(port(&server), vec![cut]);
+        let Ok(through) = connect(&proxy.address, ConnectOptions::default()) else {
+            direct.drop_table("once", &soon()).unwrap();
+            continue;
+        };
+        through.drop_table("once", &soon()).unwrap();
+        let error = direct.drop_table("once", &soon()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");
+    }
+}
+
+#[test]
+fn a_sampler_asks_again_over_a_new_connection() {
+    let (server, direct) = server_with_a_queue();
+    let mut pushes = direct.open_writer(writer("steps", 1), &soon()).unwrap();
+    pushes.push(steps(0, 1000), &soon()).unwrap();
+    pushes.close(&soon()).unwrap();
+    let proxy = Proxy::start(port(&server), vec![usize::MAX, 2000, 3000]);
+    let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
+    let mut batches = through.sampler(draw("steps", 10), 3).unwrap();
+    for _ in 0..30 {
+        assert_eq!(numbers(&batches.next(&soon()).unwrap()).len(), 10);
+    }
+    assert_eq!(proxy.connections(), 4);
+}
+
+#[test]
+fn without_a_server_a_call_gives_up_after_its_time() {
+    let (server, _) = server_with_a_queue();
+    let options = ConnectOptions {
+        reconnect_for: Duration::from_millis(50),
+        ..Default::default()
+    };
+    let client = connect(&server.addresses()[0], options).unwrap();
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    drop(server);
+    let error = client.stats(&Wait::forever()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Connect, "{error}");
+    let error = pushes.push(steps(0, 1), &Wait::forever()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Connect, "{error}");
+}
+
+#[test]
+fn a_newer_connection_of_a_writer_fences_the_older_off() {
+    let (_server, client) = server_with_a_queue();
+    let mut old = client.open_writer(writer("steps", 7), &soon()).unwrap();
+    old.push(steps(0, 5), &soon()).unwrap();
+    old.flush(&soon()).unwrap();
+    let mut new = client.open_writer(writer("steps", 7), &soon()).unwrap();
+    new.push(steps(5, 5), &soon()).unwrap();
+    new.flush(&soon()).unwrap();
+    let push_and_flush = |pushes: &mut dyn PushChannel| {
+        pushes
+            .push(steps(5, 5), &soon())
+            .and_then(|()| pushes.flush(&soon()))
+    };
+    for _ in 0..2 {
+        let error = push_and_flush(old.as_mut()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Fenced, "{error}");
+    }
+    assert_eq!(drain(&client, "steps"), (0..10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_push_that_the_table_refuses_ends_the_writer() {
+    let (_server, client) = server_with_a_queue();
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut wrong = steps(0, 2);
+    wrong.chunks[0].rows = 3;
+    pushes.push(wrong, &soon()).unwrap();
+    for _ in 0..2 {
+        let error = pushes.flush(&soon()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Schema, "{error}");
+    }
+    assert!(drain(&client, "steps").is_empty());
+}
+
+#[test]
+fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
+    let server = serve(&[&any_port("innet")], |config| {
+        config.max_frame_bytes = 1 << 16
+    });
+    let client = client(&server);
+    client.create_table(&queue("steps"), &soon()).unwrap();
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let error = pushes.push(steps(0, 5000), &soon()).unwrap_err();
+    assert!(
+        matches!(error, Error::TooLarge { limit: 65536, .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("--max-frame-bytes"), "{error}");
+    pushes.push(steps(0, 5), &soon()).unwrap();
+    pushes.close(&soon()).unwrap();
+    assert_eq!(drain(&client, "steps"), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
+    let (_server, client) = server_with_a_queue();
+    let limited = TableConfig {
+        samples_per_insert: 1.0,
+        slack: 10.0,
+        ..queue("limited")
+    };
+    client.create_table(&limited, &soon()).unwrap();
+    let mut pushes = client.open_writer(writer("limited", 1), &soon()).unwrap();
+    let mut taken = 0;
+    let error = loop {
+        let deadline = Instant::now() + Duration::from_millis(20);
+        match pushes.push(steps(taken, 5), &Wait::until(Some(deadline))) {
+            Ok(()) => taken += 5,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code(), ErrorCode::Deadline);
+    assert!(
+        error.to_string().contains("limited"),
+        "the server's reason: {error}"
+    );
+    let error = pushes.flush(&one_try()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
+    let interrupted = Wait {
+        deadline: None,
+        interrupted: &|| true,
+    };
+    let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
+    assert!(matches!(error, Error::Interrupted), "{error}");
+
+    // What was taken arrives, in order and once, as draws make room for it.
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| pushes.flush(&soon()));
+        let mut seen = Vec::new();
+        while (seen.len() as u64) < taken {
+            seen.extend(numbers(
+                &client.sample(&draw("limited", 5), &soon()).unwrap(),
+            ));
+        }
+        flushed.join().unwrap().unwrap();
+        assert_eq!(seen, (0..taken).collect::<Vec<_>>());
+    });
+    assert!(drain(&client, "limited").is_empty());
+}
+
+fn keys(sampled: &Sampled) -> Vec<u64> {
+    sampled.items.iter().map(|item| item.key).collect()
+}
+
+/// A place at which one server after the other is started.
+struct Place {
+    address: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Place {
+            address: fixed_place(&folder),
+            _folder: folder,
+        }
+    }
+
+    fn serve(&self) -> RunningServer {
+        let replay = TableConfig {
+            sampler: Sampler::Prioritized,
+            max_times_sampled: 0,
+            ..queue("replay")
+        };
+        serve(&[&self.address], |config| {
+            config.tables = vec![queue("steps"), replay]
+        })
+    }
+}
+
+#[test]
+fn keys_of_a_server_that_was_started_again_are_stale() {
+    const ITEMS: u32 = 10;
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    let fill = || {
+        let mut pushes = client.open_writer(writer("replay", 1), &soon()).unwrap();
+        pushes.push(steps(0, ITEMS), &soon()).unwrap();
+        pushes.close(&soon()).unwrap();
+    };
+    // Items of the same mass, as many as are drawn: one from each stratum.
+    let all = draw("replay", ITEMS);
+    fill();
+    let old = keys(&client.sample(&all, &soon()).unwrap());
+    drop(server);
+
+    let _server = place.serve();
+    fill();
+    let mut batches = client.sampler(all.clone(), 1).unwrap();
+    let new = keys(&batches.next(&soon()).unwrap());
+    let at_the_server = |keys: &[u64]| keys.iter().map(|key| key & ((1 << 49) - 1)).collect();
+    let same: [BTreeSet<u64>; 2] = [&old, &new].map(|keys| at_the_server(keys));
+    assert_eq!(same[0].len(), ITEMS as usize);
+    assert_eq!(same[0], same[1], "the newcomers have the old items' keys");
+
+    // The old items' priorities would take the newcomers' mass.
+    let priorities = [[1.0; ITEMS as usize], [0.0; ITEMS as usize]].concat();
+    let receipt = client
+        .update_priorities("replay", &[new, old.clone()].concat(), &priorities, &soon())
+        .unwrap();
+    assert_eq!(
+        receipt,
+        UpdateReceipt {
+            applied: ITEMS,
+            stale: ITEMS
+        }
+    );
+    for key in old {
+        let writer = client.report_corrupt("replay", key, "x", &soon()).unwrap();
+        assert_eq!(writer, None);
+    }
+    let left = client.sample(&all, &soon()).unwrap();
+    assert_eq!(left.live_items, u64::from(ITEMS));
+}
+
+#[test]
+fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    pushes.push(steps(0, 10), &soon()).unwrap();
+    pushes.flush(&soon()).unwrap();
+    drop(server);
+
+    let _server = place.serve();
+    for _ in 0..2 {
+        let error = pushes.push(steps(10, 10), &soon()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Expired, "{error}");
+        assert!(
+            error.to_string().contains("had acknowledged 1 pushes"),
+            "{error}"
+        );
+    }
+    assert!(drain(&client, "steps").is_empty());
+}
+
+#[test]
+fn a_writer_is_not_opened_anew_behind_its_back() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    drop(server);
+
+    // The client has no acknowledgement, but the answer to a push may have been on its way.
+    let _server = place.serve();
+    for _ in 0..2 {
+        let error = pushes.push(steps(0, 10), &soon()).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Expired, "{error}");
+    }
+    assert!(drain(&client, "steps").is_empty());
+}
+
+#[test]
+fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    for _ in 0..3 {
+        client
+            .put_parameters("policy", parameters(10), &soon())
+            .unwrap();
+    }
+    let old = client
+        .get_parameters("policy", 0, &soon())
+        .unwrap()
+        .unwrap();
+    assert_eq!(old.version, 3);
+    drop(server);
+
+    let _server = place.serve();
+    assert_eq!(
+        client
+            .get_parameters("policy", old.version, &soon())
+            .unwrap(),
+        None
+    );
+    client
+        .put_parameters("policy", parameters(20), &soon())
+        .unwrap();
+    let new = client
+        .get_parameters("policy", old.version, &soon())
+        .unwrap()
+        .unwrap();
+    assert_eq!((new.version, new.bytes), (1, parameters(20)));
+    assert_eq!(
+        client
+            .get_parameters("policy", new.version, &soon())
+            .unwrap(),
+        None
+    );
+}
+
+#[test]
+fn a_sampler_with_short_deadlines_waits_for_its_server() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    // As many as one draw takes: the next one cannot be answered before the server is gone.
+    let fill = |id| {
+        let mut pushes = client.open_writer(writer("steps", id), &soon()).unwrap();
+        pushes.push(steps(0, 4), &soon()).unwrap();
+        pushes.close(&soon()).unwrap();
+    };
+    fill(1);
+    let mut batches = client.sampler(draw("steps", 4), 1).unwrap();
+    batches.next(&soon()).unwrap();
+    drop(server);
+    for _ in 0..3 {
+        let error = batches.next(&one_try()).err().unwrap();
+        assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
+    }
+    let _server = place.serve();
+    fill(2);
+    assert_eq!(numbers(&batches.next(&soon()).unwrap()), [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
+    let (server, _) = server_with_a_queue();
+    let options = ConnectOptions {
+        reconnect_for: Duration::ZERO,
+        ..Default::default()
+    };
+    let client = connect(&server.addresses()[0], options).unwrap();
+    let mut batches = client.sampler(draw("steps", 1), 1).unwrap();
+    drop(server);
+    let error = batches.next(&one_try()).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Connect, "{error}");
+}
+
+#[test]
+fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
+    let place = Place::new();
+    let server = place.serve();
+    let client = client(&server);
+    std::thread::scope(|scope| {
+        let drawn = scope.spawn(|| {
+            let mut batches = client.sampler(draw("steps", 4), 2).unwrap();
+            numbers(&batches.next(&soon()).unwrap())
+        });
+        let stats = || server.server().service().stats();
+        while stats()["tables"]["steps"]["blocked_draws"] == 0 {
+            std::thread::yield_now();
+        }
+        server.shut_down();
+        server.wait().unwrap();
+
+        let server = place.serve();
+        let filling = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
+        let mut pushes = filling.open_writer(writer("steps", 1), &soon()).unwrap();
+        pushes.push(steps(0, 10), &soon()).unwrap();
+        pushes.close(&soon()).unwrap();
+        assert_eq!(drawn.join().unwrap(), [0, 1, 2, 3]);
+    });
+}

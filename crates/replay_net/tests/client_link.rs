@@ -1,0 +1,340 @@
+//! The client's side of a connection against a server that a test plays, frame by frame, in memory.
+
+use bytes::Bytes;
+use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+
+use replay_core::error::{Error, ErrorCode, Result};
+use replay_net::client::link::Link;
+use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::auth::{self, Role};
+use replay_wire::*;
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(future)
+}
+
+/// The server's end.
+struct Server {
+    frames: FrameReader<DuplexStream>,
+    write: DuplexStream,
+}
+
+/// A client's stream and the server's end of it: one pipe for each direction.
+fn pipes() -> (
+    impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    Server,
+) {
+    let (client_read, server_write) = duplex(64);
+    let (client_write, server_read) = duplex(64);
+    let server = Server {
+        frames: FrameReader::new(server_read, Limits::default(), "client"),
+        write: server_write,
+    };
+    (tokio::io::join(client_read, client_write), server)
+}
+
+impl Server {
+    async fn request(&mut self) -> Request {
+        decode_request(self.frames.frame().await.unwrap().unwrap()).unwrap()
+    }
+
+    async fn reply(&mut self, id: u64, body: ReplyBody) {
+        let mut outgoing = encode_reply(Reply { id, body }).unwrap();
+        write_frame(&mut outgoing, &mut self.write, "client")
+            .await
+            .unwrap();
+    }
+
+    /// Answers the hello with what `challenge` makes of it and returns the request after it.
+    async fn challenge(&mut self, challenge: impl FnOnce([u8; 32]) -> Challenge) -> Request {
+        let request = self.request().await;
+        let RequestBody::Hello(hello) = request.body else {
+            panic!("{request:?} comes before hello");
+        };
+        assert_eq!(hello.protocol, PROTOCOL);
+        assert_eq!(hello.release, RELEASE);
+        let challenge = challenge(hello.nonce);
+        self.reply(request.id, ReplyBody::Challenge(challenge))
+            .await;
+        self.request().await
+    }
+}
+
+fn open_challenge() -> Challenge {
+    Challenge {
+        protocol: PROTOCOL,
+        release: "9.9.9".into(),
+        incarnation: 77,
+        nonce: [9; 32],
+        token_needed: false,
+        proof: None,
+        max_frame_bytes: 4096,
+    }
+}
+
+/// A handshake with `token` against a server that challenges so and welcomes everybody; with what the client
+/// proved.
+fn handshake(
+    token: Option<&str>,
+    challenge: impl FnOnce([u8; 32]) -> Challenge,
+) -> (Result<u64>, Option<[u8; 32]>) {
+    block_on(async {
+        let (stream, mut server) = pipes();
+        let mut link = Link::new(stream, Limits::default(), "the server".into());
+        let mut proved = None;
+        let serve = async {
+            let request = server.challenge(challenge).await;
+            let RequestBody::Authenticate(proof) = request.body else {
+                panic!("{request:?} comes after the challenge");
+            };
+            proved = proof;
+            server.reply(request.id, ReplyBody::Welcome).await;
+            std::future::pending().await
+        };
+        let greeting = tokio::select! {
+            greeting = link.handshake(token) => greeting,
+            () = serve => unreachable!(),
+        };
+        (greeting.map(|greeting| greeting.incarnation), proved)
+    })
+}
+
+fn with_token(token: &str, client_nonce: [u8; 32]) -> Challenge {
+    Challenge {
+        token_needed: true,
+        proof: Some(auth::proof(token, Role::Server, &client_nonce, &[9; 32])),
+        ..open_challenge()
+    }
+}
+
+#[test]
+fn without_a_token_nothing_is_proved() {
+    let (incarnation, proof) = handshake(None, |_| open_challenge());
+    assert_eq!(incarnation.unwrap(), 77);
+    assert_eq!(proof, None);
+}
+
+#[test]
+fn both_ends_prove_that_they_know_the_token() {
+    let mut nonce = [0; 32];
+    let (incarnation, proof) = handshake(Some("secret"), |client| {
+        nonce = client;
+        with_token("secret", client)
+    });
+    assert_eq!(incarnation.unwrap(), 77);
+    assert!(auth::verify(
+        "secret",
+        Role::Client,
+        &nonce,
+        &[9; 32],
+        &proof.unwrap()
+    ));
+}
+
+#[test]
+fn a_token_is_not_proved_to_a_server_that_does_not_know_it() {
+    for (token, challenge, reason) in [
+        (
+            None,
+            with_token as fn(&str, [u8; 32]) -> Challenge,
+            "pass one, or set the environment variable INNET_TOKEN",
+        ),
+        (Some("other"), with_token, "another token"),
+        (
+            Some("secret"),
+            |_, _| open_challenge(),
+            "did not show that it knows the token",
+        ),
+    ] {
+        let (result, proof) = handshake(token, |nonce| challenge("secret", nonce));
+        let error = result.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Authentication, "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+        assert_eq!(proof, None);
+    }
+}
+
+#[test]
+fn another_protocol_version_is_an_error_that_names_both() {
+    let (result, _) = handshake(None, |_| Challenge {
+        protocol: 8,
+        ..open_challenge()
+    });
+    let error = result.unwrap_err().to_string();
+    for part in ["8", "9.9.9", &PROTOCOL.to_string(), RELEASE] {
+        assert!(error.contains(part), "{part} is missing: {error}");
+    }
+}
+
+/// What a client that asked for stats makes of `answer`.
+fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
+    block_on(async {
+        let (stream, mut server) = pipes();
+        let limits = Limits {
+            max_frame_bytes: 1024,
+            max_control_bytes: 512,
+        };
+        let mut link = Link::new(stream, limits, "the server".into());
+        let serve = async {
+            let request = server.request().await;
+            answer(&mut server, request.id).await;
+            // Hangs up.
+            drop(server);
+            std::future::pending().await
+        };
+        tokio::select! {
+            reply = link.call(0, RequestBody::Stats) => reply,
+            () = serve => unreachable!(),
+        }
+    })
+}
+
+#[test]
+fn an_error_reply_is_the_callers_error() {
+    let error = stats(async |server, id| {
+        let (code, message) = (ErrorCode::NoMass, "nothing here".into());
+        server.reply(id, ReplyBody::Error { code, message }).await;
+    });
+    let error = error.err().unwrap();
+    assert!(
+        matches!(
+            &error,
+            Error::Remote {
+                code: ErrorCode::NoMass,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(error.to_string(), "nothing here");
+}
+
+#[test]
+fn an_error_of_the_connection_is_the_callers_error() {
+    let error = stats(async |server, _| {
+        let (code, message) = (ErrorCode::Protocol, "that was no request".into());
+        server
+            .reply(NO_REQUEST, ReplyBody::Error { code, message })
+            .await;
+    });
+    assert_eq!(error.err().unwrap().to_string(), "that was no request");
+}
+
+#[test]
+fn a_server_that_hangs_up_is_a_broken_connection() {
+    let error = stats(async |_, _| {}).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    assert!(
+        error.to_string().contains("the server closed it"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_reply_cut_short_is_a_broken_connection() {
+    let error = stats(async |server, id| {
+        let reply = encode_reply(Reply {
+            id,
+            body: ReplyBody::Stats("{}".into()),
+        })
+        .unwrap();
+        let header = (reply.control().len() as u32).to_le_bytes();
+        server.write.write_all(&header).await.unwrap();
+        server.write.write_all(&[0; 4]).await.unwrap();
+        server
+            .write
+            .write_all(&reply.control()[..20])
+            .await
+            .unwrap();
+    });
+    let error = error.err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    assert!(error.to_string().contains("within a frame"), "{error}");
+}
+
+#[test]
+fn a_reply_over_the_clients_limit_is_refused() {
+    let error = stats(async |server, id| {
+        let json = "x".repeat(600);
+        let mut reply = encode_reply(Reply {
+            id,
+            body: ReplyBody::Stats(json),
+        })
+        .unwrap();
+        // The client stops reading.
+        let _ = write_frame(&mut reply, &mut server.write, "client").await;
+    });
+    assert_eq!(error.err().unwrap().code(), ErrorCode::TooLarge);
+}
+
+#[test]
+fn a_reply_to_another_request_is_refused() {
+    let error = stats(async |server, id| {
+        server.reply(id + 1, ReplyBody::Done).await;
+    });
+    assert_eq!(error.err().unwrap().code(), ErrorCode::Protocol);
+}
+
+#[test]
+fn a_request_over_the_servers_limit_is_not_sent() {
+    block_on(async {
+        let (stream, mut server) = pipes();
+        let mut link = Link::new(stream, Limits::default(), "the server".into());
+        let serve = async {
+            let request = server.challenge(|_| open_challenge()).await;
+            server.reply(request.id, ReplyBody::Welcome).await;
+            server.request().await
+        };
+        let ask = async {
+            link.handshake(None).await.unwrap();
+            let bytes = Bytes::from(vec![0; 4096]);
+            let put = RequestBody::PutParameters {
+                name: "p".into(),
+                bytes,
+            };
+            let error = link.call(0, put).await.err().unwrap();
+            assert!(
+                matches!(error, Error::TooLarge { limit: 4096, .. }),
+                "{error}"
+            );
+            // The link is as good as before.
+            link.send(0, RequestBody::Stats).unwrap();
+            link.flush().await.unwrap();
+        };
+        let (request, ()) = tokio::join!(serve, ask);
+        assert_eq!(request.body, RequestBody::Stats);
+    });
+}
+
+#[test]
+fn replies_are_read_while_requests_are_written() {
+    // Both pipes are smaller than what is under way in either direction.
+    block_on(async {
+        let (stream, mut server) = pipes();
+        let mut link = Link::new(stream, Limits::default(), "the server".into());
+        let serve = async {
+            for _ in 0..20 {
+                let request = server.request().await;
+                server
+                    .reply(request.id, ReplyBody::Stats("y".repeat(500)))
+                    .await;
+            }
+        };
+        let ask = async {
+            let ids: Vec<u64> = (0..20)
+                .map(|_| {
+                    link.send(0, RequestBody::DescribeTable("x".repeat(500)))
+                        .unwrap()
+                })
+                .collect();
+            link.flush().await.unwrap();
+            for id in ids {
+                assert_eq!(link.reply().await.unwrap().id, id);
+            }
+        };
+        tokio::join!(serve, ask);
+    });
+}

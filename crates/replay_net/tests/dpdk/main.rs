@@ -1,0 +1,6 @@
+//! The command on DPDK's devices: over memif, and over veth pairs by af_packet. `make dpdk-test`.
+
+mod command;
+#[path = "../../../gradients/tests/dpdk/setup.rs"]
+#[allow(dead_code)]
+mod setup;

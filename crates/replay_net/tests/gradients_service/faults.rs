@@ -1,0 +1,174 @@
+//! Nobody waits longer than the deadline, whatever is killed, and errors say who is missing.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gradients::{Command, Failure, JoinJob};
+use replay_core::replay::Wait;
+use replay_core::{Error, ErrorCode};
+use replay_net::client::GradientWorker;
+
+use crate::support::{LONG, Serving, request, requests, sum_rounds};
+
+fn soon(request: JoinJob) -> JoinJob {
+    JoinJob {
+        deadline: Duration::from_secs(2),
+        ..request
+    }
+}
+
+/// The error of a sum that `meanwhile` lets fail, and that has begun at the aggregator.
+fn failing(
+    serving: &Serving,
+    worker: &mut GradientWorker,
+    meanwhile: impl FnOnce() + Send,
+) -> Error {
+    let before = serving.stats()["counted"].as_u64().unwrap();
+    thread::scope(|scope| {
+        let sum = scope.spawn(|| worker.sum(&mut [1.0; 2000], false, &Wait::forever()));
+        serving.until(|stats| stats["counted"].as_u64().unwrap() > before);
+        meanwhile();
+        sum.join().unwrap().unwrap_err()
+    })
+}
+
+#[test]
+fn a_worker_whose_connection_ends_in_the_middle_is_named_at_once() {
+    let serving = Serving::start(&[]);
+    let mut workers = serving.join_all(requests(2));
+    sum_rounds(&mut workers, 1, 1000);
+    let gone = workers.pop().unwrap();
+    let error = failing(&serving, &mut workers[0], move || drop(gone));
+    let Some(Failure::Missing {
+        workers: missing,
+        reason,
+    }) = Failure::of(&error)
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(*missing, [1]);
+    assert!(
+        reason.contains("worker 1 (host-1) left in the middle of round 2"),
+        "{reason}"
+    );
+    // It comes back, and both go on.
+    workers.push(serving.join(&request(1, 2)).unwrap());
+    for worker in &mut workers {
+        worker.call(Command::Reset, &Wait::forever()).unwrap();
+    }
+    sum_rounds(&mut workers, 2, 1000);
+}
+
+#[test]
+fn a_worker_that_does_not_come_is_named_at_the_deadline_with_what_to_do() {
+    let serving = Serving::start(&[]);
+    let mut workers = serving.join_all(requests(3).map(soon).take(2));
+    let error = workers[0]
+        .sum(&mut [1.0; 10], false, &Wait::forever())
+        .unwrap_err();
+    let said = error.to_string();
+    for part in [
+        "worker 1 (host-1), last heard",
+        "worker 2, which never joined",
+        "reset the job",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(
+        matches!(Failure::of(&error), Some(Failure::Missing { workers, .. }) if *workers == [1, 2])
+    );
+}
+
+#[test]
+fn a_shorter_deadline_of_one_call_names_them_too() {
+    let serving = Serving::start(&[]);
+    let mut worker = serving.join(&request(0, 2)).unwrap();
+    let wait = Wait::until(Some(Instant::now() + Duration::from_millis(500)));
+    let error = worker
+        .sum(&mut [1.0; 10], false, &wait)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("ms for worker 1, which never joined"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_server_that_is_killed_ends_every_call() {
+    let serving = Serving::start(&[]);
+    let mut workers = serving.join_all(requests(2));
+    sum_rounds(&mut workers, 1, 1000);
+    let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGKILL));
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    assert!(error.to_string().contains("join again"), "{error}");
+    let error = workers[1]
+        .call(Command::Reset, &Wait::forever())
+        .unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    assert_eq!(serving.connect().err().unwrap().code(), ErrorCode::Connect);
+}
+
+#[test]
+fn a_server_that_stands_still_is_an_error_at_the_deadline() {
+    let serving = Serving::start(&[]);
+    let mut workers = serving.join_all(requests(2).map(soon));
+    let client = serving.client();
+    let begun = Instant::now();
+    let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGSTOP));
+    // Whether it had been heard in this round decides which.
+    let either = matches!(
+        Failure::of(&error),
+        Some(Failure::Missing { .. } | Failure::Silent { .. })
+    );
+    assert!(either, "{error}");
+    let error = workers[1]
+        .sum(&mut [1.0], false, &Wait::forever())
+        .unwrap_err();
+    assert!(
+        matches!(Failure::of(&error), Some(Failure::Silent { .. })),
+        "{error}"
+    );
+    // To join takes no longer either.
+    let error = client
+        .join_gradients(&soon(request(0, 1)), &Wait::forever())
+        .err()
+        .unwrap();
+    assert!(
+        [ErrorCode::Deadline, ErrorCode::Connect].contains(&error.code()),
+        "{error}"
+    );
+    assert!(begun.elapsed() < LONG);
+}
+
+#[test]
+fn a_server_that_ends_blames_no_worker() {
+    let serving = Serving::start(&[]);
+    let mut workers = serving.join_all(requests(2));
+    let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGTERM));
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+}
+
+#[test]
+fn one_connection_is_for_one_worker() {
+    use replay_net::client::ConnectOptions;
+    use replay_net::client::connection::Dialer;
+    use replay_net::client::gradients::take_place;
+    use replay_wire::RequestBody;
+
+    let serving = Serving::start(&[]);
+    let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
+    let until = Instant::now() + LONG;
+    let wait = Wait::until(Some(until));
+    let mut place = take_place(&dialer, &request(0, 2), None, until, &wait).unwrap();
+    let second = RequestBody::JoinGradients {
+        job: request(1, 2),
+        below: None,
+    };
+    let error = place.connection.call(&dialer, &wait, second).err().unwrap();
+    assert!(
+        error.to_string().contains("one connection for each worker"),
+        "{error}"
+    );
+    assert_eq!(serving.stats()["jobs"]["job"]["joined"], 1);
+}

@@ -1,0 +1,199 @@
+//! The command line, as a process.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use replay_core::ErrorCode;
+use replay_core::replay::{Replay, Wait};
+use replay_net::client::{ConnectOptions, connect};
+use replay_net::stack::Address;
+
+use crate::suite::{push, table, writer};
+
+const COMMAND: &str = env!("CARGO_BIN_EXE_innet-replay");
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(COMMAND);
+    command.args(arguments).env_remove("INNET_TOKEN");
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+/// A server process; its ready line, and what it says later.
+struct Serving {
+    child: Child,
+    ready: String,
+}
+
+impl Serving {
+    fn start(arguments: &[&str]) -> Self {
+        Self::spawn(command(&[&["serve"], arguments].concat()))
+    }
+
+    /// With a soft limit of open files.
+    fn start_limited(open_files: u32, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -Sn {open_files}; exec \"$0\" \"$@\"");
+        command.args(["-c", &script, COMMAND, "serve"]);
+        Self::spawn(command.args(arguments).env_remove("INNET_TOKEN"))
+    }
+
+    fn spawn(mut command: impl std::borrow::BorrowMut<Command>) -> Self {
+        let mut child = command
+            .borrow_mut()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut ready)
+            .unwrap();
+        Serving { child, ready }
+    }
+
+    fn address(&self) -> &str {
+        self.ready.trim().rsplit(' ').next().unwrap()
+    }
+
+    /// Sends a signal and returns the exit code and the log.
+    fn stop(mut self, signal: &str) -> (Option<i32>, String) {
+        let kill = ["-s", signal, &self.child.id().to_string()].map(str::to_owned);
+        assert!(Command::new("kill").args(kill).status().unwrap().success());
+        let mut log = String::new();
+        self.child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut log)
+            .unwrap();
+        (self.child.wait().unwrap().code(), log)
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // Only after a failed assertion is it still running.
+        let _ = self.child.kill();
+    }
+}
+
+#[test]
+fn a_signal_ends_the_server_cleanly() {
+    for signal in ["TERM", "INT"] {
+        let serving = Serving::start(&["--listen", "127.0.0.1:0"]);
+        let address = serving.address().to_owned();
+        assert!(address.starts_with("innet://127.0.0.1:"), "{address}");
+        let stats = output(&["stats", &address, "--json"]);
+        assert!(stats.status.success());
+        let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
+        assert_eq!(stats["server"]["connections"], 1);
+        let text = output(&["stats", &address]).stdout;
+        assert!(
+            String::from_utf8(text)
+                .unwrap()
+                .contains("connections_opened")
+        );
+        let (code, log) = serving.stop(signal);
+        assert_eq!(code, Some(0));
+        for part in [&format!("SIG{signal}"), "stopped", "connection opened"] {
+            assert!(log.contains(part), "{log}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
+    let serving = Serving::start(&["--listen", "127.0.0.1:0"]);
+    let address: Address = serving.address().parse().unwrap();
+    let (applied, one_applied) = mpsc::channel();
+    let pushing = std::thread::spawn(move || {
+        let options = ConnectOptions {
+            reconnect_for: Duration::ZERO,
+            ..ConnectOptions::default()
+        };
+        let client = connect(&address, options).unwrap();
+        let wait = Wait::forever();
+        client.create_table(&table(), &wait).unwrap();
+        let mut channel = client.open_writer(writer(1), &wait).unwrap();
+        for step in 0.. {
+            let pushed = channel.push(push(1, 0, 0, step, &[1]).body, &wait);
+            if let Err(error) = pushed.and_then(|()| channel.flush(&wait)) {
+                return error;
+            }
+            // Nobody listens after the first.
+            let _ = applied.send(());
+        }
+        unreachable!("pushes end with an error");
+    });
+    one_applied.recv().unwrap();
+    let (code, log) = serving.stop("TERM");
+    assert_eq!(code, Some(0));
+    assert!(log.contains("stopped") && log.contains("writer 1"), "{log}");
+    let error = pushing.join().unwrap();
+    let expected = [
+        ErrorCode::Closed,
+        ErrorCode::Connect,
+        ErrorCode::Disconnected,
+    ];
+    assert!(expected.contains(&error.code()), "{error}");
+}
+
+#[test]
+fn the_soft_limit_of_open_files_does_not_limit_connections() {
+    let serving = Serving::start_limited(32, &["--listen", "127.0.0.1:0"]);
+    let address: Address = serving.address().parse().unwrap();
+    let clients: Vec<_> = (0..64)
+        .map(|_| connect(&address, ConnectOptions::default()).unwrap())
+        .collect();
+    let wait = Wait::forever();
+    assert!(clients.iter().all(|client| client.stats(&wait).is_ok()));
+    assert_eq!(serving.stop("TERM").0, Some(0));
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_is_exit_code_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server.toml");
+    std::fs::write(&path, "io_thread = 1").unwrap();
+    for (arguments, part) in [
+        (vec!["serve", "--listen", "0.0.0.0:0"], "token"),
+        (
+            vec!["serve", "--config", path.to_str().unwrap()],
+            "io_thread",
+        ),
+        (vec!["serve", "--no-such-flag"], "--no-such-flag"),
+    ] {
+        let output = output(&arguments);
+        assert_eq!(output.status.code(), Some(2));
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_exit_code_1() {
+    let output = output(&["stats", "unix:///nowhere/a.sock"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.contains("is `innet-replay serve` running there?"),
+        "{message}"
+    );
+}
+
+#[test]
+fn the_version_is_the_release() {
+    let output = output(&["--version"]);
+    assert!(output.status.success());
+    let version = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        version.trim(),
+        format!("innet-replay {}", replay_wire::RELEASE)
+    );
+}

@@ -1,0 +1,83 @@
+//! What only a simulated network shows: segments that take their time, and connections that break in the middle of one
+//! reply.
+
+use std::time::Duration;
+
+use replay_core::ErrorCode;
+use replay_net::config::ServerConfig;
+use replay_wire::{ReplyBody, RequestBody};
+
+use crate::suite::*;
+
+#[test]
+fn delays_change_neither_order_nor_content() {
+    for seed in 0..10 {
+        World::simulated(seed, config(table()), |world, network| async move {
+            network.set_delay(Duration::ZERO..=Duration::from_millis(500));
+            let mut client = world.client().await;
+            client.open(1).await;
+            for sequence in 1..=30 {
+                let body =
+                    RequestBody::Push(push(1, 1, sequence, sequence - 1, &[sequence as i64]));
+                client.send(body, 0).await.unwrap();
+            }
+            for steps in 1..=30 {
+                let reply = client.receive().await.unwrap().unwrap();
+                assert!(matches!(reply.body, ReplyBody::Pushed { steps: s } if s == steps));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_draw_that_arrived_in_part_gives_its_credit_back() {
+    for seed in 0..5 {
+        World::simulated(seed, config(limited_table()), |world, network| async move {
+            let mut writer = world.client().await;
+            writer.open(1).await;
+            writer
+                .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
+                .await
+                .unwrap();
+
+            let stream = network.connect(&world.address).unwrap();
+            let link = stream.link();
+            let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
+            link.cut_after_received(20);
+            reader.send(draw(2), 0).await.unwrap();
+            assert!(reader.receive().await.is_err());
+            world
+                .until(|world| world.server_stat("connections") == 1)
+                .await;
+            assert_eq!(world.table_stat("limiter_drawn"), 0);
+            assert_eq!(world.table_stat("pinned_bytes"), 0);
+        });
+    }
+}
+
+#[test]
+fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
+    let config = ServerConfig {
+        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
+        write_deadline_ms: 2_000,
+        ..config(table())
+    };
+    World::simulated(16, config, |world, network| async move {
+        let mut slow = world.client().await;
+        let start = [8u32.to_le_bytes(), 60_000u32.to_le_bytes()].concat();
+        slow.send_raw(&start).await;
+        world.until(|world| world.receive_bytes() > 0).await;
+
+        // It takes a while to arrive, and there is room only when the slow one's time is over.
+        network.set_buffer(4096);
+        let delay = Duration::from_millis(10);
+        network.set_delay(delay..=delay);
+        let mut other = world.client().await;
+        let put = RequestBody::PutParameters {
+            name: "policy".into(),
+            bytes: parameters(60_000),
+        };
+        other.ask(put, 0).await.unwrap();
+        assert_eq!(slow.receive_error().await.1, ErrorCode::Deadline);
+    });
+}

@@ -1,0 +1,174 @@
+//! A small client made of the wire's codec.
+
+use replay_core::{Error, ErrorCode, Result};
+use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::auth::{self, Role};
+use replay_wire::{
+    Challenge, Hello, Limits, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
+    decode_reply, encode_request,
+};
+use serde_json::Value;
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
+
+use super::messages::{parameters, writer};
+use super::world::{Connection, Duplex};
+
+/// Bytes of the parameters of [`TestClient::clog`].
+pub const LARGE: usize = 4_000_000;
+
+/// How often it asks for them: more than the buffers of both ends hold.
+pub const CLOGGING: u64 = 5;
+
+/// A client that says exactly what it is told to say.
+pub struct TestClient {
+    frames: FrameReader<ReadHalf<Box<dyn Duplex>>>,
+    write: WriteHalf<Box<dyn Duplex>>,
+    cut: Box<dyn FnOnce()>,
+    next_id: u64,
+}
+
+impl TestClient {
+    /// No handshake yet.
+    pub fn new(connection: Connection) -> Self {
+        let (read, write) = tokio::io::split(connection.stream);
+        TestClient {
+            frames: FrameReader::new(read, Limits::default(), "the server"),
+            write,
+            cut: connection.cut,
+            next_id: 1,
+        }
+    }
+
+    /// A client that was made welcome.
+    pub async fn welcome(connection: Connection, token: Option<&str>) -> Result<Self> {
+        let mut client = Self::new(connection);
+        let nonce = [7; 32];
+        let challenge = client.hello(PROTOCOL, nonce).await?;
+        if let (Some(token), Some(proof)) = (token, &challenge.proof) {
+            assert!(auth::verify(
+                token,
+                Role::Server,
+                &nonce,
+                &challenge.nonce,
+                proof
+            ));
+        }
+        let proof = token.map(|t| auth::proof(t, Role::Client, &nonce, &challenge.nonce));
+        match client.ask(RequestBody::Authenticate(proof), 0).await? {
+            ReplyBody::Welcome => Ok(client),
+            other => panic!("expected welcome, got {}", other.name()),
+        }
+    }
+
+    pub async fn hello(&mut self, protocol: u32, nonce: [u8; 32]) -> Result<Challenge> {
+        let hello = Hello {
+            protocol,
+            release: RELEASE.into(),
+            nonce,
+        };
+        match self.ask(RequestBody::Hello(hello), 0).await? {
+            ReplyBody::Challenge(challenge) => Ok(challenge),
+            other => panic!("expected a challenge, got {}", other.name()),
+        }
+    }
+
+    /// Sends a request and returns its id.
+    pub async fn send(&mut self, body: RequestBody, deadline_ms: u32) -> Result<u64> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let request = Request {
+            id,
+            deadline_ms,
+            body,
+        };
+        let mut frame = encode_request(&request)?;
+        write_frame(&mut frame, &mut self.write, "the server").await?;
+        Ok(id)
+    }
+
+    /// Sends bytes as they are.
+    pub async fn send_raw(&mut self, bytes: &[u8]) {
+        // What the server makes of them shows in its reply.
+        let _ = self.write.write_all(bytes).await;
+    }
+
+    /// Says that no more will come; replies still do.
+    pub async fn end_sending(&mut self) {
+        self.write.shutdown().await.unwrap();
+    }
+
+    /// Breaks the connection off: the server sees a reset, and what was on its way is lost.
+    pub fn cut(self) {
+        (self.cut)();
+    }
+
+    /// Asks for more than a connection holds and reads none of it: no reply to what is asked from now on can be written.
+    pub async fn clog(&mut self) {
+        let put = RequestBody::PutParameters {
+            name: "large".into(),
+            bytes: parameters(LARGE),
+        };
+        self.ask(put, 0).await.unwrap();
+        for _ in 0..CLOGGING {
+            let get = RequestBody::GetParameters {
+                name: "large".into(),
+                newer_than: 0,
+            };
+            self.send(get, 0).await.unwrap();
+        }
+    }
+
+    /// The next reply, `None` when the server ended the connection.
+    pub async fn receive(&mut self) -> Result<Option<Reply>> {
+        match self.frames.frame().await? {
+            Some(frame) => decode_reply(frame).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Sends a request and receives its reply, which has to be the next one; an error reply is an error.
+    pub async fn ask(&mut self, body: RequestBody, deadline_ms: u32) -> Result<ReplyBody> {
+        let id = self.send(body, deadline_ms).await?;
+        let reply = self
+            .receive()
+            .await?
+            .ok_or(Error::Closed("the connection"))?;
+        if let ReplyBody::Error { code, message } = reply.body {
+            return Err(Error::Remote { code, message });
+        }
+        assert_eq!(reply.id, id);
+        Ok(reply.body)
+    }
+
+    pub async fn open(&mut self, number: u64) -> replay_core::replay::WriterOpened {
+        let open = RequestBody::OpenWriter {
+            open: writer(number),
+            resume: false,
+        };
+        match self.ask(open, 0).await {
+            Ok(ReplyBody::Writer(opened)) => opened,
+            Ok(other) => panic!("expected a writer, got {}", other.name()),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    pub async fn stats(&mut self) -> Value {
+        match self.ask(RequestBody::Stats, 0).await.unwrap() {
+            ReplyBody::Stats(text) => serde_json::from_str(&text).unwrap(),
+            other => panic!("expected stats, got {}", other.name()),
+        }
+    }
+
+    /// The code and the message of the next reply, which has to be an error, and its id.
+    pub async fn receive_error(&mut self) -> (u64, ErrorCode, String) {
+        let reply = self
+            .receive()
+            .await
+            .unwrap()
+            .expect("the connection is open");
+        match reply.body {
+            ReplyBody::Error { code, message } => (reply.id, code, message),
+            other => panic!("expected an error, got {}", other.name()),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Connections that break, stall and come back: every push is applied once.
+
+use replay_core::ErrorCode;
+use replay_core::replay::{OpenWriter, Push};
+use replay_core::table::Writers;
+use replay_net::config::ServerConfig;
+use replay_net::framing::write_frame;
+use replay_wire::{ReplyBody, Request, RequestBody, encode_request};
+
+use super::*;
+
+/// A push's frame on the wire.
+async fn frame(push: &Push) -> Vec<u8> {
+    let request = Request {
+        id: 1,
+        deadline_ms: 0,
+        body: RequestBody::Push(push.clone()),
+    };
+    let mut bytes = Vec::new();
+    let mut frame = encode_request(&request).unwrap();
+    write_frame(&mut frame, &mut bytes, "a buffer")
+        .await
+        .unwrap();
+    bytes
+}
+
+/// Takes the writer over on a new connection and sends the push again under the new epoch; returns what the
+/// server had applied before.
+async fn resend(world: &World, push: &Push) -> (u64, TestClient) {
+    let mut client = world.client().await;
+    let opened = client.open(push.writer).await;
+    let again = Push {
+        epoch: opened.epoch,
+        ..push.clone()
+    };
+    let pushed = client.ask(RequestBody::Push(again), 0).await.unwrap();
+    assert!(matches!(pushed, ReplyBody::Pushed { steps: 4 }));
+    (opened.last_sequence, client)
+}
+
+/// A writer's first four steps, which each writer of these tests pushes.
+fn four_steps(writer: u64) -> Push {
+    push(writer, 1, 1, 0, &[1, 2, 3, 4])
+}
+
+#[test]
+fn a_push_that_ended_early_is_applied_once_after_it_was_sent_again() {
+    World::run(1, config(table()), |world| async move {
+        let length = frame(&four_steps(0)).await.len();
+        let mut applied_before = 0;
+        for sent in 0..=length {
+            let push = four_steps(1000 + sent as u64);
+            let mut client = world.client().await;
+            client.open(push.writer).await;
+            client.send_raw(&frame(&push).await[..sent]).await;
+            client.end_sending().await;
+            let _ = client.receive().await;
+            let (last_sequence, _) = resend(&world, &push).await;
+            applied_before += last_sequence;
+            assert_eq!(world.table_stat("inserted_steps"), 4 * (sent as u64 + 1));
+        }
+        // Only a frame that arrived whole was applied the first time.
+        assert_eq!(applied_before, 1);
+    });
+}
+
+#[test]
+fn a_push_that_was_cut_is_applied_once_after_it_was_sent_again() {
+    World::run(2, config(table()), |world| async move {
+        let length = frame(&four_steps(0)).await.len();
+        let mut applied_before = 0;
+        for sent in 0..=length {
+            let push = four_steps(1000 + sent as u64);
+            let mut client = world.client().await;
+            client.open(push.writer).await;
+            client.send_raw(&frame(&push).await[..sent]).await;
+            client.cut();
+            let (last_sequence, _) = resend(&world, &push).await;
+            applied_before += last_sequence;
+            assert_eq!(world.table_stat("inserted_steps"), 4 * (sent as u64 + 1));
+        }
+        // A frame that was sent whole may have been lost all the same.
+        assert!(applied_before <= 1);
+    });
+}
+
+#[test]
+fn a_push_whose_reply_was_lost_is_not_applied_again() {
+    for seed in 0..5 {
+        World::run(seed, config(table()), |world| async move {
+            let push = four_steps(1);
+            lose_the_reply(&world, &push).await;
+            let (last_sequence, _) = resend(&world, &push).await;
+            assert_eq!(last_sequence, 1);
+            assert_eq!(world.table_stat("inserted_steps"), 4);
+        });
+    }
+}
+
+/// Opens the push's writer, and breaks the connection off when the push has been applied.
+async fn lose_the_reply(world: &World, push: &Push) {
+    let mut client = world.client().await;
+    client.open(push.writer).await;
+    let body = RequestBody::Push(push.clone());
+    client.send(body, 0).await.unwrap();
+    world
+        .until(|world| world.table_stat("inserted_steps") == 4)
+        .await;
+    client.cut();
+}
+
+#[test]
+fn a_push_whose_reply_was_lost_is_not_applied_again_when_its_writer_has_expired() {
+    World::run(6, config(table()), |world| async move {
+        lose_the_reply(&world, &four_steps(1)).await;
+        let mut client = world.client().await;
+        let wide = RequestBody::OpenWriter {
+            open: OpenWriter {
+                streams: Writers::MAX_STREAMS,
+                ..writer(2)
+            },
+            resume: false,
+        };
+        client.ask(wide, 0).await.unwrap();
+        let again = RequestBody::OpenWriter {
+            open: writer(1),
+            resume: true,
+        };
+        let (code, message) = refused(client.ask(again, 0).await);
+        assert_eq!(code, ErrorCode::Expired);
+        assert!(message.contains("writer 1"), "{message}");
+    });
+}
+
+#[test]
+fn a_connection_that_comes_back_after_a_silence_is_fenced_off() {
+    World::run(7, config(table()), |world| async move {
+        let length = frame(&four_steps(0)).await.len();
+        for (number, sent) in (1..).zip([0, 1, length / 2, length - 1]) {
+            let push = four_steps(number);
+            let frame = frame(&push).await;
+            let mut old = world.client().await;
+            old.open(number).await;
+            old.send_raw(&frame[..sent]).await;
+            let (last_sequence, _new) = resend(&world, &push).await;
+            assert_eq!(last_sequence, 0);
+            old.send_raw(&frame[sent..]).await;
+            let (_, code, message) = old.receive_error().await;
+            assert_eq!(code, ErrorCode::Fenced);
+            assert!(message.contains(&format!("writer {number}")), "{message}");
+            assert_eq!(world.table_stat("inserted_steps"), 4 * number);
+        }
+    });
+}
+
+#[test]
+fn a_push_that_waits_is_fenced_off_too() {
+    World::run(3, config(limited_table()), |world| async move {
+        let mut old = world.client().await;
+        old.open(1).await;
+        for sequence in 1..=5 {
+            let body = RequestBody::Push(push(1, 1, sequence, sequence - 1, &[1]));
+            old.ask(body, 0).await.unwrap();
+        }
+        let body = RequestBody::Push(push(1, 1, 6, 5, &[1]));
+        old.send(body, 600_000).await.unwrap();
+        world
+            .until(|world| world.table_stat("blocked_pushes") > 0)
+            .await;
+        let start = world.now();
+        assert_eq!(world.client().await.open(1).await.last_sequence, 5);
+        assert_eq!(old.receive_error().await.1, ErrorCode::Fenced);
+        world.assert_soon_after(start);
+    });
+}
+
+#[test]
+fn a_draw_that_never_arrived_gives_its_credit_back() {
+    let config = ServerConfig {
+        max_frame_bytes: 2 * LARGE as u64,
+        ..config(limited_table())
+    };
+    World::run(8, config, |world| async move {
+        let mut writer = world.client().await;
+        writer.open(1).await;
+        writer
+            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
+            .await
+            .unwrap();
+
+        let mut reader = world.client().await;
+        reader.clog().await;
+        reader.send(draw(2), 0).await.unwrap();
+        world
+            .until(|world| world.table_stat("limiter_drawn") == 2)
+            .await;
+        reader.cut();
+        world
+            .until(|world| world.server_stat("connections") == 1)
+            .await;
+        assert_eq!(world.table_stat("limiter_drawn"), 0);
+        assert_eq!(world.table_stat("pinned_bytes"), 0);
+
+        let mut reader = world.client().await;
+        reader.ask(draw(2), 0).await.unwrap();
+        assert_eq!(world.table_stat("limiter_drawn"), 2);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_takes_its_waiting_draw_with_it() {
+    World::run(4, config(table()), |world| async move {
+        let mut client = world.client().await;
+        client.send(draw(1), u32::MAX).await.unwrap();
+        world
+            .until(|world| world.table_stat("blocked_draws") > 0)
+            .await;
+        drop(client);
+        world
+            .until(|world| world.server_stat("connections") == 0)
+            .await;
+    });
+}
+
+#[test]
+fn a_cut_connection_leaves_the_others_alone() {
+    World::run(5, config(table()), |world| async move {
+        let mut cut = world.client().await;
+        let mut other = world.client().await;
+        cut.send(draw(1), 60_000).await.unwrap();
+        cut.cut();
+        world
+            .until(|world| world.server_stat("connections") == 1)
+            .await;
+        other.stats().await;
+    });
+}

@@ -1,0 +1,115 @@
+//! Receive buffers within the byte limit: who waits for room, and who does not.
+
+use std::time::Duration;
+
+use replay_core::ErrorCode;
+use replay_core::schema::TableConfig;
+use replay_net::config::ServerConfig;
+use replay_wire::{NO_REQUEST, RequestBody};
+
+use super::*;
+
+#[test]
+fn blocked_pushes_keep_out_neither_draws_nor_parameters() {
+    const WRITERS: u64 = 6;
+    const STEPS: u64 = 3_000;
+    let config = ServerConfig {
+        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
+        write_deadline_ms: 300,
+        ..config(TableConfig {
+            capacity: 2 * WRITERS * STEPS,
+            ..limited_table()
+        })
+    };
+    World::run(15, config, |world| async move {
+        // Long pushes of one item each. The sixth is blocked, and two take all the room there is for pushes.
+        let long = |writer, sequence, first| {
+            let mut push = push(writer, 1, sequence, first, &[1; STEPS as usize]);
+            push.body.items.truncate(1);
+            RequestBody::Push(push)
+        };
+        let mut writers = Vec::new();
+        for number in 1..=WRITERS {
+            let mut client = world.client().await;
+            client.open(number).await;
+            writers.push(client);
+        }
+        for (number, client) in (1..).zip(&mut writers).take(5) {
+            client.ask(long(number, 1, 0), 0).await.unwrap();
+        }
+        let mut sending = Vec::new();
+        for (number, mut client) in (1..).zip(writers) {
+            let (sequence, first) = if number < WRITERS { (2, STEPS) } else { (1, 0) };
+            let (done, reply) = tokio::sync::oneshot::channel();
+            world.spawn(async move {
+                let reply = client.ask(long(number, sequence, first), u32::MAX).await;
+                let _ = done.send(reply.map(|reply| reply.name()));
+            });
+            sending.push(reply);
+        }
+        world.until(|world| world.receive_bytes() > 1 << 15).await;
+        // Far beyond the write deadline: those that wait for room are not closed.
+        world.sleep(Duration::from_secs(1)).await;
+
+        let mut learner = world.client().await;
+        let put = RequestBody::PutParameters {
+            name: "policy".into(),
+            bytes: parameters(60_000),
+        };
+        learner.ask(put, 1_000).await.unwrap();
+        learner.ask(draw(4), 1_000).await.unwrap();
+        learner.ask(draw(4), 60_000).await.unwrap();
+        for reply in sending {
+            assert_eq!(reply.await.unwrap().unwrap(), "pushed");
+        }
+        assert_eq!(world.receive_bytes(), 0);
+        assert_eq!(world.table_stat("inserted_steps"), (5 + WRITERS) * STEPS);
+    });
+}
+
+#[test]
+fn a_connection_holds_only_so_much_of_the_room_for_pushes() {
+    let config = ServerConfig {
+        max_frame_bytes: 4 << 20,
+        ..config(limited_table())
+    };
+    World::run(17, config, |world| async move {
+        let mut client = world.client().await;
+        client.open(1).await;
+        client
+            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1; 5])), 0)
+            .await
+            .unwrap();
+        world.spawn(async move {
+            for sequence in 2..60 {
+                let first = 5 + 1_000 * (sequence - 2);
+                let push = push(1, 1, sequence, first, &[1; 1_000]);
+                // Ends with the world.
+                let _ = client.send(RequestBody::Push(push), u32::MAX).await;
+            }
+        });
+        world.until(|world| world.receive_bytes() >= 900_000).await;
+        let mut other = world.client().await;
+        for _ in 0..100 {
+            // Where there was time for these, there was time for more pushes.
+            other.stats().await;
+            let held = world.receive_bytes();
+            assert!((900_000..=1 << 20).contains(&held), "{held}");
+        }
+    });
+}
+
+#[test]
+fn a_push_comes_over_the_connection_that_opened_its_writer() {
+    World::run(18, config(table()), |world| async move {
+        let mut client = world.client().await;
+        client.open(1).await;
+        let mut other = world.client().await;
+        let body = RequestBody::Push(push(1, 1, 1, 0, &[1]));
+        other.send(body.clone(), 0).await.unwrap();
+        let (id, code, message) = other.receive_error().await;
+        assert_eq!((id, code), (NO_REQUEST, ErrorCode::Protocol));
+        assert!(message.contains("open the writer there first"), "{message}");
+        client.ask(body, 0).await.unwrap();
+    });
+}

@@ -1,0 +1,70 @@
+//! `connect`, which reaches the memory of a server.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use replay_net::client::{Client, ConnectOptions};
+use replay_wire::auth;
+
+use crate::replay::PyReplay;
+use crate::server::parse;
+use crate::table::PyTable;
+use crate::{error, log, wait};
+
+/// Stands for no timeout: longer than any network stack tries.
+const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Connects to a server.
+#[pyfunction]
+#[pyo3(
+    signature = (
+        url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0
+    ),
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0)"
+)]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the arguments of the Python function"
+)]
+pub fn connect(
+    py: Python<'_>,
+    url: &str,
+    token: Option<String>,
+    tables: Vec<PyRef<'_, PyTable>>,
+    timeout: Option<f64>,
+    tls_ca: Option<PathBuf>,
+    spin: bool,
+    config: Option<PathBuf>,
+    grace: f64,
+) -> PyResult<PyReplay> {
+    log::start(py)?;
+    let grace = Duration::try_from_secs_f64(grace)
+        .map_err(|_| error::config(py, format!("grace is in seconds, got {grace}")))?;
+    let address = parse(py, url)?;
+    let deadline = wait::deadline(py, timeout)?;
+    // An empty token is none, also where the environment has one.
+    let token = match token {
+        Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
+        None => auth::environment_token(),
+    };
+    let options = ConnectOptions {
+        token,
+        tls_ca,
+        spin,
+        stack_config: config,
+        connect_timeout: timeout
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .unwrap_or(LONGEST_CONNECT),
+        grace,
+        ..ConnectOptions::default()
+    };
+    let client = wait::blocking(py, deadline, |wait| {
+        Client::connect(&address, options, wait)
+    })?;
+    let replay = PyReplay::remote(Arc::new(client), address.to_string());
+    replay.make_tables(py, tables, timeout)?;
+    Ok(replay)
+}

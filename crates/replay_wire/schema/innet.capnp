@@ -1,0 +1,387 @@
+@0xd1a7c3b59e20f46b;
+# The wire between an innet-replay server and its clients, protocol version 3.
+#
+# A connection carries frames in both directions. A frame is
+#
+#   control length   u32, little endian, in bytes, a multiple of 8
+#   payload length   u32, little endian, in bytes
+#   control          one Cap'n Proto message (unpacked, with its segment table):
+#                    a Request from the client, a Reply from the server
+#   payload          raw bytes, laid out as the control message says
+#
+# Both lengths are checked against the receiver's limits before anything is allocated.
+# Every integer and float in a payload is little endian.
+#
+# A connection starts with Request.hello. The server answers with Reply.challenge, the client
+# sends Request.authenticate, and the server answers with Reply.welcome; any other request
+# before the welcome ends the connection. Later requests may be pipelined: each carries an id,
+# and its reply carries the same id. Replies may come in another order than the requests.
+#
+# Chunk: consecutive steps of one stream, in a payload as
+#
+#   rows    `rows` times a row of fixed size; a row is
+#             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row, 16 difference,
+#                        32 reference (in replies alone)
+#             columns    each column whose codec is `none`, in the table's order, raw
+#             lengths    u32 for each column whose codec is `lz4`, in the table's order:
+#                        the length of its blob, plus 2^31 where that is a difference
+#   blobs   row after row, column after column: the blobs of the `lz4` columns. A blob as long
+#           as the raw column is the raw column; a shorter one is an LZ4 block of it (without a
+#           length prefix), unless it is a difference; a longer one is refused.
+#
+# A row without flag 16 is a key row, as the first row of each chunk is. Blobs of a row with flag 16
+# may be differences to the column's value in the newest key row before it. A difference is runs of
+#
+#   skip    LEB128, up to 4 bytes: bytes that are as in the key row, from the end of the last run
+#   count   LEB128, up to 4 bytes: bytes that are not
+#   bytes   `count` bytes
+#
+# and what comes after the last run is as in the key row; it may be empty, and is no longer than
+# the raw column.
+#
+# The window of a sampled item is its rows, in order, in the same row layout, followed
+# (after the rows of all items) by their blobs in the same order. Before rows of a chunk whose key
+# row the window does not have, the reply has that key row with flag 32 set: it is no row of the
+# window, but its blobs are among the blobs.
+
+struct Request {
+  id @0 :UInt64;
+  deadlineMs @1 :UInt32;
+  # How long the server may let the request wait, in milliseconds; 0 is one try without waiting.
+
+  union {
+    hello @2 :Hello;
+    authenticate @3 :Authenticate;
+    createTable @4 :TableConfig;
+    describeTable @5 :Text;
+    emptyTable @6 :Text;
+    dropTable @7 :Text;
+    openWriter @8 :OpenWriter;
+    push @9 :Push;
+    sample @10 :Sample;
+    updatePriorities @11 :UpdatePriorities;
+    reportCorrupt @12 :ReportCorrupt;
+    putParameters @13 :Text;
+    # The name; the payload is one safetensors file.
+    getParameters @14 :GetParameters;
+    stats @15 :Void;
+    closeWriter @16 :CloseWriter;
+    joinGradients @17 :JoinGradients;
+    list @18 :Void;
+    # What there is: tables and parameters.
+  }
+}
+
+struct Reply {
+  id @0 :UInt64;
+  union {
+    error @1 :Error;
+    challenge @2 :Challenge;
+    welcome @3 :Void;
+    done @4 :Void;
+    # createTable, emptyTable, dropTable, closeWriter
+    table @5 :TableConfig;
+    # describeTable
+    writer @6 :WriterOpened;
+    pushed @7 :Pushed;
+    sampled @8 :Sampled;
+    updated @9 :Updated;
+    corrupt @10 :Text;
+    # reportCorrupt: the name of the writer that pushed it, empty when the item is gone
+    parameters @11 :Parameters;
+    # the payload is the file; empty with version 0 when there is nothing newer
+    stats @12 :Text;
+    # one JSON object
+    gradients @13 :GradientsJoined;
+    # joinGradients
+    listing @14 :Listing;
+    # list
+  }
+}
+
+enum ErrorCode {
+  internal @0;
+  priority @1;
+  noMass @2;
+  unknownTable @3;
+  tableDiffers @4;
+  table @5;
+  schema @6;
+  tooLarge @7;
+  deadline @8;
+  view @9;
+  fenced @10;
+  expired @11;
+  protocol @12;
+  version @13;
+  authentication @14;
+  connect @15;
+  disconnected @16;
+  corrupt @17;
+  config @18;
+  parameters @19;
+  closed @20;
+  io @21;
+  interrupted @22;
+  gradients @23;
+}
+
+struct Error {
+  code @0 :ErrorCode;
+  message @1 :Text;
+}
+
+struct Hello {
+  protocol @0 :UInt32;
+  release @1 :Text;
+  # the client's version, for the error message
+  nonce @2 :Data;
+  # 32 random bytes
+}
+
+struct Challenge {
+  protocol @0 :UInt32;
+  release @1 :Text;
+  incarnation @2 :UInt64;
+  # drawn at random when the server starts: keys of another incarnation name nothing
+  nonce @3 :Data;
+  # 32 random bytes
+  tokenNeeded @4 :Bool;
+  proof @5 :Data;
+  # HMAC-SHA256(token, "innet server" + client nonce + server nonce); empty without a token
+  maxFrameBytes @6 :UInt64;
+  # the server's limit on one frame
+}
+
+struct Authenticate {
+  proof @0 :Data;
+  # HMAC-SHA256(token, "innet client" + client nonce + server nonce); empty without a token
+}
+
+enum Dtype {
+  bool @0;
+  uint8 @1;
+  int8 @2;
+  uint16 @3;
+  int16 @4;
+  uint32 @5;
+  int32 @6;
+  uint64 @7;
+  int64 @8;
+  float16 @9;
+  float32 @10;
+  float64 @11;
+}
+
+enum Codec {
+  none @0;
+  lz4 @1;
+}
+
+enum Sampler {
+  prioritized @0;
+  uniform @1;
+  fifo @2;
+}
+
+struct Column {
+  name @0 :Text;
+  dtype @1 :Dtype;
+  shape @2 :List(UInt32);
+  codec @3 :Codec;
+}
+
+struct TableConfig {
+  name @0 :Text;
+  columns @1 :List(Column);
+  capacity @2 :UInt64;
+  capacityBytes @3 :UInt64;
+  sampler @4 :Sampler;
+  priorityExponent @5 :Float64;
+  priorityUnitLog2 @6 :Int32;
+  maxTimesSampled @7 :UInt32;
+  minSize @8 :UInt64;
+  samplesPerInsert @9 :Float64;
+  # 0 switches the ratio limit off
+  slack @10 :Float64;
+}
+
+struct OpenWriter {
+  # On the connection that the writer's pushes will come over: a push over one that has opened no writer ends
+  # it. Pushes may have to wait, and the server holds apart what such connections send: open writers on
+  # connections of their own, away from requests that must not wait behind pushes.
+  table @0 :Text;
+  writer @1 :UInt64;
+  # drawn at random by the client; the same number again fences the older connection off
+  name @2 :Text;
+  # for people: it stands in errors and logs
+  streams @3 :UInt32;
+  windowBefore @4 :UInt16;
+  windowAfter @5 :UInt16;
+  # the window of this writer's items, in steps around the anchor
+  resume @6 :Bool;
+  # this writer was opened before: a server that does not know it answers `expired`, where it would open it
+  # anew, since pushes that it has applied may be sent again
+}
+
+struct WriterOpened {
+  epoch @0 :UInt32;
+  # rises with every connection of the same writer; pushes of an older epoch are refused
+  lastSequence @1 :UInt64;
+  # the last push that was applied; 0 when there was none
+}
+
+struct CloseWriter {
+  table @0 :Text;
+  writer @1 :UInt64;
+  epoch @2 :UInt32;
+}
+
+struct Push {
+  # The payload is the chunks' payloads, one after the other.
+  table @0 :Text;
+  writer @1 :UInt64;
+  epoch @2 :UInt32;
+  sequence @3 :UInt64;
+  # 1, 2, 3, ...: a number that was applied before is answered and not applied again
+  chunks @4 :List(Chunk);
+  items @5 :List(Item);
+}
+
+struct Chunk {
+  stream @0 :UInt32;
+  rows @1 :UInt32;
+  firstStep @2 :UInt64;
+  # the stream's number of the first row; a gap ends every open window of the stream
+  bytes @3 :UInt32;
+}
+
+struct Item {
+  anchor @0 :UInt64;
+  # step number in the stream
+  stream @1 :UInt32;
+  before @2 :UInt16;
+  after @3 :UInt16;
+  # rows of the window that exist around the anchor: at most the writer's window
+  priority @4 :Float32 = -1;
+  # before the exponent; -1 is "as the current maximum"
+}
+
+struct Pushed {
+  steps @0 :UInt64;
+  # steps the table has taken from this writer so far
+}
+
+struct Sample {
+  table @0 :Text;
+  count @1 :UInt32;
+  before @2 :UInt16;
+  after @3 :UInt16;
+  # rows wanted around each anchor; more than an item's window is an error
+  allowShort @4 :Bool;
+  minPriority @5 :Bool;
+  # also report the smallest probability in the table: costs a scan of it
+}
+
+struct Sampled {
+  # The payload is rowBytes of rows, then the blobs.
+  rowBytes @0 :UInt64;
+  keys @1 :List(UInt64);
+  probabilities @2 :List(Float64);
+  ages @3 :List(UInt32);
+  # steps inserted into the table since the item was
+  timesSampled @4 :List(UInt32);
+  before @5 :List(UInt16);
+  after @6 :List(UInt16);
+  items @7 :UInt64;
+  # live items with mass at the instant of the draw
+  minProbability @8 :Float64;
+  # 0 unless asked for
+}
+
+struct UpdatePriorities {
+  table @0 :Text;
+  keys @1 :List(UInt64);
+  priorities @2 :List(Float64);
+}
+
+struct Updated {
+  applied @0 :UInt32;
+  stale @1 :UInt32;
+}
+
+struct ReportCorrupt {
+  table @0 :Text;
+  key @1 :UInt64;
+  reason @2 :Text;
+}
+
+struct Listing {
+  # Both in the order of their names.
+  tables @0 :List(TableConfig);
+  parameters @1 :List(ListedParameters);
+}
+
+struct ListedParameters {
+  name @0 :Text;
+  version @1 :UInt64;
+  bytes @2 :UInt64;
+  # of the safetensors file
+}
+
+struct GetParameters {
+  name @0 :Text;
+  newerThan @1 :UInt64;
+  # 0: any version
+}
+
+struct Parameters {
+  version @0 :UInt64;
+}
+
+enum Arithmetic {
+  float @0;
+  # float32, in the order of arrival
+  fixed @1;
+  # block-floating fixed point, the same bits in every order
+}
+
+struct JoinGradients {
+  # One for each connection. The place is the worker's for as long as the connection is open; gradients and sums
+  # are datagrams (crates/gradients/src/packet.rs).
+  job @0 :Text;
+  worker @1 :UInt16;
+  # from 0; who takes a place that is taken replaces its worker
+  workers @2 :UInt16;
+  # at this server, at most 64
+  world @3 :UInt32;
+  # of the job in all: more than `workers` where the server sends its sums to one above it
+  name @4 :Text;
+  # for people: it stands in errors
+  arithmetic @5 :Arithmetic;
+  segmentValues @6 :UInt16;
+  # float32 values of a datagram, at most 360
+  deadlineMs @7 :UInt32;
+  # how long a segment waits for a worker
+  below @8 :UInt32;
+  # 0 for a worker. This is a server with sums of so many workers: `worker` and `workers` number the servers that send here
+  values @9 :UInt32;
+  # of the vector, where workers do not wait for each other; 0 where they do, and then the next two are as well
+  threshold @10 :UInt16;
+  # contributions that make a sum
+  staleness @11 :UInt16;
+  # updates by which the weights of a contribution may be behind
+}
+
+struct GradientsJoined {
+  address @0 :Text;
+  # ip:port of the aggregator's UDP; an ip of all zeros is the server's own
+  session @1 :UInt32;
+  # drawn at random: stands in every datagram
+  key @2 :Data;
+  # 16 random bytes: stand in datagrams that could harm others
+  round @3 :UInt64;
+  # the first that the worker takes part in
+  window @4 :UInt32;
+  # segments that may be under way
+}

@@ -1,0 +1,299 @@
+//! Frames: two lengths, a control message, a payload. No I/O: a receiver fills an [`Incoming`] frame, a sender writes
+//! what [`Outgoing::unwritten`] lists. Both keep how far they are, so a transfer may be interrupted and resumed.
+
+use std::io::IoSlice;
+
+use bytes::Bytes;
+use capnp::Word;
+
+use replay_core::error::{Error, Result};
+use replay_core::huge_pages;
+use replay_core::replay::SampleCredit;
+
+/// Bytes of the two lengths that start a frame.
+pub const HEADER_BYTES: usize = 8;
+
+/// Segments handed to one vectored write: Linux takes at most 1024.
+const MAX_SEGMENTS: usize = 1024;
+
+/// What a receiver accepts. Lengths are held against it before anything is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes of one frame, control message and payload together.
+    pub max_frame_bytes: u64,
+    /// Most bytes of a control message. It also bounds every list in it: see [`super::decode_request`].
+    pub max_control_bytes: u32,
+}
+
+impl Limits {
+    /// For a peer that has not shown who it is.
+    pub const HANDSHAKE: Limits = Limits {
+        max_frame_bytes: 1 << 16,
+        max_control_bytes: 1 << 16,
+    };
+
+    /// Frames of up to `max_frame_bytes`, of which the control message takes up to 16 MiB: enough for
+    /// 600,000 items in a push or in a batch.
+    pub const fn new(max_frame_bytes: u64) -> Self {
+        let control = if max_frame_bytes < 1 << 24 {
+            max_frame_bytes as u32
+        } else {
+            1 << 24
+        };
+        Limits {
+            max_frame_bytes,
+            max_control_bytes: control,
+        }
+    }
+}
+
+impl Default for Limits {
+    /// Frames of up to 256 MiB.
+    fn default() -> Self {
+        Limits::new(256 << 20)
+    }
+}
+
+/// The two lengths that start a frame, within the limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of the control message, a multiple of 8.
+    pub control: u32,
+    /// Bytes of the payload.
+    pub payload: u32,
+}
+
+impl Header {
+    /// The lengths in the first [`HEADER_BYTES`] bytes of a frame.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for lengths that no frame has; [`Error::TooLarge`] beyond the limits.
+    pub fn parse(bytes: [u8; HEADER_BYTES], limits: &Limits) -> Result<Self> {
+        let [a, b, c, d, e, f, g, h] = bytes;
+        let header = Header {
+            control: u32::from_le_bytes([a, b, c, d]),
+            payload: u32::from_le_bytes([e, f, g, h]),
+        };
+        if header.control == 0 || !header.control.is_multiple_of(8) {
+            return Err(Error::Protocol(format!(
+                "a frame starts with a control length of {}, which is no positive multiple of 8: the peer does not speak this protocol",
+                header.control
+            )));
+        }
+        if header.control > limits.max_control_bytes {
+            return Err(Error::TooLarge {
+                what: "a control message, in bytes,",
+                size: header.control.into(),
+                limit: limits.max_control_bytes.into(),
+                advice: "send fewer chunks, items or keys at a time",
+            });
+        }
+        if header.frame_bytes() > limits.max_frame_bytes {
+            return Err(Error::TooLarge {
+                what: "a frame, in bytes,",
+                size: header.frame_bytes(),
+                limit: limits.max_frame_bytes,
+                advice: "send less at a time, or raise the receiver's max_frame_bytes",
+            });
+        }
+        Ok(header)
+    }
+
+    /// Control message and payload together.
+    pub fn frame_bytes(&self) -> u64 {
+        u64::from(self.control) + u64::from(self.payload)
+    }
+}
+
+/// A frame as it was received.
+#[derive(Debug, Clone)]
+pub struct Frame {
+    /// The control message in words, so that it is aligned for Cap'n Proto.
+    pub(super) control: Vec<Word>,
+    /// The payload, in a buffer of exactly its size.
+    pub(super) payload: Bytes,
+}
+
+impl Frame {
+    /// A frame from a control message and a payload; a control message that ends within a word is
+    /// filled up with zeros.
+    pub fn new(control: &[u8], payload: Bytes) -> Self {
+        let mut words = Word::allocate_zeroed_vec(control.len().div_ceil(8));
+        Word::words_to_bytes_mut(&mut words)[..control.len()].copy_from_slice(control);
+        Frame {
+            control: words,
+            payload,
+        }
+    }
+}
+
+/// A frame that is being received: first the control message, then the payload.
+#[derive(Debug)]
+pub struct Incoming {
+    header: Header,
+    control: Vec<Word>,
+    /// Bytes received of the control message.
+    filled: usize,
+    payload: Vec<u8>,
+}
+
+impl Incoming {
+    /// Allocates the buffers of a frame whose header was read.
+    pub fn new(header: Header) -> Self {
+        let mut payload = Vec::with_capacity(header.payload as usize);
+        huge_pages::advise(payload.spare_capacity_mut());
+        Incoming {
+            control: Word::allocate_zeroed_vec(header.control as usize / 8),
+            filled: 0,
+            payload,
+            header,
+        }
+    }
+
+    /// The rest of the control message, to be filled from the front; empty once it is complete.
+    pub fn control_rest(&mut self) -> &mut [u8] {
+        &mut Word::words_to_bytes_mut(&mut self.control)[self.filled..]
+    }
+
+    /// Counts bytes that were written to [`Self::control_rest`].
+    pub fn advance_control(&mut self, bytes: usize) {
+        self.filled += bytes;
+    }
+
+    /// The payload so far, and the number of bytes to append. Appending, not clearing first, writes 13 MB of
+    /// parameters once instead of twice.
+    pub fn payload_rest(&mut self) -> (&mut Vec<u8>, usize) {
+        let missing = self.header.payload as usize - self.payload.len();
+        (&mut self.payload, missing)
+    }
+
+    /// Bytes of the current part that have arrived, and bytes that the part has.
+    pub fn progress(&self) -> (usize, usize) {
+        match self.header.control as usize {
+            control if self.filled < control => (self.filled, control),
+            _ => (self.payload.len(), self.header.payload as usize),
+        }
+    }
+
+    /// The complete frame.
+    ///
+    /// # Panics
+    /// When a part is missing.
+    pub fn finish(self) -> Frame {
+        assert_eq!(
+            self.filled, self.header.control as usize,
+            "a whole control message"
+        );
+        assert_eq!(
+            self.payload.len(),
+            self.header.payload as usize,
+            "a whole payload"
+        );
+        Frame {
+            control: self.control,
+            payload: Bytes::from(self.payload),
+        }
+    }
+}
+
+/// A frame to be sent: the header and the control message in one buffer, then the payload's segments where
+/// they lie.
+pub struct Outgoing {
+    head: Vec<u8>,
+    payload: Vec<Bytes>,
+    payload_bytes: u32,
+    credit: Option<Box<dyn SampleCredit>>,
+    /// The part being written (0 is the head) and how much of it is written.
+    part: usize,
+    offset: usize,
+}
+
+impl Outgoing {
+    /// A frame of a control message that stands behind [`HEADER_BYTES`] free bytes in `head`.
+    /// `credit` counts as delivered once the last byte is written, and goes back if it never is.
+    pub(super) fn new(
+        mut head: Vec<u8>,
+        payload: Vec<Bytes>,
+        credit: Option<Box<dyn SampleCredit>>,
+    ) -> Result<Self> {
+        let control = limited("a control message, in bytes,", head.len() - HEADER_BYTES)?;
+        let payload_bytes = payload.iter().map(|s| s.as_ref().len()).sum();
+        let payload_bytes = limited("a payload, in bytes,", payload_bytes)?;
+        head[..4].copy_from_slice(&control.to_le_bytes());
+        head[4..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
+        Ok(Outgoing {
+            head,
+            payload,
+            payload_bytes,
+            credit,
+            part: 0,
+            offset: 0,
+        })
+    }
+
+    /// Control message and payload together, as the peer's `max_frame_bytes` counts them.
+    pub fn frame_bytes(&self) -> u64 {
+        (self.head.len() - HEADER_BYTES) as u64 + u64::from(self.payload_bytes)
+    }
+
+    /// The control message.
+    pub fn control(&self) -> &[u8] {
+        &self.head[HEADER_BYTES..]
+    }
+
+    /// The payload's segments.
+    pub fn payload(&self) -> &[Bytes] {
+        &self.payload
+    }
+
+    fn part(&self, part: usize) -> &[u8] {
+        match part {
+            0 => &self.head,
+            _ => self.payload[part - 1].as_ref(),
+        }
+    }
+
+    /// The next bytes to be written, at most 1,024 segments of them; empty once the frame is written.
+    pub fn unwritten(&self) -> Vec<IoSlice<'_>> {
+        if self.part > self.payload.len() {
+            return Vec::new();
+        }
+        let parts = self.part..=self.payload.len();
+        let mut slices = Vec::with_capacity(parts.clone().count().min(MAX_SEGMENTS));
+        let slices_of = parts
+            .map(|part| match part == self.part {
+                true => &self.part(part)[self.offset..],
+                false => self.part(part),
+            })
+            .filter(|bytes| !bytes.is_empty())
+            .take(MAX_SEGMENTS)
+            .map(IoSlice::new);
+        slices.extend(slices_of);
+        slices
+    }
+
+    /// Counts bytes that were written.
+    pub fn advance(&mut self, written: usize) {
+        self.offset += written;
+        while self.part <= self.payload.len() && self.offset >= self.part(self.part).len() {
+            self.offset -= self.part(self.part).len();
+            self.part += 1;
+        }
+    }
+
+    /// The frame has been written and flushed: a sampled batch in it counts as delivered.
+    pub fn delivered(&mut self) {
+        if let Some(credit) = self.credit.take() {
+            credit.delivered();
+        }
+    }
+}
+
+fn limited(what: &'static str, size: usize) -> Result<u32> {
+    u32::try_from(size).map_err(|_| Error::TooLarge {
+        what,
+        size: size as u64,
+        limit: u32::MAX.into(),
+        advice: "send less at a time",
+    })
+}

@@ -1,0 +1,208 @@
+"""The experience list and the parameters of a run on a Redis, as Furukawa and Matsutani (2022) and others use it.
+
+Actors append messages of experience to a list and read the parameters from a key; the learner takes messages off the
+list and sets the key. The parameters are the arrays of an `ArrayLayout`, uncompressed.
+
+Needs the extra `redis`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import lz4.block
+import redis
+from numpy.typing import NDArray
+from redis.connection import Encoder, PythonRespSerializer
+
+from innet_drl.bench.messages import ArrayLayout, MessageFormat
+from innet_drl.train.errors import ConfigurationError, RelayError
+
+POLL_SECONDS = 0.01
+"""Period at which an empty or an overlong list is checked again."""
+ANSWER_SECONDS = 60.0
+"""Timeout of a Redis command."""
+READ_BYTES = 1 << 18
+"""Bytes received at a time. Values have megabytes, and redis-py's default of 64 KiB took a tenth longer."""
+MAX_PULLED = 8
+"""Messages taken off the list at a time, at most."""
+_VERSION = ArrayLayout({"version": ("uint64", ())})
+
+
+class RedisParameters:
+    """One version of parameters, as `innet_drl.Parameters`."""
+
+    def __init__(self, version: int, tensors: dict[str, NDArray[Any]]) -> None:
+        self.version = version
+        self.tensors = tensors
+
+
+class RedisStore:
+    """A connection to the experience list and the parameters of one run.
+
+    Args:
+        address: `redis://host:port` or `redis://host:port/database`.
+        run: Name of the run, which is part of its keys.
+        password: Password of the Redis; empty for none.
+        parameters: Tensors of the names, dtypes and shapes of the parameters.
+
+    Raises:
+        ConfigurationError: The address is invalid.
+        RelayError: The Redis does not answer, or asks for another password.
+    """
+
+    def __init__(self, address: str, run: str, password: str, parameters: Mapping[str, NDArray[Any]]) -> None:
+        _check(address)
+        self.address = address
+        self._experience = f"innet:{run}:experience"
+        self._parameters = f"innet:{run}:parameters"
+        arrays = {name: (array.dtype.name, array.shape) for name, array in parameters.items()}
+        self._layout = ArrayLayout({**_VERSION.columns, **arrays})
+        self._client = redis.Redis.from_url(
+            address,
+            password=password or None,
+            socket_timeout=ANSWER_SECONDS,
+            socket_read_size=READ_BYTES,
+            # hiredis, the default if it is installed, copies each value: a push of 45 MB takes twice as long.
+            command_packer=PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode),
+            # No retry: a push whose answer was lost would be inserted twice.
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        )
+        self._call(self._client.ping)
+
+    def version(self) -> str:
+        """Returns the release of the Redis."""
+        return str(self._call(lambda: self._client.info("server"))["redis_version"])
+
+    def holds_experience(self) -> bool:
+        """Whether keys of this run's name exist."""
+        return bool(self._call(lambda: self._client.exists(self._experience, self._parameters)))
+
+    def clear(self) -> None:
+        """Removes the run's keys."""
+        self._call(lambda: self._client.delete(self._experience, self._parameters))
+
+    def push(self, message: bytes | bytearray) -> int:
+        """Appends a message, and returns the length of the list."""
+        # redis-py copies a value into its command, unless it is a memoryview.
+        return int(self._call(lambda: self._client.rpush(self._experience, memoryview(message))))
+
+    def waiting(self) -> int:
+        """Returns the length of the list."""
+        return int(self._call(lambda: self._client.llen(self._experience)))
+
+    def pull(self, most: int = MAX_PULLED) -> list[bytes]:
+        """Takes the oldest messages off the list: none if it is empty."""
+        pipeline = self._client.pipeline(transaction=True)
+        pipeline.lrange(self._experience, 0, most - 1)
+        pipeline.ltrim(self._experience, most, -1)
+        messages: list[bytes] = self._call(pipeline.execute)[0]
+        return messages
+
+    def put_parameters(self, version: int, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Replaces the parameters."""
+        value = bytearray(self._layout.nbytes)
+        for name, array in self._layout.views(value).items():
+            array[...] = version if name == "version" else tensors[name]
+        self._call(lambda: self._client.set(self._parameters, memoryview(value)))
+
+    def get_parameters(self, newer_than: int = 0) -> RedisParameters | None:
+        """Returns the parameters, or `None` if their version is not above `newer_than`."""
+        head = self._call(lambda: self._client.getrange(self._parameters, 0, _VERSION.nbytes - 1))
+        if not head or int(self._views(_VERSION, head, whole=False)["version"]) <= newer_than:
+            return None
+        value = self._call(lambda: self._client.get(self._parameters))
+        if value is None:
+            return None
+        tensors = self._views(self._layout, value)
+        return RedisParameters(int(tensors.pop("version")), tensors)
+
+    def _views(self, layout: ArrayLayout, value: bytes, *, whole: bool = True) -> dict[str, NDArray[Any]]:
+        if len(value) < layout.nbytes or (whole and len(value) > layout.nbytes):
+            raise self.foreign(f"{self._parameters} has {len(value):,} bytes in place of {layout.nbytes:,}")
+        return layout.views(value)
+
+    def foreign(self, what: str) -> RelayError:
+        """Makes the error of a value that this run did not write."""
+        return RelayError(
+            f"{self.address} holds something that this run did not write ({what}): choose another --out, whose last "
+            "part names the keys, or delete them"
+        )
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _call(self, command: Callable[[], Any]) -> Any:
+        try:
+            return command()
+        except redis.AuthenticationError as error:
+            raise RelayError(
+                f"{self.address} asks for a password, or for another one ({error}): set INNET_TOKEN"
+            ) from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise RelayError(
+                f"the Redis at {self.address} does not answer ({error}): see that it runs and can be reached"
+            ) from error
+        except redis.RedisError as error:
+            raise RelayError(f"the Redis at {self.address} refused a command ({error})") from error
+
+
+def _check(address: str) -> None:
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme == "redis" and bool(parts.hostname) and (parts.port or 0) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigurationError(f"--replay {address}: it is redis://host:port, with the port of the Redis")
+    if parts.password or parts.username:
+        raise ConfigurationError(
+            "--replay redis://...: leave the password away and set INNET_TOKEN: a run's settings are written to its "
+            "config.yaml"
+        )
+    if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        raise ConfigurationError(f"--replay {address}: what comes after the port is the number of a database")
+
+
+class MessageSender:
+    """Pushes an actor's messages, and holds the actor back while the list is long.
+
+    Args:
+        store: Connection to the list.
+        messages: Format of the messages.
+        most_waiting: Messages that may be on the list. While there are more, `push` waits: so the learner's replay
+            ratio holds the actors back, and the list stays short.
+    """
+
+    def __init__(self, store: RedisStore, messages: MessageFormat, most_waiting: int) -> None:
+        self._store = store
+        self._compressed = messages.compressed
+        self._most_waiting = most_waiting
+
+    def push(self, message: bytearray) -> None:
+        """Pushes a message and waits until the list is short enough."""
+        waiting = self._store.push(lz4.block.compress(message, store_size=False) if self._compressed else message)
+        while waiting > self._most_waiting:
+            time.sleep(POLL_SECONDS)
+            waiting = self._store.waiting()
+
+
+def unpack(store: RedisStore, messages: MessageFormat, message: bytes) -> dict[str, NDArray[Any]]:
+    """Returns the arrays of a message from the list.
+
+    Raises:
+        RelayError: The message has another format.
+    """
+    size = messages.layout.nbytes
+    if messages.compressed:
+        try:
+            message = lz4.block.decompress(message, uncompressed_size=size)
+        except lz4.block.LZ4BlockError as error:
+            raise store.foreign(f"a message of {len(message):,} bytes does not unpack") from error
+    if len(message) != size:
+        raise store.foreign(f"a message has {len(message):,} bytes in place of {size:,}")
+    return messages.layout.views(message)

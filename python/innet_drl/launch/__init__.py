@@ -1,0 +1,8 @@
+"""Processes of a run on this machine.
+
+| file | subject |
+| --- | --- |
+| `local` | a whole training: memory, actors, learners and the first learner's loop |
+| `actors`, `learners` | processes of actors and learners: their main functions, start, restart and end |
+| `processes` | fork server, signals and ends of processes |
+"""

@@ -1,0 +1,229 @@
+"""Actors as processes: the main function of one, and how the learner starts, polls and replaces them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing.connection
+import signal
+import time
+import traceback
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, Self
+
+import torch
+
+import innet_drl as innet
+from innet_drl.launch.processes import (
+    END_SIGNALS,
+    ProcessFailure,
+    await_end,
+    end_with_parent,
+    forking,
+    silence_logs,
+    start_fork_server,
+)
+from innet_drl.train import environments
+from innet_drl.train.actor import Actor
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ActorError, TrainingError
+from innet_drl.train.memory import memory_class, memory_settings, memory_token
+from innet_drl.train.metrics import ActorReport
+from innet_drl.train.networks import make_network, published
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 0.5
+STOP_SECONDS = 10.0
+"""Seconds that an actor may take to end before it is killed."""
+CLOSE_SECONDS = 1.0
+"""Seconds that an actor may take to send its last rows to a memory that outlives the run."""
+
+
+@dataclass(frozen=True)
+class ActorAssignment:
+    """Arguments of an actor's process."""
+
+    config: Config
+    index: int
+    address: str
+    """Address of the replay memory."""
+    name: str
+    """Name of the table and the parameters."""
+    first_step: int
+    """Agent steps of all actors in earlier sessions."""
+    token: str = field(repr=False)
+    """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
+
+
+class _Stopped(BaseException):
+    """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped
+
+
+def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection) -> None:
+    """The main function of an actor's process."""
+    # Ctrl-C reaches every process of the terminal; the learner ends the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    silence_logs()
+    end_with_parent()
+    try:
+        signal.signal(signal.SIGTERM, _stop)
+        # A signal that was sent since the start is raised here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+        _play(assignment, pipe)
+    except (_Stopped, BrokenPipeError):
+        pass
+    except TrainingError as error:
+        pipe.send(ProcessFailure(str(error), fatal=True))
+    except innet.ReplayError as error:
+        pipe.send(ProcessFailure(str(error), fatal=False))
+    except Exception:
+        pipe.send(ProcessFailure(traceback.format_exc(), fatal=False))
+    finally:
+        pipe.close()
+
+
+def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection) -> None:
+    config = assignment.config
+    torch.set_num_threads(config.actor_threads)
+    envs = environments.make(config, config.environments, threads=config.environment_threads)
+    network = make_network(config, envs.spec)
+    settings = memory_settings(
+        config,
+        envs.spec,
+        assignment.name,
+        published(network, 0),
+        address=assignment.address,
+        token=assignment.token,
+    )
+    with memory_class(config.replay).join(settings) as memory:
+        writer = memory.writer(assignment.index)
+        actor = Actor(config, assignment.index, envs, network, writer, first_step=assignment.first_step)
+        reported = time.monotonic()
+        vector_steps = 0
+        try:
+            while True:
+                if vector_steps % config.pull_period == 0:
+                    actor.pull(memory)
+                actor.step()
+                vector_steps += 1
+                if vector_steps % config.chunk_steps == 0:
+                    # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
+                    # old parameters, by as many pushes as the writer would hold in flight.
+                    writer.flush()
+                    actor.stopwatch.lap("write")
+                if time.monotonic() - reported >= REPORT_SECONDS:
+                    pipe.send(actor.report())
+                    reported = time.monotonic()
+        except _Stopped:
+            if config.replay != "embedded":
+                # The replay ratio may not admit the rows, now that no learner samples.
+                with contextlib.suppress(innet.ReplayError):
+                    actor.close(CLOSE_SECONDS)
+
+
+class Actors:
+    """The actor processes of a run. Use it as a context manager.
+
+    Args:
+        config: The run's settings.
+        address: Address of the replay memory.
+        name: Name of the table and the parameters.
+        first_step: Agent steps of earlier sessions.
+    """
+
+    def __init__(self, config: Config, address: str, name: str, first_step: int) -> None:
+        self._assignments = [
+            ActorAssignment(config, index, address, name, first_step, memory_token(config))
+            for index in range(config.actors)
+        ]
+        self._restarts_left = config.actor_restarts
+        self._processes: dict[int, Any] = {}
+        self._pipes: dict[multiprocessing.connection.Connection, int] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            for assignment in self._assignments:
+                self._start(assignment)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes.values():
+            await_end(process, max(0.0, deadline - time.monotonic()))
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def reports(self, agent_steps: int) -> list[ActorReport]:
+        """Returns the reports received since the last call, without waiting. Replaces actors that died.
+
+        Args:
+            agent_steps: Steps of the run until now: a replacement continues the exploration schedule from there.
+
+        Raises:
+            ActorError: No restart is left, or a replacement would fail in the same way.
+        """
+        reports: list[ActorReport] = []
+        for pipe in multiprocessing.connection.wait(list(self._pipes), timeout=0):
+            assert isinstance(pipe, multiprocessing.connection.Connection)
+            try:
+                while pipe.poll():
+                    message = pipe.recv()
+                    if isinstance(message, ProcessFailure):
+                        self._replace(pipe, message, agent_steps)
+                        break
+                    reports.append(message)
+            except EOFError:
+                self._replace(pipe, None, agent_steps)
+        return reports
+
+    def _start(self, assignment: ActorAssignment) -> None:
+        start_fork_server()
+        ours, theirs = forking.Pipe(duplex=False)
+        process = forking.Process(
+            target=run_actor, args=(assignment, theirs), name=f"actor-{assignment.index}", daemon=True
+        )
+        try:
+            process.start()
+        except (EOFError, OSError) as error:
+            ours.close()
+            theirs.close()
+            raise ActorError(
+                f"actor {assignment.index} cannot be started: the process that actors are forked from has ended "
+                f"({type(error).__name__}); where it printed nothing, it was killed, perhaps for want of memory"
+            ) from error
+        # With this copy closed, the pipe ends when the process ends.
+        theirs.close()
+        self._processes[assignment.index] = process
+        self._pipes[ours] = assignment.index
+
+    def _replace(
+        self, pipe: multiprocessing.connection.Connection, failure: ProcessFailure | None, agent_steps: int
+    ) -> None:
+        index = self._pipes.pop(pipe)
+        pipe.close()
+        process = self._processes.pop(index)
+        await_end(process, STOP_SECONDS)
+        reason = failure.message if failure else f"it ended with exit code {process.exitcode}"
+        process.close()
+        if failure is not None and failure.fatal:
+            raise ActorError(reason)
+        if self._restarts_left == 0:
+            raise ActorError(f"actor {index} failed, and no restart is left: {reason}")
+        self._restarts_left -= 1
+        logger.error("actor %d failed and is replaced (%d restarts left): %s", index, self._restarts_left, reason)
+        self._start(replace(self._assignments[index], first_step=agent_steps))

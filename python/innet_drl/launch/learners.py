@@ -1,0 +1,299 @@
+"""Several learners: each samples batches of its own, and all apply the mean of their gradients.
+
+The first learner is the run's process: it publishes, evaluates, writes files and decides when training ends. The
+others are processes that start with the same weights, sample from the same memory and apply the same updates; their
+weights stay equal bit for bit, which is checked at the end. A learner that dies ends the run with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing.connection
+import os
+import secrets
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+import innet_drl as innet
+from innet_drl.launch.processes import (
+    END_SIGNALS,
+    ProcessFailure,
+    await_end,
+    end_with_parent,
+    forking,
+    silence_logs,
+)
+from innet_drl.train.checkpoints import load_checkpoint
+from innet_drl.train.config import Config
+from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import LearnerError, TrainingError
+from innet_drl.train.learner import Learner, Numerics
+from innet_drl.train.memory import memory_class, memory_settings, memory_token
+from innet_drl.train.targets import TargetsAhead
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.5
+"""Timeout of a batch, after which a learner checks whether training has ended."""
+STOP_SECONDS = 10.0
+"""Seconds that a learner may take to end before it is killed."""
+FAILURE_SECONDS = 2.0
+"""Seconds to wait for the error message of a missing learner."""
+
+
+@dataclass(frozen=True)
+class GradientJob:
+    """The job that averages the gradients of a run."""
+
+    address: str
+    """Address of the server, for `innet_drl.connect`."""
+    name: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LearnerAssignment:
+    """Arguments of a learner's process."""
+
+    config: Config
+    spec: EnvironmentSpec
+    number: int
+    """Number of this learner; the run's process is 0."""
+    memory: str
+    """Address of the replay memory."""
+    name: str
+    """Name of the table."""
+    job: GradientJob
+    numerics: Numerics
+    threads: int
+    checkpoint: Path | None
+    """The run's checkpoint to start from; `None` for fresh weights of the run's seed."""
+    updates: int
+    """Updates of earlier sessions."""
+    token: str = field(repr=False)
+    """Token of the replay memory."""
+
+
+@dataclass(frozen=True)
+class LearnerReady:
+    """The first message of a learner: it has joined the job."""
+
+
+@dataclass(frozen=True)
+class LearnerResult:
+    """The last message of a learner whose training has ended."""
+
+    updates: int
+    digest: bytes
+
+
+LearnerMessage = LearnerReady | LearnerResult | ProcessFailure
+
+
+class Learners:
+    """The processes of the other learners, and this process's membership in their job. Use it as a context manager.
+
+    Args:
+        config: The run's settings.
+        learner: Learner of this process.
+        memory: Address of the replay memory, for the others.
+        name: Name of the table.
+        server: Address of a server that sums gradients.
+        checkpoint: The run's checkpoint to start from.
+    """
+
+    def __init__(
+        self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None
+    ) -> None:
+        token = "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
+        self._learner = learner
+        self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", token)
+        self._config = config
+        self._assignments = [
+            LearnerAssignment(
+                config,
+                learner.spec,
+                number,
+                memory,
+                name,
+                self._job,
+                learner.numerics,
+                torch.get_num_threads(),
+                checkpoint,
+                learner.updates,
+                memory_token(config),
+            )
+            for number in range(1, config.learners)
+        ]
+        self._processes: list[Any] = []
+        self._pipes: list[multiprocessing.connection.Connection] = []
+        self._stack = contextlib.ExitStack()
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        try:
+            for assignment in self._assignments:
+                self._start(assignment)
+            worker = self._stack.enter_context(join(self._job, 0, self._config))
+            for number, pipe in enumerate(self._pipes, 1):
+                message = _receive(pipe, self._config.learner_deadline)
+                if not isinstance(message, LearnerReady):
+                    raise _failed(number, message)
+            self._learner.gradients = SharedGradients(worker, self._learner.network)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _start(self, assignment: LearnerAssignment) -> None:
+        ours, theirs = forking.Pipe()
+        process = forking.Process(
+            target=run_learner, args=(assignment, theirs), name=f"learner-{assignment.number}", daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        self._pipes.append(ours)
+
+    def _stop(self) -> None:
+        self._learner.gradients = None
+        self._stack.close()
+        # Learners end by themselves after `end`; otherwise their results are lost and they are killed at once.
+        for process in self._processes:
+            await_end(process, STOP_SECONDS if self._ended else 0.0)
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def end(self) -> None:
+        """Ends training in all learners with the same update, and compares their weights.
+
+        Raises:
+            LearnerError: A learner failed, or its weights differ.
+        """
+        assert self._learner.gradients is not None
+        for pipe in self._pipes:
+            # A learner that has ended is reported by the sum below.
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        try:
+            self._learner.gradients.end()
+        except innet.errors.GradientError as error:
+            raise self.explain(error) from error
+        self._ended = True
+        ours = LearnerResult(self._learner.updates, digest(self._learner.network))
+        for number, pipe in enumerate(self._pipes, 1):
+            theirs = _receive(pipe, self._config.learner_deadline)
+            if not isinstance(theirs, LearnerResult):
+                raise _failed(number, theirs)
+            if theirs != ours:
+                raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
+        logger.info("%d learners ended with the same weights", len(self._pipes) + 1)
+
+    def explain(self, error: innet.errors.GradientError) -> LearnerError:
+        """Returns the error message of the learner that made a sum fail, if it sent one."""
+        missing = error.missing if isinstance(error, innet.errors.MissingWorkerError) else ()
+        for number, pipe in enumerate(self._pipes, 1):
+            message = _receive(pipe, FAILURE_SECONDS if number in missing else 0.0)
+            if isinstance(message, ProcessFailure):
+                return _failed(number, message)
+        return LearnerError(f"the learners' gradients came to no sum: {error}")
+
+
+def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:
+    try:
+        message = pipe.recv() if pipe.poll(seconds) else None
+    except (EOFError, OSError):
+        return None
+    assert message is None or isinstance(message, LearnerMessage)
+    return message
+
+
+def _failed(number: int, message: LearnerMessage | None) -> LearnerError:
+    reason = (
+        message.message
+        if isinstance(message, ProcessFailure)
+        else "it ended without a word, or was too slow (--learner-deadline)"
+    )
+    return LearnerError(f"learner {number} failed: {reason}")
+
+
+@contextlib.contextmanager
+def join(job: GradientJob, number: int, config: Config) -> Iterator[innet.GradientWorker]:
+    """Joins the run's gradient job as one of its learners."""
+    with (
+        innet.connect(job.address, token=job.token, tls_ca=config.replay_ca) as server,
+        server.join_gradients(
+            job.name, number, config.learners, name=f"learner {number}", deadline=config.learner_deadline
+        ) as worker,
+    ):
+        yield worker
+
+
+def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> None:
+    """The main function of a learner's process."""
+    # These signals reach every process of the run; the first learner ends it, and kills learners that do not end.
+    for number in END_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    silence_logs()
+    end_with_parent()
+    try:
+        last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
+    except (TrainingError, innet.ReplayError) as error:
+        last = ProcessFailure(str(error), fatal=True)
+    except Exception:
+        last = ProcessFailure(traceback.format_exc(), fatal=True)
+    # The run may have ended.
+    with contextlib.suppress(OSError):
+        pipe.send(last)
+    pipe.close()
+
+
+def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> LearnerResult:
+    config = assignment.config
+    torch.set_num_threads(assignment.threads)
+    torch.manual_seed(config.seed)
+    learner = Learner(config, assignment.spec)
+    learner.use(assignment.numerics)
+    if assignment.checkpoint is not None:
+        learner.load(load_checkpoint(assignment.checkpoint).tensors, assignment.updates, 0)
+    settings = memory_settings(
+        config,
+        assignment.spec,
+        assignment.name,
+        learner.parameters(),
+        address=assignment.memory,
+        token=assignment.token,
+    )
+    with contextlib.ExitStack() as running:
+        memory = running.enter_context(memory_class(config.replay).join(settings))
+        batches = running.enter_context(memory.batches(str(learner.device), timeout=WAIT_SECONDS))
+        if learner.targets_ahead:
+            batches = running.enter_context(TargetsAhead(learner, batches))
+        worker = running.enter_context(join(assignment.job, assignment.number, config))
+        learner.gradients = SharedGradients(worker, learner.network)
+        pipe.send(LearnerReady())
+        with contextlib.suppress(TrainingEnded):
+            while True:
+                try:
+                    batch = next(batches)
+                except innet.errors.DeadlineError:
+                    if pipe.poll(0):
+                        # Training has ended, and there is no batch whose update would tell this learner.
+                        learner.gradients.end()
+                        break
+                    continue
+                update = learner.update(batch)
+                memory.update_priorities(batch.key, update.priorities())
+    return LearnerResult(learner.updates, digest(learner.network))

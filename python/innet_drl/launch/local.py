@@ -1,0 +1,151 @@
+"""Training on this machine: makes or reopens the run's folder, and starts memory, actors and learners.
+
+By default the first learner's process holds the memory and serves it on a Unix socket, and actors and the other
+learners connect to it; with `--replay` all of them connect to a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import innet_drl as innet
+from innet_drl.batches import TorchBatch
+from innet_drl.launch.actors import Actors
+from innet_drl.launch.learners import Learners
+from innet_drl.launch.processes import start_fork_server
+from innet_drl.train import serial
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ActorError, ConfigurationError, LearnerError, RelayError
+from innet_drl.train.memory import ReplayMemory, memory_class
+from innet_drl.train.page import Page
+from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.targets import TargetsAhead
+from innet_drl.train.trainer import Result, Trainer
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.5
+"""Timeout of a batch, and the period at which the first learner checks its actors."""
+
+
+def train(config: Config, out: Path, *, resume: bool = False) -> Result:
+    """Trains, evaluates, records a video, and writes everything to the run's folder.
+
+    Args:
+        config: The settings; a resumed run takes its own, with any changes.
+        out: The run's folder: a new one, or with `resume` an existing one.
+        resume: Continue from the folder's newest checkpoint.
+
+    Raises:
+        TrainingError: A problem that the user can solve.
+        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
+    """
+    folder = RunFolder.open(out) if resume else RunFolder.new(out)
+    resumed = folder.latest_checkpoint() if resume else None
+    if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
+        raise ConfigurationError(
+            f"{out} has taken its {config.steps:,} steps: go on with more of them, --resume {out} --steps N"
+        )
+    if not config.serial:
+        start_fork_server()
+    title = f"{config.environment} in {folder.path}"
+    with Page(title) as page, Trainer(config, folder, page, resumed) as trainer:
+        if config.serial:
+            serial.train(trainer)
+        else:
+            train_parallel(trainer)
+        return trainer.finish()
+
+
+def train_parallel(trainer: Trainer) -> None:
+    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
+    config = trainer.config
+    with (
+        memory_class(config.replay).create(trainer.memory_settings()) as memory,
+        contextlib.ExitStack() as running,
+    ):
+        trainer.restore_memory(memory)
+        trainer.publish(memory)
+        actors = running.enter_context(Actors(config, memory.address, trainer.name, trainer.meter.agent_steps))
+        batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
+        if trainer.learner.targets_ahead:
+            batches = running.enter_context(TargetsAhead(trainer.learner, batches))
+        learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
+        trainer.begin()
+        try:
+            _learn(trainer, memory, actors, batches)
+            if learners is not None:
+                learners.end()
+            trainer.report_rest(memory)
+        except (innet.ReplayError, ActorError, LearnerError, RelayError) as error:
+            trainer.checkpoint(memory=memory)
+            logger.error("what was learned is kept: go on with --resume %s", trainer.folder.path)
+            if learners is not None and isinstance(error, innet.errors.GradientError):
+                raise learners.explain(error) from error
+            raise
+        trainer.checkpoint(memory=memory)
+
+
+def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iterator[TorchBatch]) -> None:
+    pending = None
+    checked = time.monotonic()
+    while not trainer.finished:
+        try:
+            batch = next(batches)
+        except innet.errors.DeadlineError as error:
+            trainer.note = str(error).removeprefix("the deadline passed: ")
+            batch = None
+        trainer.stopwatch.lap("wait for a batch")
+        if batch is not None:
+            trainer.note = "learning"
+            update = trainer.learn(batch)
+            # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
+            if pending is not None:
+                keys, earlier = pending
+                memory.update_priorities(keys, trainer.priorities(earlier))
+            pending = (batch.key, update)
+            trainer.stopwatch.lap("priorities")
+            trainer.publish_if_due(memory)
+            trainer.evaluate_if_due()
+        now = time.monotonic()
+        if now - checked >= WAIT_SECONDS or batch is None:
+            checked = now
+            _check_actors(actors, trainer)
+            if trainer.report_due_by_time:
+                trainer.report(memory)
+            if trainer.checkpoint_due:
+                trainer.checkpoint(memory=memory)
+
+
+def _check_actors(actors: Actors, trainer: Trainer) -> None:
+    # The signal that interrupts the run may have ended actors too: they must not be replaced.
+    if trainer.interrupted:
+        return
+    try:
+        reports = actors.reports(trainer.meter.agent_steps)
+    except ActorError:
+        if not trainer.interrupted:
+            raise
+        return
+    for report in reports:
+        trainer.meter.add_report(report)
+
+
+@contextlib.contextmanager
+def _learners(trainer: Trainer, memory: str) -> Iterator[Learners]:
+    """The other learners; serves an aggregator for their gradients unless the settings name one."""
+    config = trainer.config
+    checkpoint = None if trainer.resumed is None else trainer.resumed.path
+    with contextlib.ExitStack() as stack:
+        server = config.gradients
+        if server == "embedded":
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
+            server = f"unix://{directory}/gradients"
+            empty = stack.enter_context(innet.Replay([]))
+            stack.enter_context(empty.serve(server, gradients="127.0.0.1:0"))
+        yield stack.enter_context(Learners(config, trainer.learner, memory, trainer.name, server, checkpoint))

@@ -1,0 +1,153 @@
+"""The actor: plays several environments with one network and writes their steps to the replay memory.
+
+`Actor` is the body of the loop, in a serial run too; `innet_drl.launch.actors` runs it in a process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Environments
+from innet_drl.train.exploration import annealed, choose, epsilon_ladder
+from innet_drl.train.memory import ReplayMemory, RowWriter
+from innet_drl.train.metrics import ActorReport, Game, Stopwatch
+from innet_drl.train.networks import QNetwork, load_published
+
+
+class Actor:
+    """Plays `config.environments` environments.
+
+    Args:
+        config: The run's settings.
+        index: Number of this actor, from 0.
+        environments: Environments to play.
+        network: Network of the policy; `pull` loads its weights.
+        writer: Writer of the replay memory.
+        first_step: Agent steps of all actors in earlier sessions: the exploration schedule continues from there,
+            and the games differ from those of earlier sessions.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        environments: Environments,
+        network: QNetwork,
+        writer: RowWriter,
+        *,
+        first_step: int = 0,
+    ) -> None:
+        count = environments.count
+        self.network = network.eval()
+        self.random = np.random.default_rng([config.seed, index, first_step])
+        self.stopwatch = Stopwatch()
+        self._config = config
+        self._index = index
+        self._environments = environments
+        self._writer = writer
+        ladder = epsilon_ladder(config.all_environments, config.epsilon_base, config.epsilon_exponent)
+        self._epsilon = ladder[index * count : (index + 1) * count]
+        self._first_step = first_step
+        self._steps = 0
+        self._reported_steps = 0
+        self._version = 0
+        self._parameter_updates = 0
+        self._games: list[Game] = []
+        self._observation = environments.reset(int(self.random.integers(2**30)))
+        self._first = np.ones(count, np.bool_)
+        self._final = np.zeros(count, np.bool_)
+        self._scores = np.zeros(count, np.float64)
+
+    def pull(self, memory: ReplayMemory) -> None:
+        """Loads the newest parameters, if they are newer than the actor's."""
+        parameters = memory.get_parameters(newer_than=self._version)
+        if parameters is not None:
+            self._version = parameters.version
+            self._parameter_updates = load_published(self.network, parameters.tensors)
+        self.stopwatch.lap("parameters")
+
+    def step(self) -> None:
+        """Takes one action in each environment and writes the completed row."""
+        with torch.inference_mode():
+            q: NDArray[np.float32] = self.network(torch.from_numpy(self._observation)).numpy()
+        self.stopwatch.lap("inference")
+        # Each actor estimates the steps of all by its own: precise enough for exploration, without communication.
+        all_steps = self._first_step + self._steps * self._config.playing_actors
+        epsilon = annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
+        action = choose(q, epsilon, self.random)
+        step = self._environments.step(action)
+        self.stopwatch.lap("environment")
+        life_ends = step.life_lost if self._config.life_loss_ends else np.False_
+        terminated = step.terminated | life_ends
+        self._writer.append(
+            frame=self._frame(),
+            action=action.astype(self._environments.spec.action_dtype),
+            reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
+            terminated=terminated,
+            truncated=step.truncated & ~terminated,
+            first=self._first,
+            final=self._final,
+            q=q,
+        )
+        self.stopwatch.lap("write")
+        self._count(step.reward, step.terminated | step.truncated)
+        self._observation = step.observation
+
+    def report(self) -> ActorReport:
+        """Returns steps, games and times since the last report."""
+        games, self._games = self._games, []
+        steps, self._reported_steps = self._steps - self._reported_steps, self._steps
+        return ActorReport(self._index, steps, games, self._parameter_updates, self.stopwatch.take())
+
+    def state(self) -> dict[str, Any]:
+        """Returns all state of the next steps but the network, as plain JSON values."""
+        return {
+            "environments": self._environments.state(),
+            "random": self.random.bit_generator.state,
+            "observation": self._observation.tolist(),
+            "first": self._first.tolist(),
+            "final": self._final.tolist(),
+            "scores": self._scores.tolist(),
+            "first_step": self._first_step,
+            "steps": self._steps,
+            "parameter_updates": self._parameter_updates,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores what `state` returned."""
+        self._environments.restore(state["environments"])
+        self.random.bit_generator.state = state["random"]
+        self._observation = np.array(state["observation"], self._observation.dtype)
+        self._first = np.array(state["first"], np.bool_)
+        self._final = np.array(state["final"], np.bool_)
+        self._scores = np.array(state["scores"], np.float64)
+        self._first_step = state["first_step"]
+        self._steps = self._reported_steps = state["steps"]
+        self._parameter_updates = state["parameter_updates"]
+
+    def close(self, timeout: float | None = None) -> None:
+        """Sends the remaining rows within `timeout` seconds, and frees the environments."""
+        try:
+            self._writer.close(timeout)
+        finally:
+            self._environments.close()
+
+    def _frame(self) -> NDArray[Any]:
+        newest = self._observation[:, -1] if self._environments.spec.stack > 1 else self._observation
+        return np.ascontiguousarray(newest)
+
+    def _count(self, reward: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
+        self._scores += reward
+        self._steps += int(np.count_nonzero(~self._final))
+        for environment in np.flatnonzero(ended):
+            number = self._index * self._environments.count + int(environment)
+            self._games.append(Game(number, float(self._scores[environment])))
+            self._scores[environment] = 0.0
+        # The row after a game's last observation (the final row) is the first of the next game.
+        self._first = self._final
+        self._final = ended

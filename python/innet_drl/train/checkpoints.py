@@ -1,0 +1,67 @@
+"""Checkpoint files: networks and optimizer as safetensors, counters and random states in the file's metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from innet_drl.train.errors import RunFolderError
+
+if TYPE_CHECKING:
+    # The command line reads a run's settings before it imports torch.
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Contents of a checkpoint."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    """Counters and random states, as plain JSON values."""
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    import safetensors.torch
+
+    partial = path.with_suffix(".partial")
+    content = safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+        {"state": json.dumps(state)},
+    )
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads a checkpoint.
+
+    Raises:
+        RunFolderError: The file is damaged.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            state = json.loads(file.metadata()["state"])
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"the checkpoint {path} cannot be read ({error}): remove it to use the one before"
+        ) from error
+    return Checkpoint(path, tensors, state)

@@ -1,0 +1,70 @@
+"""Data parallelism: several learners apply the mean of their gradients, which is taken in the network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import innet_drl as innet
+
+
+class TrainingEnded(Exception):  # noqa: N818 - a signal, not an error
+    """The first learner has ended training: no learner applies the update in progress."""
+
+
+class SharedGradients:
+    """The mean of all learners' gradients. One more value of the sum signals the end of training.
+
+    Args:
+        worker: This learner's membership in the job.
+        network: The network whose gradients are averaged.
+    """
+
+    def __init__(self, worker: innet.GradientWorker, network: nn.Module) -> None:
+        self._worker = worker
+        self._parameters = list(network.parameters())
+        self._values = np.zeros(sum(parameter.numel() for parameter in self._parameters) + 1, np.float32)
+        self._tensor = torch.from_numpy(self._values)
+
+    def mean(self) -> None:
+        """Replaces every `grad` by its mean over all learners.
+
+        Raises:
+            TrainingEnded: The first learner has called `end`.
+            innet_drl.errors.GradientError: A learner has gone; the message names it.
+        """
+        self._values[-1] = 0.0
+        for parameter, part in self._parts():
+            assert parameter.grad is not None
+            # Copied in the order of the shape: learners may use different memory layouts.
+            part.copy_(parameter.grad)
+        self._worker.sum(self._values, mean=True)
+        if self._values[-1] > 0.0:
+            raise TrainingEnded
+        for parameter, part in self._parts():
+            assert parameter.grad is not None
+            parameter.grad.copy_(part)
+
+    def end(self) -> None:
+        """Ends training in all learners, in place of the next mean."""
+        self._values[:] = 0.0
+        self._values[-1] = 1.0
+        self._worker.sum(self._values, mean=True)
+
+    def _parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        start = 0
+        for parameter in self._parameters:
+            yield parameter, self._tensor[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+
+
+def digest(network: nn.Module) -> bytes:
+    """SHA-256 of a network's parameters."""
+    sha = hashlib.sha256()
+    for parameter in network.parameters():
+        sha.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+    return sha.digest()

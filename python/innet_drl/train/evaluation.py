@@ -1,0 +1,126 @@
+"""Evaluation: unclipped scores of games that the greedy agent plays in separate environments."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.exploration import choose
+from innet_drl.train.machine import cores
+from innet_drl.train.networks import QNetwork, make_network
+from innet_drl.train.run_folder import RunFolder
+
+PARALLEL_GAMES = 10
+"""Atari games played at a time; fewer leave cores idle, more wait longer for the last game."""
+SEED_OFFSET = 1_000_003
+"""Difference between the seeds of training and evaluation."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of finished games, and the conditions of play."""
+
+    scores: list[float]
+    """Unclipped scores of whole games; the loss of a life does not end a game."""
+    epsilon: float
+    """Probability of random actions."""
+    episode_frames: int | None
+    """Emulator frames after which a game is truncated; `None` if the environment has a limit of its own."""
+    cut_off: int
+    """Number of truncated games."""
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return statistics.fmean(self.scores)
+
+    def __str__(self) -> str:
+        spread = statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+        limit = "their time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
+        cut = f", {self.cut_off} ended by {limit}" if self.cut_off else ""
+        return (
+            f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "
+            f"epsilon {self.epsilon}{cut}"
+        )
+
+
+def evaluate(
+    config: Config, network: nn.Module, *, seed: int = 0, stopped: Callable[[], bool] = lambda: False
+) -> Evaluation | None:
+    """Plays `config.evaluation_games` games.
+
+    Each environment plays the same number of games, so that short games do not count more than long ones.
+    Atari games start with up to 30 no-ops (`AtariVectorEnv`'s default) and end at `config.evaluation_frames`.
+
+    Args:
+        config: The run's settings.
+        network: The agent, on any device.
+        seed: Seeds the games.
+        stopped: Called at every step; `True` ends the evaluation without a result.
+    """
+    games = config.evaluation_games
+    count = min(games, PARALLEL_GAMES) if config.is_atari else games
+    envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=cores())
+    was_training = network.training
+    network.eval()
+    try:
+        return _play(config, network, envs, seed, stopped)
+    finally:
+        network.train(was_training)
+        envs.close()
+
+
+def _play(
+    config: Config, network: nn.Module, envs: environments.Environments, seed: int, stopped: Callable[[], bool]
+) -> Evaluation | None:
+    games, count = config.evaluation_games, envs.count
+    quota = -(-games // count)
+    device = next(network.parameters()).device
+    random = np.random.default_rng([seed, SEED_OFFSET])
+    observation = envs.reset(seed + SEED_OFFSET)
+    epsilon = np.full(count, config.evaluation_epsilon)
+    running = np.zeros(count)
+    scores: list[list[float]] = [[] for _ in range(count)]
+    cut_off = 0
+    while any(len(of_one) < quota for of_one in scores):
+        if stopped():
+            return None
+        with torch.inference_mode():
+            q = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
+        step = envs.step(choose(q, epsilon, random))
+        observation = step.observation
+        running += step.reward
+        for environment in np.flatnonzero(step.terminated | step.truncated):
+            if len(scores[environment]) < quota:
+                scores[environment].append(float(running[environment]))
+                cut_off += int(step.truncated[environment] and not step.terminated[environment])
+            running[environment] = 0.0
+    # In the order of play, so that dropping surplus games favours no environment.
+    in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
+    limit = config.evaluation_frames if config.is_atari else None
+    return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off)
+
+
+def load_agent(run: Path) -> tuple[Config, QNetwork, Path]:
+    """Returns the settings, the network and the path of a run's newest checkpoint.
+
+    Raises:
+        RunFolderError: The folder has no run, or the run has no checkpoint.
+    """
+    folder = RunFolder.open(run)
+    config, checkpoint = folder.config(), folder.latest_checkpoint()
+    probe = environments.make(config, 1)
+    network = make_network(config, probe.spec)
+    probe.close()
+    network.load_state_dict(
+        {n.removeprefix("average."): t for n, t in checkpoint.tensors.items() if n.startswith("average.")}
+    )
+    return config, network.eval(), checkpoint.path

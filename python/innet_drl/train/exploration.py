@@ -1,0 +1,34 @@
+"""Exploration: the epsilon ladder of Ape-X over all environments of all actors."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def epsilon_ladder(environments: int, base: float = 0.4, exponent: float = 7.0) -> NDArray[np.float64]:
+    """Returns the epsilon of each of N environments: base^(1 + exponent i / (N - 1)) (Horgan et al., 2018, section 4).
+
+    Environment 0 explores most. A single environment has the middle of the ladder.
+
+    Args:
+        environments: N, over all actors of all machines.
+        base: Epsilon of environment 0.
+        exponent: Exponent of the last environment, less 1.
+    """
+    positions = np.linspace(0.0, 1.0, environments) if environments > 1 else np.array([0.5])
+    return np.asarray(base ** (1.0 + exponent * positions))
+
+
+def annealed(epsilon: NDArray[np.float64], step: int, anneal_steps: int) -> NDArray[np.float64]:
+    """Interpolates epsilon from 1 at step 0 to its final value at `anneal_steps` agent steps of all actors."""
+    if step >= anneal_steps:
+        return epsilon
+    return 1.0 + (epsilon - 1.0) * (step / anneal_steps)
+
+
+def choose(q: NDArray[np.float32], epsilon: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
+    """Returns epsilon-greedy actions int64 [N] for Q-values [N, actions]."""
+    count, actions = q.shape
+    explores = random.random(count) < epsilon
+    return np.where(explores, random.integers(0, actions, count), q.argmax(1)).astype(np.int64)

@@ -1,0 +1,98 @@
+"""The flags of `innet-drl train | evaluate | record`; every field of `Config` is a flag."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.presets import PRESETS
+from innet_drl.train.run_folder import RunFolder
+
+PresetName = Literal["breakout", "breakout-paper", "cartpole"]
+Flags = TypeVar("Flags")
+
+
+@dataclass(frozen=True)
+class TrainFlags:
+    """Train an agent with prioritized replay; actors and learner are processes of one machine by default."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    preset: PresetName = "breakout"
+    """Settings to start from; every flag below changes one setting."""
+    out: Path | None = None
+    """The run's folder; `runs/<preset>-<date>-<time>` by default."""
+    resume: Path | None = None
+    """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
+
+
+@dataclass(frozen=True)
+class EvaluateFlags:
+    """Play games with a run's newest checkpoint and print the scores as JSON."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder."""
+    games: int | None = None
+    """Games; the run's `evaluation_games` by default."""
+    epsilon: float | None = None
+    """Probability of random actions; the run's `evaluation_epsilon` by default."""
+    frames: int | None = None
+    """Emulator frames of a game; the run's `evaluation_frames` by default."""
+    seed: int = 0
+    """Seeds the games."""
+
+
+@dataclass(frozen=True)
+class RecordFlags:
+    """Record a video of a game with a run's newest checkpoint."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder."""
+    to: Path | None = None
+    """The mp4 to write; a file in the run's `videos/` by default."""
+    seed: int = 0
+    """Seeds the game."""
+    seconds: float = 60.0
+    """Length of the video."""
+
+
+def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
+    """Parses the flags of a command.
+
+    Raises:
+        SystemExit: An unknown flag, or `--help`.
+    """
+    return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments))
+
+
+def parse_train(arguments: Sequence[str]) -> TrainFlags:
+    """Parses the flags of `innet-drl train`, which change the preset or the resumed run's settings.
+
+    Raises:
+        ConfigurationError: Contradictory flags.
+        RunFolderError: There is no run to resume.
+        SystemExit: An unknown flag, or `--help`.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", choices=sorted(PRESETS))
+    first.add_argument("--resume", type=Path)
+    known, _ = first.parse_known_args(arguments)
+    if known.resume is not None and known.preset is not None:
+        raise ConfigurationError("--resume goes on with the run's own settings: leave --preset away")
+    preset: PresetName = known.preset or "breakout"
+    config = PRESETS[preset] if known.resume is None else RunFolder.open(known.resume).config()
+    flags = tyro.cli(
+        TrainFlags,
+        prog="innet-drl train",
+        args=list(arguments),
+        default=TrainFlags(config=config, preset=preset),
+    )
+    if flags.resume is not None and flags.out is not None:
+        raise ConfigurationError("--resume goes on in the run's own folder: leave --out away")
+    return flags

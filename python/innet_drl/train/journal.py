@@ -1,0 +1,94 @@
+"""A journal of a serial run's memory, which a resumed run replays.
+
+A seeded memory in this process, used by one thread, is a function of the calls made to it: rows written, batches
+sampled, priorities set. The same calls in the same order give the same memory, with the same keys and the same
+future samples. That makes resuming exact if the environments can be restored. It is meant for small runs: 16 bytes
+for each sampled transition, and a few hundred for a step of all environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train.errors import RunFolderError
+from innet_drl.train.memory import ReplayMemory, RowWriter
+
+_PREFIX = "journal."
+_ROW_PREFIX = "row."
+
+
+class Journal:
+    """Records rows and samples in order; `replay` repeats them.
+
+    Args:
+        writer: Writer of the memory.
+        batches: Batches of the memory: an iterator without prefetch.
+        memory: The memory behind both.
+    """
+
+    def __init__(self, writer: RowWriter, batches: Iterator[TorchBatch], memory: ReplayMemory) -> None:
+        self._writer = writer
+        self._batches = batches
+        self._memory = memory
+        self._rows: list[dict[str, NDArray[Any]]] = []
+        self._draws_after_row: list[int] = []
+        self._keys: list[NDArray[np.int64]] = []
+        self._priorities: list[NDArray[np.float64]] = []
+
+    def append(self, **row: Any) -> None:
+        """Writes a row and records it."""
+        self._writer.append(**row)
+        self._rows.append({name: np.array(value) for name, value in row.items()})
+        self._draws_after_row.append(0)
+
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Sets the priorities of the last batch and records both arrays."""
+        self._memory.update_priorities(keys, priorities)
+        self._draws_after_row[-1] += 1
+        # safetensors does not support uint64: the same bits as int64.
+        self._keys.append(keys.view(np.int64).copy())
+        self._priorities.append(priorities.copy())
+
+    def flush(self) -> None:
+        """Waits until all sent rows are in the memory."""
+        self._writer.flush()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Closes the writer."""
+        self._writer.close(timeout)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the journal as tensors for a checkpoint."""
+        arrays: dict[str, NDArray[Any]] = {"draws_after_row": np.array(self._draws_after_row, np.int64)}
+        if self._rows:
+            arrays |= {_ROW_PREFIX + name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
+        if self._keys:
+            arrays |= {"keys": np.stack(self._keys), "priorities": np.stack(self._priorities)}
+        return {_PREFIX + name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def replay(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Repeats the journal of a checkpoint on a new memory, and continues it.
+
+        Raises:
+            RunFolderError: The memory samples other items than before.
+        """
+        arrays = {name.removeprefix(_PREFIX): t.numpy() for name, t in tensors.items() if name.startswith(_PREFIX)}
+        rows = {name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)}
+        draw = 0
+        for index, draws in enumerate(arrays["draws_after_row"]):
+            self.append(**{name: array[index] for name, array in rows.items()})
+            for _ in range(draws):
+                batch = next(self._batches)
+                if not np.array_equal(batch.key.view(np.int64), arrays["keys"][draw]):
+                    raise RunFolderError(
+                        "the memory draws other items than it did when the checkpoint was written, probably "
+                        "by another release: resume it with that one, or without --serial"
+                    )
+                self.update_priorities(batch.key, arrays["priorities"][draw])
+                draw += 1

@@ -1,0 +1,245 @@
+"""The learner: networks, optimizer and one update on a prioritized n-step batch (Horgan et al., 2018).
+
+The loss is in `losses.py`. `serial.py` and `innet_drl.launch.local` sample the batches and return the priorities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train import losses
+from innet_drl.train.config import Config
+from innet_drl.train.data_parallel import SharedGradients
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.machine import cores
+from innet_drl.train.networks import QNetwork, make_network, published
+
+
+@dataclass(frozen=True)
+class Update:
+    """Results of one update; tensors stay on the device until they are read."""
+
+    td_error: Tensor
+    """[B], |target - Q|, not weighted; being copied to the CPU until `copied`."""
+    loss: Tensor
+    """The weighted Huber loss."""
+    q_mean: Tensor
+    """Mean Q-value of the taken actions."""
+    copied: torch.cuda.Event | None = None
+    """Event after the copy of `td_error` to the CPU; `None` if the learner is on a CPU."""
+
+    def priorities(self) -> NDArray[np.float64]:
+        """Returns new priorities [B] of the batch's transitions; waits for this update, not for later ones."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.td_error.double().numpy() + losses.PRIORITY_FLOOR
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Arithmetic and memory layout of the learner."""
+
+    dtype: torch.dtype = torch.float32
+    layout: torch.memory_format = torch.contiguous_format
+
+    def __str__(self) -> str:
+        layout = "channels-last" if self.layout == torch.channels_last else "contiguous"
+        return f"{str(self.dtype).removeprefix('torch.')}, {layout}"
+
+
+class Learner:
+    """Online and target network, the average that is evaluated, optimizer and counters.
+
+    Args:
+        config: The run's settings.
+        spec: The environment's spec.
+    """
+
+    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+        self.config = config
+        self.spec = spec
+        self.device = choose_device(config)
+        self.network = make_network(config, spec).to(self.device)
+        self.target = make_network(config, spec).to(self.device).requires_grad_(False)
+        self.target.load_state_dict(self.network.state_dict())
+        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        """The trained agent: a running average of the online network's weights. One update changes the best action
+        in many states; the average plays better than most of the networks that it averages."""
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
+        )
+        self._weights_lock = threading.Lock()
+        self.updates = 0
+        self.publications = 0
+        self.numerics = Numerics()
+        self.gradients: SharedGradients | None = None
+        """Averages the gradients of several learners; `None` for one learner."""
+
+    @property
+    def targets_ahead(self) -> bool:
+        """Whether a second thread computes targets (`innet_drl.train.targets`)."""
+        if self.config.targets_ahead != "auto":
+            return self.config.targets_ahead == "on"
+        return self.device.type == "cpu" and len(self.spec.frame_shape) == 2 and cores() > 1
+
+    @property
+    def threads_left(self) -> int:
+        """Threads of each of the learner's passes on a CPU that leave the actors their cores.
+
+        The threads of a pass wait for each other many times in an update, so one busy core delays all of them: on
+        two cores with one actor, two threads took four times as long as one.
+        """
+        if self.config.serial:
+            return cores()
+        left = (cores() - self.config.actors * self.config.actor_threads) // self.config.learners
+        return max(1, left // 2 if self.targets_ahead else left)
+
+    def use(self, numerics: Numerics) -> None:
+        """Switches to this arithmetic and layout."""
+        self.numerics = numerics
+        if len(self.spec.frame_shape) == 2:
+            # A layout concerns four-dimensional weights alone and changes no values.
+            self.network.to(memory_format=numerics.layout)
+            self.target.to(memory_format=numerics.layout)
+            self.average.to(memory_format=numerics.layout)
+
+    def targets(self, batch: TorchBatch, chooser: QNetwork | None = None) -> Tensor:
+        """Returns the bootstrap targets of a batch: float32 [B], on the learner's device.
+
+        Args:
+            batch: Transitions.
+            chooser: The network that chooses the next action; the online one by default.
+        """
+        with torch.no_grad(), self._autocast():
+            next_observation = self._prepare(batch.next_observation)
+            return losses.double_q_target(
+                batch.reward, batch.discount, next_observation, chooser or self.network, self.target
+            )
+
+    def update(self, batch: TorchBatch) -> Update:
+        """Takes one step of the optimizer on a batch on the learner's device.
+
+        The loss is the mean over the batch of weight * loss(transition), with the batch's `target` if
+        `innet_drl.train.targets` has computed it. Several learners step with the mean of their gradients.
+        """
+        target = batch["target"] if "target" in batch else self.targets(batch)
+        with self._autocast():
+            q = losses.taken_q(self.network, self._prepare(batch.observation), batch.action)
+        transition_loss = losses.huber(q, target)
+        loss = (batch.weight * transition_loss.loss).mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.gradients is not None:
+            self.gradients.mean()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
+        with self._weights_lock:
+            self.optimizer.step()
+        self.updates += 1
+        self._average()
+        if self.updates % self.config.target_period == 0:
+            # A new network: another thread may be computing with the old one.
+            self.target = copy.deepcopy(self.network).requires_grad_(False)
+        td_error, copied = _to_cpu(transition_loss.td_error)
+        return Update(td_error, loss.detach(), q.detach().mean(), copied)
+
+    def _average(self) -> None:
+        # The first weights are noise: a decay that grows with the updates forgets them.
+        decay = min(self.config.average_decay, self.updates / (self.updates + 10))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
+
+    def copy_network(self, to: QNetwork) -> None:
+        """Copies the online network's weights, all of the same update. May be called from any thread."""
+        with torch.no_grad(), self._weights_lock:
+            torch._foreach_copy_(list(to.parameters()), list(self.network.parameters()))
+
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """Returns the online network's tensors and the number of updates, as they are published."""
+        return published(self.network, self.updates)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors of a checkpoint: `model.*`, `target.*`, `average.*`, `optimizer.<parameter>.<moment>`."""
+        moments = self.optimizer.state_dict()["state"]
+        return {
+            **{f"model.{name}": value for name, value in self.network.state_dict().items()},
+            **{f"target.{name}": value for name, value in self.target.state_dict().items()},
+            **{f"average.{name}": value for name, value in self.average.state_dict().items()},
+            **{f"optimizer.{index}.{name}": value for index, state in moments.items() for name, value in state.items()},
+        }
+
+    @property
+    def finite(self) -> bool:
+        """Whether every value of a checkpoint would be finite."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors().values())
+
+    def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
+        """Loads what `tensors` returned, and the counters of that moment."""
+        self.network.load_state_dict(_under("model.", tensors))
+        self.target.load_state_dict(_under("target.", tensors))
+        self.average.load_state_dict(_under("average.", tensors))
+        parameters = list(self.network.parameters())
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under("optimizer.", tensors).items():
+            index, moment = name.split(".", 1)
+            parameter = parameters[int(index)]
+            if value.shape == parameter.shape:
+                # The fused optimizer needs moments in the memory layout of their weights.
+                value = torch.empty_like(parameter).copy_(value)
+            moments.setdefault(int(index), {})[moment] = value
+        state = self.optimizer.state_dict()
+        state["state"] = moments
+        self.optimizer.load_state_dict(state)
+        self.updates = updates
+        self.publications = publications
+
+    def _prepare(self, observation: Tensor) -> Tensor:
+        if len(self.spec.frame_shape) == 2:
+            # Converted first: transposing bytes takes longer than transposing floats.
+            return observation.to(self.numerics.dtype).contiguous(memory_format=self.numerics.layout)
+        return observation.float()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.numerics.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.numerics.dtype)
+
+
+def choose_device(config: Config) -> torch.device:
+    """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
+
+    Raises:
+        ConfigurationError: CUDA is asked for, and torch finds none.
+    """
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigurationError(
+            f"--device cuda: torch {torch.__version__} finds no CUDA here: take --device cpu, or install a torch "
+            "with CUDA and a driver for it"
+        )
+    if config.device == "auto":
+        return torch.device("cuda" if cuda and not config.serial else "cpu")
+    return torch.device(config.device)
+
+
+def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """Starts copying values to the CPU; the event marks the end of the copy."""
+    if values.device.type == "cpu":
+        return values, None
+    arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    arriving.copy_(values, non_blocking=True)
+    return arriving, torch.cuda.current_stream(values.device).record_event()
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,386 @@
+"""The replay memory of a run: one interface for its actors and learners, wherever the memory is.
+
+The first learner creates the memory, and every other process of the run joins it:
+
+| `--replay` | class | items are kept in |
+| --- | --- | --- |
+| `embedded` | `EmbeddedMemory` | the first learner's process, which serves them on a Unix socket |
+| an address of `innet-replay serve` | `ServerMemory` | the server |
+| a scheme of `innet_drl.train.config.RELAYS` | another package's | the learner's process, behind the relay |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from innet_drl.batches import TorchBatch
+from innet_drl.train.config import RELAYS, Config, flags
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+IMAGE_BYTES = 2_000
+"""Memory reserved for each step of an Atari game: compressed, Breakout takes 409 on average and Seaquest 741."""
+IMAGE_OVERHEAD_BYTES = 128
+"""Upper bound of the bytes that a step takes beside its image."""
+
+TABLE_SETTINGS = (
+    "environment",
+    "capacity",
+    "min_size",
+    "samples_per_insert",
+    "priority_exponent",
+    "actors",
+    "environments",
+    "chunk_steps",
+    "prefetch",
+    "batch_size",
+    "learners",
+)
+"""Settings that the definition of a run's table depends on, the slack of its replay ratio included."""
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """The part of a run's settings that its memory depends on."""
+
+    address: str
+    """`embedded`, or the address to create the memory at or to join it by."""
+    table: innet.Table
+    """Rows as actors write them."""
+    view: innet.NStep
+    """Transitions as the learner reads them."""
+    spec: EnvironmentSpec
+    parameters: Mapping[str, NDArray[Any]]
+    """Tensors of the names, dtypes and shapes that will be published."""
+    actors: int
+    environments: int
+    """Environments of one actor."""
+    chunk_steps: int
+    batch_size: int
+    importance_exponent: float
+    prefetch: int
+    max_bytes: int
+    seed: int
+    tls_ca: Path | None
+    message: str
+    message_transitions: int
+    resumed: bool
+    """The run continues from a checkpoint: a memory of its name may exist."""
+    changed_flags: str
+    """Flags of `TABLE_SETTINGS` that differ from the session before, for messages; may be empty."""
+    token: str = field(repr=False)
+    """Token or password of the memory; empty for none."""
+
+
+class RowWriter(Protocol):
+    """Takes the rows of one actor: `innet_drl.Writer`, or a replacement."""
+
+    def append(self, *, terminated: Any, truncated: Any, first: Any, **columns: Any) -> None:
+        """Takes one row of every environment."""
+
+    def flush(self) -> None:
+        """Waits until all sent rows have arrived."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """Sends the remaining rows within `timeout` seconds."""
+
+
+class PublishedParameters(Protocol):
+    """One version of the parameters: `innet_drl.Parameters`, or a replacement."""
+
+    @property
+    def version(self) -> int:
+        """Rises with every publication."""
+
+    @property
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Arrays by name."""
+
+
+class ReplayMemory(Protocol):
+    """The memory that actors write to and the learner samples from, with the parameters that it publishes."""
+
+    @property
+    def address(self) -> str:
+        """Address by which the run's other processes join."""
+
+    @classmethod
+    def create(cls, settings: MemorySettings) -> AbstractContextManager[Self]:
+        """Opens the memory in the first learner, with the table of the run.
+
+        Raises:
+            ConfigurationError: There is no room for the table, or another run's memory of this name.
+        """
+
+    @classmethod
+    def join(cls, settings: MemorySettings) -> AbstractContextManager[Self]:
+        """Opens the memory in another process of the run."""
+
+    def writer(self, actor: int) -> RowWriter:
+        """Opens the writer of one actor's environments."""
+
+    def get_parameters(self, newer_than: int = 0) -> PublishedParameters | None:
+        """Returns the newest parameters, or `None` if their version is not above `newer_than`."""
+
+    def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Publishes parameters."""
+
+    def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
+        """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
+
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Sets the priorities of sampled transitions."""
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the table's counters, as `Replay.stats()["tables"][name]`."""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the items to a file, if the learner's process keeps them."""
+
+    def restore(self, path: str | PathLike[str]) -> None:
+        """Reads the items of a file that `save` wrote into the empty memory."""
+
+
+class ServerMemory:
+    """The memory as a client of a server, which is `innet-replay serve` or the first learner."""
+
+    def __init__(self, replay: innet.Replay, settings: MemorySettings, address: str) -> None:
+        self.replay = replay
+        self.address = address
+        self._settings = settings
+        self._name = settings.table.name
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, settings: MemorySettings) -> Iterator[Self]:
+        """Makes the run's table at the server, where it stays after the run."""
+        address, name = settings.address, settings.table.name
+        with _connect(settings) as replay:
+            if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
+                raise ConfigurationError(
+                    f"{address} holds the memory of another run named {name!r}: go on with that run "
+                    "(--resume), or choose another --out, whose last part names the memory"
+                )
+            logger.info("the replay memory is table %r at %s; it stays there afterwards", name, address)
+            yield cls(replay, settings, address)
+
+    @classmethod
+    @contextlib.contextmanager
+    def join(cls, settings: MemorySettings) -> Iterator[Self]:
+        """Connects to the server."""
+        with innet.connect(settings.address, token=settings.token, tls_ca=settings.tls_ca) as replay:
+            yield cls(replay, settings, settings.address)
+
+    def writer(self, actor: int) -> innet.Writer:
+        """Opens the writer of one actor's environments."""
+        settings = self._settings
+        return self.replay.writer(
+            self._name,
+            settings.environments,
+            settings.view,
+            name=f"actor {actor}",
+            chunk_steps=settings.chunk_steps,
+        )
+
+    def get_parameters(self, newer_than: int = 0) -> innet.Parameters | None:
+        """Returns the newest parameters, or `None` if their version is not above `newer_than`."""
+        return self.replay.get_parameters(self._name, newer_than=newer_than)
+
+    def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Publishes parameters."""
+        self.replay.put_parameters(self._name, tensors)
+
+    def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
+        """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
+        settings = self._settings
+        return self.replay.batches(
+            self._name,
+            settings.batch_size,
+            settings.view,
+            beta=settings.importance_exponent,
+            prefetch=settings.prefetch,
+            device=device,
+            timeout=timeout,
+        )
+
+    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        """Sets the priorities of sampled transitions."""
+        self.replay.update_priorities(self._name, keys, priorities)
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the table's counters."""
+        table: dict[str, Any] = self.replay.stats()["tables"][self._name]
+        return table
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the items to a file; of an embedded memory alone."""
+        self.replay.save(path)
+
+    def restore(self, path: str | PathLike[str]) -> None:
+        """Reads the items of a file that `save` wrote into the empty memory."""
+        self.replay.restore(path)
+
+
+class EmbeddedMemory(ServerMemory):
+    """The memory in the first learner's process; the run's other processes are clients of a Unix socket."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, settings: MemorySettings) -> Iterator[Self]:
+        """Makes the memory and serves it to the run's other processes."""
+        # Not in the run's folder: the path of a Unix socket may have 107 bytes.
+        with tempfile.TemporaryDirectory(prefix="innet-") as directory:
+            address = f"unix://{directory}/replay"
+            with make_replay(settings) as replay, replay.serve(address):
+                yield cls(replay, settings, address)
+
+    @classmethod
+    @contextlib.contextmanager
+    def unserved(cls, settings: MemorySettings) -> Iterator[Self]:
+        """Makes the memory of a run in one process."""
+        with make_replay(settings) as replay:
+            yield cls(replay, settings, settings.address)
+
+
+def memory_class(address: str) -> type[ReplayMemory]:
+    """Returns the implementation for an address of `--replay`; imports it where it is in another package."""
+    if address == "embedded":
+        return EmbeddedMemory
+    relay = RELAYS.get(address.partition("://")[0])
+    if relay is None:
+        return ServerMemory
+    module, _, name = relay.partition(":")
+    found: type[ReplayMemory] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def memory_settings(
+    config: Config,
+    spec: EnvironmentSpec,
+    name: str,
+    parameters: Mapping[str, NDArray[Any]],
+    *,
+    address: str | None = None,
+    token: str | None = None,
+    earlier: Config | None = None,
+) -> MemorySettings:
+    """Collects what the memory of a run depends on.
+
+    Args:
+        config: The run's settings.
+        spec: The environment's spec.
+        name: Name of the table and the parameters.
+        parameters: Tensors of the names, dtypes and shapes that will be published.
+        address: Where to join; `None` creates the memory at the configured address.
+        token: Token of the memory; `None` reads the environment.
+        earlier: Settings of the session before; `None` for a new run.
+    """
+    return MemorySettings(
+        address=config.replay if address is None else address,
+        table=make_table(config, spec, name),
+        view=make_view(config, spec),
+        spec=spec,
+        parameters=parameters,
+        actors=config.playing_actors,
+        environments=config.environments,
+        chunk_steps=config.chunk_steps,
+        batch_size=config.batch_size,
+        importance_exponent=config.importance_exponent,
+        # A serial run is repeatable only if it samples when a batch is asked for.
+        prefetch=0 if config.serial else config.prefetch,
+        max_bytes=config.max_bytes,
+        seed=config.seed,
+        tls_ca=config.replay_ca,
+        message=config.message,
+        message_transitions=config.message_transitions,
+        resumed=earlier is not None,
+        changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
+        token=memory_token(config) if token is None else token,
+    )
+
+
+def memory_token(config: Config) -> str:
+    """The token of the run's memory, from the environment; an embedded memory has none."""
+    return "" if config.replay == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
+
+
+def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
+    """The table of a run: one frame or one vector a step; the view stacks frames."""
+    columns = {"frame": (spec.frame_dtype, spec.frame_shape), "action": spec.action_dtype, "reward": "float32"}
+    return innet.Table(
+        name,
+        columns,
+        config.capacity,
+        capacity_bytes=_capacity_bytes(config, spec),
+        sampler="prioritized",
+        priority_exponent=config.priority_exponent,
+        # A serial run keeps the replay ratio itself: its only thread must not wait in the memory.
+        min_size=1 if config.serial else config.min_size,
+        samples_per_insert=0.0 if config.serial else config.samples_per_insert,
+        slack=0.0 if config.serial else config.slack,
+    )
+
+
+def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
+    """The n-step transitions that the learner reads."""
+    return innet.NStep(stack=spec.stack, n=config.n_step, gamma=config.gamma, observation="frame")
+
+
+def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> innet.Replay:
+    """Makes a memory in this process, with the run's table or another one.
+
+    Raises:
+        ConfigurationError: There is no room for the table.
+    """
+    try:
+        return innet.Replay([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
+    except innet.errors.TableError as error:
+        raise ConfigurationError(f"no room for the memory ({error}): lower --capacity, or raise --max-bytes") from error
+
+
+def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
+    """Bytes that a table of images may hold, which a server reserves; 0, the raw size, for vectors."""
+    if len(spec.frame_shape) != 2:
+        return 0
+    # Learning starts even if no frame can be compressed.
+    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape)
+    return max(config.capacity * IMAGE_BYTES, min(2 * config.min_size, config.capacity) * raw)
+
+
+def _connect(settings: MemorySettings) -> innet.Replay:
+    address, table = settings.address, settings.table
+    try:
+        return innet.connect(address, token=settings.token, tables=[table], tls_ca=settings.tls_ca)
+    except innet.errors.TableDiffersError as error:
+        drop = f"innet_drl.connect({address!r}).drop_table({table.name!r})"
+        if not settings.resumed:
+            advice = f"choose another --out, whose last part names the memory, or drop that one: {drop}"
+        else:
+            changed = settings.changed_flags
+            restored = f"leave {changed} away" if changed else f"take those back ({flags(TABLE_SETTINGS)})"
+            advice = f"{restored}, or drop the memory, which is filled anew: {drop}"
+        raise ConfigurationError(
+            f"{address} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}"
+        ) from error
+    except innet.errors.TableError as error:
+        raise ConfigurationError(
+            f"{address} has no room for the memory ({error}): lower --capacity, drop a table there that no run "
+            "needs any more (Replay.drop_table), or start the server with a higher --max-bytes"
+        ) from error

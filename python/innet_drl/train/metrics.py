@@ -1,0 +1,259 @@
+"""Metrics of a run: a line of metrics, and the meter that collects it from learner and actors.
+
+The files are in `metrics_files.py`, apart because actors import this module and do not need TensorBoard.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from innet_drl.train.learner import Update
+
+RETURN_WINDOW = 100
+"""Number of last games that `return_mean` averages."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One line of `metrics.jsonl`. Values that do not exist yet are null."""
+
+    time_s: float
+    """Seconds of training, over all sessions of the run."""
+    env_frames: int
+    """Emulator frames played; equal to `agent_steps` outside Atari."""
+    agent_steps: int
+    """Actions taken by all environments; resets are not counted."""
+    agent_steps_per_s: float
+    """Rate since the last line."""
+    learner_updates: int
+    """Steps of the optimizer."""
+    learner_updates_per_s: float
+    """Rate since the last line."""
+    replay_steps: int
+    """Steps in the replay memory."""
+    replay_bytes: int
+    """Bytes of the steps in the replay memory."""
+    return_mean: float | None
+    """Mean score, unclipped, of the last 100 games of the half of the environments that explores less."""
+    return_best: float | None
+    """Best score of any game."""
+    td_loss: float | None
+    """Mean weighted Huber loss of the updates since the last line."""
+    q_mean: float | None
+    """Mean Q-value of the sampled actions since the last line."""
+    parameter_version: int
+    """Publications of the parameters."""
+    parameter_lag: float | None
+    """Updates by which actors' parameters are older than the learner's, mean over the actors."""
+    sample_age: float | None
+    """Steps inserted between a transition's insertion and its sampling, mean since the last line."""
+    samples_per_insert: float
+    """Transitions sampled for each one inserted, over the memory's life."""
+    stale_updates: int
+    """Priorities received for transitions already evicted."""
+    games: int
+    """Games finished."""
+    evaluation_mean: float | None
+    """Mean score of the last evaluation."""
+    learner_time: dict[str, float]
+    """Shares of the learner's time since the last line."""
+    actor_time: dict[str, float]
+    """Shares of the actors' time since the last line."""
+
+
+class Stopwatch:
+    """Seconds of each activity, by its name."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Adds the time since the last lap to `name`."""
+        now = time.perf_counter()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """Returns the seconds by name since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+@dataclass(frozen=True)
+class Game:
+    """A finished game."""
+
+    environment: int
+    """Number of the environment among those of all actors."""
+    score: float
+    """Sum of its rewards, unclipped."""
+
+
+@dataclass(frozen=True)
+class ActorReport:
+    """An actor's report to the learner on the time since its last report."""
+
+    actor: int
+    steps: int
+    games: list[Game]
+    parameter_updates: int
+    """The learner's count of updates when the actor's parameters were published."""
+    seconds: dict[str, float]
+
+
+@dataclass
+class _Sums:
+    """Sums since the last line of metrics."""
+
+    updates: int = 0
+    loss: Any = 0.0
+    q: Any = 0.0
+    age: Any = 0.0
+    learner_seconds: dict[str, float] = field(default_factory=dict)
+    actor_seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Meter:
+    """Collects the work of actors and learner in lines of metrics.
+
+    Args:
+        environments: Environments of all actors.
+        frames_per_step: Emulator frames of one agent step.
+    """
+
+    def __init__(self, environments: int, frames_per_step: int) -> None:
+        self.agent_steps = 0
+        self.games = 0
+        self.evaluation_mean: float | None = None
+        self.best: float | None = None
+        self.scores_by_actor: dict[int, deque[float]] = {}
+        self._environments = environments
+        self._frames_per_step = frames_per_step
+        self._scores: deque[float] = deque(maxlen=RETURN_WINDOW)
+        self._parameter_updates: dict[int, int] = {}
+        self._sums = _Sums()
+        self._earlier_s = 0.0
+        self._started = self._last_time = time.perf_counter()
+        self.reported_steps = self._last_updates = 0
+
+    @property
+    def session_s(self) -> float:
+        """Seconds of this session."""
+        return time.perf_counter() - self._started
+
+    @property
+    def seconds_since_line(self) -> float:
+        """Seconds since the last line of metrics."""
+        return time.perf_counter() - self._last_time
+
+    def add_report(self, report: ActorReport) -> None:
+        """Adds the report of an actor."""
+        self.agent_steps += report.steps
+        self._parameter_updates[report.actor] = report.parameter_updates
+        _add(self._sums.actor_seconds, report.seconds)
+        scores = self.scores_by_actor.setdefault(report.actor, deque(maxlen=20))
+        for game in report.games:
+            self.games += 1
+            self.best = game.score if self.best is None else max(self.best, game.score)
+            scores.append(game.score)
+            # Environments explore less with rising number; scores of the lower half are mostly exploration.
+            if 2 * game.environment + 1 >= self._environments:
+                self._scores.append(game.score)
+
+    def add_update(self, update: Update, mean_age: Any) -> None:
+        """Adds an update and the mean age of its batch, without reading a tensor before the next line is due."""
+        self._sums.updates += 1
+        self._sums.loss = self._sums.loss + update.loss
+        self._sums.q = self._sums.q + update.q_mean
+        self._sums.age = self._sums.age + mean_age
+
+    def add_learner_time(self, seconds: dict[str, float]) -> None:
+        """Adds the learner's seconds by activity."""
+        _add(self._sums.learner_seconds, seconds)
+
+    def line(self, updates: int, publications: int, table: dict[str, Any]) -> Metrics:
+        """Returns the metrics since the last line.
+
+        Args:
+            updates: The learner's updates.
+            publications: The learner's publications of parameters.
+            table: The table's entry in `Replay.stats()`.
+        """
+        now = time.perf_counter()
+        elapsed = max(now - self._last_time, 1e-9)
+        sums, self._sums = self._sums, _Sums()
+        lags = [updates - acted for acted in self._parameter_updates.values()]
+        metrics = Metrics(
+            time_s=round(self._earlier_s + now - self._started, 3),
+            env_frames=self.agent_steps * self._frames_per_step,
+            agent_steps=self.agent_steps,
+            agent_steps_per_s=round((self.agent_steps - self.reported_steps) / elapsed, 2),
+            learner_updates=updates,
+            learner_updates_per_s=round((updates - self._last_updates) / elapsed, 2),
+            replay_steps=table["steps"],
+            replay_bytes=table["bytes"],
+            return_mean=_mean(list(self._scores)),
+            return_best=self.best,
+            td_loss=_finite(float(sums.loss) / sums.updates) if sums.updates else None,
+            q_mean=_finite(float(sums.q) / sums.updates) if sums.updates else None,
+            parameter_version=publications,
+            parameter_lag=_mean(lags),
+            sample_age=float(sums.age) / sums.updates if sums.updates else None,
+            samples_per_insert=table["sampled_items"] / max(table["inserted_items"], 1),
+            stale_updates=table["stale_updates"],
+            games=self.games,
+            evaluation_mean=self.evaluation_mean,
+            learner_time=_shares(sums.learner_seconds),
+            actor_time=_shares(sums.actor_seconds),
+        )
+        self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint, as plain JSON values."""
+        return {
+            "time_s": self._earlier_s + self.session_s,
+            "agent_steps": self.agent_steps,
+            "games": self.games,
+            "best": self.best,
+            "evaluation_mean": self.evaluation_mean,
+            "scores": list(self._scores),
+            "updates": self._last_updates,
+            "steps": self.reported_steps,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from what `state` returned."""
+        self._earlier_s = state["time_s"]
+        self.agent_steps = state["agent_steps"]
+        self.games = state["games"]
+        self.best = state["best"]
+        self.evaluation_mean = state["evaluation_mean"]
+        self._scores.extend(state["scores"])
+        self._last_updates = state["updates"]
+        self.reported_steps = state["steps"]
+
+
+def _add(totals: dict[str, float], seconds: dict[str, float]) -> None:
+    for name, value in seconds.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
+def _shares(seconds: dict[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    return {name: round(value / total, 4) for name, value in sorted(seconds.items())} if total else {}
+
+
+def _mean(values: list[float] | list[int]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _finite(value: float) -> float | None:
+    # JSON has no NaN; a loss that has diverged is null.
+    return value if math.isfinite(value) else None

@@ -1,0 +1,98 @@
+"""The files of metrics: `metrics.jsonl` and TensorBoard's events."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import time
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from innet_drl.train.metrics import Metrics
+
+TENSORBOARD_NAMES: dict[str, str] = {
+    "return_mean": "charts/episodic_return",
+    "return_best": "charts/best_return",
+    "agent_steps_per_s": "charts/SPS",
+    "learner_updates_per_s": "charts/updates_per_s",
+    "evaluation_mean": "charts/evaluation_return",
+    "td_loss": "losses/td_loss",
+    "q_mean": "losses/q_values",
+    "replay_steps": "replay/steps",
+    "replay_bytes": "replay/bytes",
+    "sample_age": "replay/sample_age",
+    "samples_per_insert": "replay/samples_per_insert",
+    "stale_updates": "replay/stale_updates",
+    "parameter_version": "parameters/version",
+    "parameter_lag": "parameters/lag",
+    "env_frames": "counts/env_frames",
+    "learner_updates": "counts/learner_updates",
+    "games": "counts/games",
+    "time_s": "counts/time_s",
+}
+"""Metric to TensorBoard tag; the x-axis is `agent_steps`."""
+
+
+class MetricsFiles:
+    """`metrics.jsonl` and the TensorBoard events of a run, both appended to and flushed line by line.
+
+    Args:
+        folder: The run's folder.
+        agent_steps: Steps at which a resumed run continues. Later lines, from between its last checkpoint and its
+            forced end, are removed from `metrics.jsonl`, and TensorBoard drops later events.
+    """
+
+    def __init__(self, folder: Path, agent_steps: int = 0) -> None:
+        _drop_lines_beyond(agent_steps, folder / "metrics.jsonl")
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
+        # Written without TensorBoard's own thread, so that a full disk is an error of `write`.
+        self._events_file = events.open("wb")
+        self._events = RecordWriter(self._events_file)
+        self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        start = Event(wall_time=time.time(), step=agent_steps + 1, session_log=SessionLog(status=SessionLog.START))
+        self._events.write(start.SerializeToString())
+
+    def write(self, metrics: Metrics) -> None:
+        """Appends one line to both files.
+
+        Raises:
+            OSError: The disk is full, or the folder is gone.
+        """
+        values = dataclasses.asdict(metrics)
+        self._lines.write(json.dumps(values) + "\n")
+        self._lines.flush()
+        scalars = [
+            Summary.Value(tag=tag, simple_value=values[name])
+            for name, tag in TENSORBOARD_NAMES.items()
+            if values[name] is not None
+        ]
+        for kind in ("learner_time", "actor_time"):
+            scalars += [Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()]
+        event = Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
+        self._events.write(event.SerializeToString())
+        self._events.flush()
+
+    def close(self) -> None:
+        """Closes both files."""
+        try:
+            self._events_file.close()
+        finally:
+            self._lines.close()
+
+
+def _drop_lines_beyond(agent_steps: int, path: Path) -> None:
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        end = 0
+        for line in file:
+            # A line without an end was incomplete when the run was killed.
+            if not line.endswith(b"\n") or json.loads(line)["agent_steps"] > agent_steps:
+                break
+            end += len(line)
+        file.truncate(end)

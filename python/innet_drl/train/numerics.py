@@ -1,0 +1,79 @@
+"""The arithmetic and the memory layout of a learner, chosen by measuring an update."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+
+import torch
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.learner import Learner, Numerics
+
+logger = logging.getLogger(__name__)
+
+HOPELESS_SLOWDOWN = 5.0
+"""A candidate whose first update is this many times slower than the best is not measured further."""
+
+
+def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
+    """Returns the configured arithmetic and layout; `auto` measures them on a temporary learner.
+
+    For serial runs `auto` is float32 and the contiguous layout: their results must not depend on a clock.
+    """
+    dtypes = {"float32": [torch.float32], "bfloat16": [torch.bfloat16]}.get(
+        config.numerics, [torch.float32, torch.bfloat16]
+    )
+    layouts = {"contiguous": [torch.contiguous_format], "channels_last": [torch.channels_last]}.get(
+        config.layout, [torch.contiguous_format, torch.channels_last]
+    )
+    if len(spec.frame_shape) != 2:
+        dtypes, layouts = [torch.float32], [torch.contiguous_format]
+    candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
+    if config.serial or len(candidates) == 1:
+        return candidates[0]
+    seconds: dict[Numerics, float] = {}
+    for candidate in candidates:
+        limit = HOPELESS_SLOWDOWN * min(seconds.values(), default=float("inf"))
+        seconds[candidate] = _seconds_of_update(config, spec, candidate, limit)
+    fastest = min(seconds, key=lambda candidate: seconds[candidate])
+    listed = "; ".join(f"{candidate}: {1e3 * value:.1f} ms" for candidate, value in seconds.items())
+    logger.info(f"an update takes {listed}: computing in {fastest}")
+    return fastest
+
+
+def _seconds_of_update(
+    config: Config, spec: EnvironmentSpec, numerics: Numerics, limit: float, repeats: int = 3
+) -> float:
+    """Returns the shortest of a few updates, the first being a warm-up; stops after one beyond the limit."""
+    learner = Learner(config, spec)
+    learner.use(numerics)
+    batch = random_batch(spec, config.batch_size, learner.device)
+    best = float("inf")
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        learner.update(batch).priorities()
+        best = min(best, time.perf_counter() - start)
+        if best > limit:
+            break
+    return best
+
+
+def random_batch(spec: EnvironmentSpec, size: int, device: torch.device) -> TorchBatch:
+    """Makes a batch of noise to measure with."""
+    shape = (size, *spec.observation_shape)
+    dtype = getattr(torch, spec.frame_dtype)
+    return TorchBatch(
+        size,
+        {
+            "observation": torch.randint(0, 256, shape, device=device).to(dtype),
+            "next_observation": torch.randint(0, 256, shape, device=device).to(dtype),
+            "action": torch.randint(0, spec.actions, (size,), device=device),
+            "reward": torch.zeros(size, device=device),
+            "discount": torch.ones(size, device=device),
+            "weight": torch.ones(size, device=device),
+        },
+    )

@@ -1,0 +1,138 @@
+"""The page of a run: live in a terminal, plain lines elsewhere. Logs are printed through it too."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any, Self
+
+from loguru import logger
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from innet_drl.train.metrics import Metrics
+
+PLAIN_SECONDS = 10.0
+"""Seconds between plain lines, which a log keeps, unlike a page."""
+TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
+"""Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
+LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
+
+
+class _ToLoguru(logging.Handler):
+    """Forwards records of `logging` to loguru, so that all lines have one format."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name != "innet_drl" or record.levelno >= logging.WARNING:
+            logger.log(record.levelname, record.getMessage())
+
+
+class Page:
+    """The page of one run.
+
+    Args:
+        title: Title of the page.
+        console: Console that shows the page; standard output by default.
+    """
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self._title = title
+        self._console = console or Console()
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._handler: int | None = None
+        self._to_loguru = _ToLoguru()
+        self._last_line = -PLAIN_SECONDS
+
+    def __enter__(self) -> Self:
+        logger.remove()
+        self._handler = logger.add(self._print, format=LOG_FORMAT, level="INFO", colorize=False)
+        logging.getLogger("innet_drl").addHandler(self._to_loguru)
+        for name in TRAINING_LOGGERS:
+            logging.getLogger(name).setLevel(logging.INFO)
+        if self._live is not None:
+            self._live.update(Panel(Text("starting", style="italic"), title=self._title))
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+        logging.getLogger("innet_drl").removeHandler(self._to_loguru)
+        if self._handler is not None:
+            logger.remove(self._handler)
+        logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
+
+    def show(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> None:
+        """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
+        if self._live is not None:
+            self._live.update(self._render(metrics, scores_by_actor, note), refresh=True)
+        elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            self._print(plain_line(metrics, note))
+
+    def _print(self, message: Any) -> None:
+        self._console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
+
+    def _render(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> Panel:
+        numbers = Table.grid(padding=(0, 3))
+        for _ in range(4):
+            numbers.add_column()
+        cells = [
+            ("time", _clock(metrics.time_s)),
+            ("frames", f"{metrics.env_frames:,}"),
+            ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
+            ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
+            ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
+            ("updates", f"{metrics.learner_updates:,}"),
+            ("score", _number(metrics.return_mean)),
+            ("best", _number(metrics.return_best)),
+            ("loss", _number(metrics.td_loss, 4)),
+            ("Q", _number(metrics.q_mean, 3)),
+            ("sample age", _number(metrics.sample_age, 0)),
+            ("lag", f"{_number(metrics.parameter_lag, 0)} updates"),
+            ("drawn per step", f"{metrics.samples_per_insert:.2f}"),
+            ("stale", f"{metrics.stale_updates:,}"),
+            ("games", f"{metrics.games:,}"),
+            ("evaluation", _number(metrics.evaluation_mean)),
+        ]
+        for row in range(0, len(cells), 4):
+            numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4]))
+        actors = "  ".join(f"{actor}: {score:.1f}" for actor, score in sorted(scores_by_actor.items()))
+        return Panel(
+            Group(
+                numbers,
+                Text.assemble(("scores by actor  ", "dim"), actors or "no game finished yet"),
+                Text.assemble(("learner's time   ", "dim"), _shares(metrics.learner_time)),
+                Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
+                Text(note, style="italic"),
+            ),
+            title=self._title,
+        )
+
+
+def plain_line(metrics: Metrics, note: str = "") -> str:
+    """The most important numbers in one line, for logs."""
+    return (
+        f"{_clock(metrics.time_s)}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
+        f"{metrics.learner_updates:,} updates ({metrics.learner_updates_per_s:,.1f}/s)  "
+        f"score {_number(metrics.return_mean)} (best {_number(metrics.return_best)})  "
+        f"loss {_number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
+    )
+
+
+def _shares(shares: dict[str, float]) -> str:
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return "  ".join(f"{name} {value:.0%}" for name, value in ordered) or "-"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:d}:{rest:02d}"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"

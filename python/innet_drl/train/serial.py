@@ -1,0 +1,122 @@
+"""A serial run: actor and learner take turns in one process, and the run is a function of the seed.
+
+Two runs with the same settings on the same machine write the same metrics, apart from times. If the environments
+can be restored, a resumed run continues exactly as if it had never ended. Otherwise it starts new games and keeps
+its memory if there is a snapshot of it, or fills it to `min_size` before it learns again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from innet_drl.train import environments
+from innet_drl.train.actor import Actor
+from innet_drl.train.checkpoints import Checkpoint
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.journal import Journal
+from innet_drl.train.memory import EmbeddedMemory
+from innet_drl.train.networks import make_network
+from innet_drl.train.trainer import Trainer
+
+JOURNAL_SETTINGS = (
+    "environment",
+    "environments",
+    "seed",
+    "capacity",
+    "priority_exponent",
+    "n_step",
+    "gamma",
+    "chunk_steps",
+    "batch_size",
+)
+"""Settings that replaying a journal depends on."""
+_ACTOR_PREFIX = "actor."
+
+
+@dataclass
+class _Counts:
+    """Transitions inserted into and sampled from the memory since it was made."""
+
+    inserted: int = 0
+    drawn: int = 0
+
+
+def train(trainer: Trainer) -> None:
+    """Trains until the trainer is finished, and leaves a checkpoint."""
+    config, spec = trainer.config, trainer.spec
+    with (
+        EmbeddedMemory.unserved(trainer.memory_settings()) as memory,
+        memory.batches(str(trainer.learner.device), timeout=0.0) as batches,
+    ):
+        restored = trainer.restore_memory(memory)
+        writer = memory.writer(actor=0)
+        journal = Journal(writer, batches, memory) if trainer.restorable else None
+        actor = Actor(
+            config,
+            0,
+            environments.make(config, config.environments, threads=config.environment_threads),
+            make_network(config, spec),
+            journal or writer,
+            first_step=trainer.meter.agent_steps,
+        )
+        counts = _Counts()
+        # A checkpoint of a session that was not serial has no journal.
+        if trainer.resumed is not None and journal is not None and "actor" in trainer.resumed.state:
+            counts = _restore(trainer, trainer.resumed, journal, actor)
+        else:
+            if restored:
+                table = memory.stats()
+                counts = _Counts(inserted=table["inserted_items"], drawn=table["sampled_items"])
+            trainer.publish(memory)
+            actor.pull(memory)
+        trainer.begin()
+
+        def checkpoint() -> None:
+            if journal is None:
+                trainer.checkpoint(memory=memory)
+                return
+            published = {_ACTOR_PREFIX + key: value for key, value in actor.network.state_dict().items()}
+            trainer.checkpoint(journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)})
+
+        trainer.note = "serial"
+        while not trainer.finished:
+            actor.step()
+            report = actor.report()
+            counts.inserted += report.steps
+            trainer.meter.add_report(report)
+            trainer.stopwatch.lap("act")
+            while counts.drawn + config.batch_size <= config.samples_per_insert * (counts.inserted - config.min_size):
+                batch = next(batches)
+                counts.drawn += config.batch_size
+                trainer.stopwatch.lap("draw")
+                priorities = trainer.priorities(trainer.learn(batch))
+                (journal or memory).update_priorities(batch.key, priorities)
+                trainer.stopwatch.lap("priorities")
+                if trainer.publish_if_due(memory):
+                    actor.pull(memory)
+                trainer.evaluate_if_due()
+            if trainer.report_due_by_steps:
+                trainer.report(memory)
+            if trainer.checkpoint_due:
+                checkpoint()
+        trainer.report_rest(memory)
+        checkpoint()
+        actor.close()
+
+
+def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Actor) -> _Counts:
+    changed = trainer.config.changed_flags(trainer.folder.config(), JOURNAL_SETTINGS)
+    if changed:
+        raise ConfigurationError(
+            f"a serial run goes on with the memory it had, which would not be the same with another {changed}: "
+            "leave that away, or go on with --no-serial"
+        )
+    journal.replay(resumed.tensors)
+    published = {
+        key.removeprefix(_ACTOR_PREFIX): tensor
+        for key, tensor in resumed.tensors.items()
+        if key.startswith(_ACTOR_PREFIX)
+    }
+    actor.network.load_state_dict(published)
+    actor.restore(resumed.state["actor"])
+    return _Counts(**resumed.state["memory"])

@@ -1,0 +1,85 @@
+"""Targets computed ahead: on a CPU, the passes without gradient run in a thread of their own.
+
+An update of double Q-learning takes three forward passes and one backward pass. Two forward passes, over the next
+observations, need no gradient: a second core computes them for the next batch while the learner updates on this
+one. The next action is then chosen by the online network of one or two updates before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+
+from innet_drl.batches import TorchBatch
+from innet_drl.errors import DeadlineError
+from innet_drl.train.learner import Learner
+
+POLL_SECONDS = 0.05
+"""Period at which `close` checks whether the thread has ended."""
+
+
+class TargetsAhead:
+    """An iterator over the same batches, each with its `target`. Use it as a context manager.
+
+    Args:
+        learner: Learner whose networks compute the targets.
+        batches: Iterator of batches. Its `DeadlineError` is raised here, and the next call continues; any other
+            error ends this iterator.
+    """
+
+    def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
+        self._learner = learner
+        self._batches = batches
+        self._ready: queue.Queue[TorchBatch | Exception] = queue.Queue(maxsize=1)
+        self._failure: Exception | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), name="targets", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        result = self._failure or self._ready.get()
+        if isinstance(result, TorchBatch):
+            return result
+        if not isinstance(result, DeadlineError):
+            self._failure = result
+        raise result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread; a finished batch is dropped."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            # The thread may be waiting for room in the queue.
+            with contextlib.suppress(queue.Empty):
+                self._ready.get_nowait()
+            self._thread.join(POLL_SECONDS)
+
+    def _run(self, threads: int) -> None:
+        # The number of threads is a setting of each thread.
+        torch.set_num_threads(threads)
+        chooser = copy.deepcopy(self._learner.network).requires_grad_(False)
+        while not self._stopped.is_set():
+            try:
+                batch = next(self._batches)
+                self._learner.copy_network(chooser)
+                target = self._learner.targets(batch, chooser)
+                self._ready.put(TorchBatch(len(batch), {**batch, "target": target}))
+            except DeadlineError as error:
+                self._ready.put(error)
+            except Exception as error:
+                self._ready.put(error)
+                return

@@ -1,0 +1,369 @@
+"""The trainer: one session of a run, with its learner, metrics, checkpoints and evaluations, and when each is due.
+
+`serial.py` and `innet_drl.launch.local` run the loop: they sample batches and call the trainer with each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train import environments, video
+from innet_drl.train.checkpoints import Checkpoint
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, DivergedError, TrainingError
+from innet_drl.train.evaluation import Evaluation, evaluate
+from innet_drl.train.learner import Learner, Update
+from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_settings
+from innet_drl.train.metrics import Meter, Metrics, Stopwatch
+from innet_drl.train.metrics_files import MetricsFiles
+from innet_drl.train.numerics import choose_numerics
+from innet_drl.train.page import Page
+from innet_drl.train.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
+"""Settings that a checkpoint's tensors depend on."""
+SNAPSHOT_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
+"""Settings that the saved steps and items of a memory depend on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Outcome of a session."""
+
+    folder: Path
+    agent_steps: int
+    learner_updates: int
+    seconds: float
+    """Seconds of training over all sessions of the run, without the last evaluation and the video."""
+    evaluation: Evaluation | None
+    """The last evaluation; `None` if training was interrupted or made no update."""
+
+
+class Trainer:
+    """One session of a run; a run that is resumed has several.
+
+    Args:
+        config: The run's settings.
+        folder: Its folder.
+        page: Page that shows the metrics.
+        resumed: The checkpoint to continue from.
+
+    Raises:
+        UnavailableEnvironmentError: The environment cannot be made.
+        ConfigurationError: There is no such device, or the checkpoint has another network.
+    """
+
+    def __init__(self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None) -> None:
+        self.config = config
+        self.folder = folder
+        # A server tells runs apart by their folders' names. An embedded memory has one name for all runs: samples
+        # depend on the name.
+        self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
+        self.page = page
+        self.resumed = resumed
+        self.interrupted = False
+        self.note = "starting"
+        probe = environments.make(config, 1)
+        self.spec = probe.spec
+        self.restorable = probe.restorable
+        probe.close()
+        torch.manual_seed(config.seed)
+        self.learner = Learner(config, self.spec)
+        torch.set_num_threads(config.learner_threads or self.learner.threads_left)
+        self.learner.use(choose_numerics(config, self.spec))
+        self.meter = Meter(config.all_environments, self.spec.frames_per_step)
+        self.stopwatch = Stopwatch()
+        if resumed is not None:
+            self._load(resumed)
+        self._files: MetricsFiles | None = None
+        self._last_line: Metrics | None = None
+        self._last_checkpoint = time.monotonic()
+        self._reached_target = False
+        self._evaluated: tuple[int, Evaluation] | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            self._previous_handlers[name] = signal.signal(name, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self._previous_handlers.items():
+            signal.signal(name, handler)
+        if self._files is not None:
+            with self.folder.writing():
+                self._files.close()
+
+    def begin(self) -> None:
+        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from starting.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        self.folder.begin(self.config)
+        with self.folder.writing():
+            if not self.keeps_memory:
+                # A snapshot of an earlier session would be older than the checkpoints to come.
+                self.folder.snapshot.unlink(missing_ok=True)
+            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the replay memory is saved with each checkpoint."""
+        config = self.config
+        by_journal = config.serial and self.restorable
+        in_learner = config.replay == "embedded" or config.relayed
+        return config.checkpoint_replay and in_learner and not by_journal
+
+    def memory_settings(self) -> MemorySettings:
+        """Returns the settings with which this session creates its memory."""
+        earlier = None if self.resumed is None else self.folder.config()
+        return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
+
+    def restore_memory(self, memory: ReplayMemory) -> bool:
+        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had.
+
+        Raises:
+            ConfigurationError: It was written with other settings.
+            RunFolderError: It is damaged.
+        """
+        path = self.folder.snapshot
+        if self.resumed is None or not self.keeps_memory or not path.exists():
+            return False
+        before = self.folder.config()
+        names = SNAPSHOT_SETTINGS if before.relayed == self.config.relayed else (*SNAPSHOT_SETTINGS, "replay")
+        changed = self.config.changed_flags(before, names)
+        if changed:
+            raise ConfigurationError(
+                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
+                "on with an empty memory"
+            )
+        self.folder.restore_memory(memory)
+        logger.info("the replay memory goes on with its %s steps", f"{memory.stats()['steps']:,}")
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has reached its time, steps or target, or was interrupted by a signal."""
+        config = self.config
+        return (
+            self.interrupted
+            or self._reached_target
+            or (config.minutes is not None and self.meter.session_s >= 60 * config.minutes)
+            or (config.steps is not None and self.meter.agent_steps >= config.steps)
+        )
+
+    def learn(self, batch: TorchBatch) -> Update:
+        """Updates on a batch and records the update."""
+        update = self.learner.update(batch)
+        self.meter.add_update(update, batch.age.double().mean())
+        self.stopwatch.lap("update")
+        return update
+
+    def priorities(self, update: Update) -> NDArray[np.float64]:
+        """Returns new priorities [B] of an update's transitions; waits for the update.
+
+        Raises:
+            DivergedError: A priority is infinite or NaN.
+        """
+        priorities = update.priorities()
+        if not np.isfinite(priorities).all():
+            raise self._diverged("TD errors")
+        return priorities
+
+    def _diverged(self, what: str) -> DivergedError:
+        newest = self.folder.newest_checkpoint()
+        rate = f"a lower --learning-rate than {self.config.learning_rate:g}"
+        return DivergedError(
+            f"training has diverged by update {self.learner.updates:,}, its {what} are infinite or NaN: "
+            + (
+                f"start again with {rate} and another --out"
+                if newest is None
+                else f"go on from its last good checkpoint, {newest}, with --resume {self.folder.path} and {rate}"
+            )
+        )
+
+    def publish(self, memory: ReplayMemory) -> None:
+        """Publishes the parameters for the actors."""
+        memory.put_parameters(self.learner.parameters())
+        self.learner.publications += 1
+        self.stopwatch.lap("publish")
+
+    def publish_if_due(self, memory: ReplayMemory) -> bool:
+        """Publishes after every `publish_period` updates, and returns whether it did."""
+        due = self.learner.updates % self.config.publish_period == 0
+        if due:
+            self.publish(memory)
+        return due
+
+    def evaluate_if_due(self) -> None:
+        """Evaluates after every `evaluation_period` updates; reaching the target return ends training."""
+        config = self.config
+        if not config.evaluation_period or self.learner.updates % config.evaluation_period:
+            return
+        evaluation = self.evaluate()
+        if evaluation is None:
+            return
+        self._reached_target = config.target_return is not None and evaluation.mean >= config.target_return
+        logger.info("after %s updates: %s", f"{self.learner.updates:,}", evaluation)
+
+    def evaluate(self) -> Evaluation | None:
+        """Evaluates the average of the newest parameters; `None` if a signal interrupts it."""
+        if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
+            return self._evaluated[1]
+        evaluation = evaluate(
+            self.config, self.learner.average, seed=self.config.seed, stopped=lambda: self.interrupted
+        )
+        if evaluation is not None:
+            self._evaluated = (self.learner.updates, evaluation)
+            self.meter.evaluation_mean = evaluation.mean
+        self.stopwatch.lap("evaluate")
+        return evaluation
+
+    def report(self, memory: ReplayMemory) -> None:
+        """Writes a line of metrics and shows it.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        self.meter.add_learner_time(self.stopwatch.take())
+        metrics = self.meter.line(self.learner.updates, self.learner.publications, memory.stats())
+        self._write(metrics)
+        self._show(metrics)
+        self.stopwatch.lap("report")
+
+    @property
+    def report_due_by_steps(self) -> bool:
+        """Whether a multiple of `report_steps` was passed since the last line, which does not depend on the clock."""
+        period = self.config.report_steps
+        return self.meter.agent_steps // period > self.meter.reported_steps // period
+
+    @property
+    def report_due_by_time(self) -> bool:
+        """Whether `report_seconds` passed since the last line."""
+        return self.meter.seconds_since_line >= self.config.report_seconds
+
+    def report_rest(self, memory: ReplayMemory) -> None:
+        """Writes the last line of metrics, unless no step was taken since the previous line."""
+        if self.meter.agent_steps > self.meter.reported_steps or self._last_line is None:
+            self.report(memory)
+
+    def report_evaluation(self, evaluation: Evaluation) -> None:
+        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
+
+        Raises:
+            RunFolderError: They cannot be written.
+        """
+        scores = {"agent_steps": self.meter.agent_steps, "learner_updates": self.learner.updates}
+        self.folder.save_evaluation({**scores, "mean": evaluation.mean, **dataclasses.asdict(evaluation)})
+        assert self._last_line is not None
+        metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
+        self._write(metrics)
+        self._show(metrics)
+
+    def _show(self, metrics: Metrics) -> None:
+        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
+        self.page.show(metrics, scores, self.note)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether `checkpoint_minutes` passed since the last one."""
+        return time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
+
+    def checkpoint(
+        self,
+        tensors: dict[str, torch.Tensor] | None = None,
+        state: dict[str, Any] | None = None,
+        *,
+        memory: ReplayMemory | None = None,
+    ) -> None:
+        """Writes a checkpoint of the learner with additional tensors and state, and the memory if the run keeps it.
+
+        Raises:
+            DivergedError: A weight is infinite or NaN.
+            RunFolderError: It cannot be written.
+        """
+        if not self.learner.finite:
+            raise self._diverged("weights")
+        whole_state = {
+            "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
+            "meter": self.meter.state(),
+            **(state or {}),
+        }
+        self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
+        if memory is not None and self.keeps_memory:
+            self.folder.save_memory(memory)
+        self._last_checkpoint = time.monotonic()
+        self.stopwatch.lap("checkpoint")
+
+    def _write(self, metrics: Metrics) -> None:
+        assert self._files is not None
+        with self.folder.writing():
+            self._files.write(metrics)
+        self._last_line = metrics
+
+    def _load(self, resumed: Checkpoint) -> None:
+        counts = resumed.state["learner"]
+        try:
+            self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
+        except (RuntimeError, KeyError) as error:
+            changed = self.config.changed_flags(self.folder.config(), NETWORK_SETTINGS)
+            raise ConfigurationError(
+                f"the checkpoint {resumed.path} is of another network: "
+                + (f"leave {changed} away" if changed else f"it does not fit the run's config.yaml ({error})")
+            ) from error
+        self.meter.restore(resumed.state["meter"])
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            # The second signal ends the run at once.
+            raise KeyboardInterrupt
+        self.interrupted = True
+        logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
+
+    def finish(self) -> Result:
+        """Evaluates the trained agent, records a video of it, and sums up the session."""
+        config, meter, updates = self.config, self.meter, self.learner.updates
+        seconds = meter.state()["time_s"]
+        evaluation = None
+        if updates > 0 and not self.interrupted:
+            logger.info(
+                "training has ended; the trained agent plays %d games (Ctrl-C skips them)", config.evaluation_games
+            )
+            evaluation = self.evaluate()
+            if evaluation is not None:
+                self.note = "training has ended"
+                self.report_evaluation(evaluation)
+            if config.video and not self.interrupted:
+                self._record_video()
+        best = "-" if meter.best is None else f"{meter.best:g}"
+        logger.info(
+            f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
+            f"{meter.games:,} games, best score {best}"
+        )
+        logger.info("evaluation: %s", evaluation or "none")
+        logger.info("everything is in %s; go on with --resume %s", self.folder.path, self.folder.path)
+        return Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation)
+
+    def _record_video(self) -> None:
+        path = self.folder.videos / f"{self.meter.agent_steps:012d}.mp4"
+        try:
+            with self.folder.writing():
+                score = video.record(self.config, self.learner.average, path, seed=self.config.seed)
+        except TrainingError as error:
+            logger.warning("no video: %s", error)
+            return
+        logger.info("video of a game, score %g: %s", score, path)

@@ -1,0 +1,116 @@
+"""A video of the trained agent: for Atari in the player's colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import imageio_ffmpeg
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.exploration import choose
+
+UPSCALE = 3
+FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}
+"""Keyed by whether it is Atari: 60 emulator frames a second, 4 of them a step; 50 steps in classic control."""
+
+
+def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, seconds: float = 60.0) -> float:
+    """Plays one game, writes it as an mp4 (H.264), and returns the score so far.
+
+    Args:
+        config: The run's settings.
+        network: The agent, on any device.
+        path: The file to write.
+        seed: Seeds the game.
+        seconds: Length at which the video ends, at the speed of a human player.
+
+    Raises:
+        UnavailableEnvironmentError: The environment cannot be rendered.
+        OSError: The file cannot be written.
+    """
+    # The error of a missing or read-only folder is clearer here than from ffmpeg.
+    path.touch()
+    try:
+        return _record(config, network, path, seed, seconds)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float) -> float:
+    frames_per_second = FRAMES_PER_SECOND[config.is_atari]
+    play = _play_atari if config.is_atari else _play_gymnasium
+    writer: Any = None
+    score = 0.0
+    try:
+        for picture, reward in islice(play(config, network, seed), max(1, int(seconds * frames_per_second))):
+            score += reward
+            if writer is None:
+                height, width = picture.shape[:2]
+                # H.264 needs even heights and widths.
+                writer = imageio_ffmpeg.write_frames(
+                    str(path),
+                    (width, height),
+                    fps=frames_per_second,
+                    macro_block_size=2,
+                    quality=7,
+                    ffmpeg_log_level="quiet",
+                )
+                writer.send(None)
+            writer.send(np.ascontiguousarray(picture))
+    finally:
+        if writer is not None:
+            writer.close()
+    return score
+
+
+def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    """Plays two emulators with one seed and the same actions: one for the agent, one in colour for the video."""
+    agent_env = environments.make(config, 1, episode_frames=config.evaluation_frames)
+    colour_env = environments.make_colour(config, episode_frames=config.evaluation_frames)
+    observation = agent_env.reset(seed)
+    colour_env.reset(seed=seed)
+    random = np.random.default_rng(seed)
+    while True:
+        action = _act(config, network, observation, random)
+        step = agent_env.step(action)
+        picture = colour_env.step(action)[0][0, 0]
+        observation = step.observation
+        yield picture.repeat(UPSCALE, 0).repeat(UPSCALE, 1), float(step.reward[0])
+        if step.terminated[0] or step.truncated[0]:
+            return
+
+
+def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    random = np.random.default_rng(seed)
+    try:
+        environment = gymnasium.make(config.environment, render_mode="rgb_array")
+        observation, _ = environment.reset(seed=seed)
+        environment.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UnavailableEnvironmentError(f"{config.environment} cannot be drawn: {error}") from error
+    ended = False
+    while not ended:
+        action = _act(config, network, np.asarray(observation, np.float32)[None], random)
+        observation, reward, terminated, truncated, _ = environment.step(int(action[0]))
+        ended = terminated or truncated
+        yield np.asarray(environment.render(), np.uint8), float(reward)
+
+
+def _act(
+    config: Config, network: nn.Module, observation: NDArray[Any], random: np.random.Generator
+) -> NDArray[np.int64]:
+    device = next(network.parameters()).device
+    with torch.inference_mode():
+        q = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
+    return choose(q, np.full(1, config.evaluation_epsilon), random)

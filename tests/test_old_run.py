@@ -1,0 +1,63 @@
+"""A run of the first release, which `tests/old_run` holds, is read, evaluated, recorded over and resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from innet_drl.cli import main
+from innet_drl.launch import local
+from innet_drl.train.config import Config
+from innet_drl.train.evaluation import load_agent
+from innet_drl.train.run_folder import RunFolder
+from training import lines
+
+OLD_RUN = Path(__file__).parent / "old_run"
+"""Serial, CartPole, 81 steps and 12 updates of a network of 194 weights; written at commit d7afddb."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(OLD_RUN, tmp_path / "run"))
+
+
+def test_settings_and_checkpoint_are_read(run: Path) -> None:
+    folder = RunFolder.open(run)
+    config = folder.config()
+    assert (config.environment, config.serial, config.layers, config.seed) == ("CartPole-v1", True, (8,), 3)
+    # What is written today is what was written then.
+    config.save(run / "again.yaml")
+    assert (run / "again.yaml").read_text() == (run / "config.yaml").read_text()
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
+    assert checkpoint.state["meter"]["agent_steps"] == 81
+    names = {name.partition(".")[0] for name in checkpoint.tensors}
+    assert names == {"model", "target", "average", "optimizer", "journal", "actor"}
+
+
+def test_the_agent_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, network, _ = load_agent(run)
+    assert config == Config.load(OLD_RUN / "config.yaml")
+    average = RunFolder.open(run).latest_checkpoint().tensors["average.advantage.weight"]
+    assert network.advantage.weight.equal(average)
+    assert main(["evaluate", str(run), "--games", "2"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == {"checkpoint", "mean", "scores", "epsilon", "episode_frames", "cut_off"}
+    assert json.loads((run / "evaluation.json").read_text()).keys() >= printed.keys() - {"checkpoint"}
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_training_goes_on(run: Path, serial: bool) -> None:
+    config = dataclasses.replace(RunFolder.open(run).config(), steps=400, serial=serial)
+    before = lines(run)
+    result = local.train(config, run, resume=True)
+    assert result.agent_steps >= 400
+    assert result.learner_updates > 12
+    after = lines(run)
+    # The run's last line was repeated with its evaluation; the old lines stay.
+    assert after[: len(before)] == before
+    assert after[-1].keys() == before[-1].keys()

@@ -1,0 +1,122 @@
+"""Imports between the packages point one way, and the client needs NumPy alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import innet_drl as innet
+
+PACKAGE = Path(innet.__file__).parent
+
+ALLOWED = {
+    "client": {"client"},
+    "train": {"client", "train"},
+    "launch": {"client", "train", "launch"},
+    "bench": {"client", "train", "launch", "bench"},
+    "distributed": {"client", "distributed"},
+}
+"""Packages that the files of a package may import. `client` is `innet_drl` without its packages."""
+
+CLIENT = {"__init__", "_core", "batches", "errors", "server_cli"}
+"""Files of the client. `cli` and `__main__` start commands of the other packages."""
+
+THIRD_PARTY = {"__init__": set(), "_core": {"numpy", "torch"}, "batches": {"numpy", "torch"}}
+"""Distributions that files of the client import: `batches` is imported for `Replay.batches(device=...)` alone."""
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Absolute names that a file imports, each with whether that happens as soon as the file is imported."""
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    deferred = {id(node) for function in functions for node in ast.walk(function)}
+    for node in ast.walk(tree):
+        at_once = id(node) not in deferred
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_once) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from ((f"{node.module}.{alias.name}", at_once) for alias in node.names)
+
+
+def package_of(name: str) -> str | None:
+    """The package of an imported name; `None` for one from elsewhere."""
+    parts = name.split(".")
+    if parts[0] != "innet_drl":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in ALLOWED else "client"
+
+
+def files(package: str) -> list[Path]:
+    """The files of a package; of the client without the command line."""
+    if package != "client":
+        return sorted((PACKAGE / package).rglob("*.py"))
+    return sorted(path for path in PACKAGE.glob("*.py*") if path.stem in CLIENT and path.suffix in (".py", ".pyi"))
+
+
+def test_every_file_has_a_package() -> None:
+    folders = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE}
+    assert folders == ALLOWED.keys() - {"client"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} == (CLIENT - {"_core"}) | {"cli", "__main__"}
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_packages_import_downwards(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in files(package)
+        for name, _ in imports(path)
+        if (imported := package_of(name)) is not None and imported not in ALLOWED[package]
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_files_do_not_import_each_other_in_circles(package: str) -> None:
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in files(package)}
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = {name if name in modules else name.rpartition(".")[0] for name, _ in imports(path)}
+        # The stub names the class that a method returns; the core imports its module when it is called.
+        arrows[module] = (found & modules.keys()) - {module} if path.suffix == ".py" else set()
+    while arrows:
+        leaves = {module for module, targets in arrows.items() if not targets & arrows.keys()}
+        assert leaves, f"these import each other: {sorted(arrows)}"
+        arrows = {module: targets for module, targets in arrows.items() if module not in leaves}
+
+
+def test_the_client_imports_numpy_alone() -> None:
+    known = set(sys.stdlib_module_names) | {"innet_drl"}
+    for path in files("client"):
+        found = {name.partition(".")[0] for name, _ in imports(path)} - known
+        assert found <= THIRD_PARTY.get(path.stem, set()), path
+
+
+def test_the_command_line_imports_packages_when_a_command_runs() -> None:
+    for name in ("cli", "__main__"):
+        at_once = {package_of(module) for module, immediate in imports(PACKAGE / f"{name}.py") if immediate}
+        assert at_once <= {None, "client"}
+
+
+def test_training_does_not_depend_on_the_baseline() -> None:
+    """Settings and their registry name the Redis; all else uses `ReplayMemory`."""
+    naming = {path.name for package in ("train", "launch") for path in files(package) if "redis" in path.read_text()}
+    assert naming == {"config.py"}
+
+
+def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import innet_drl\n"
+        "loaded = {name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names\n"
+        "print(*sorted(loaded))\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('innet_drl.')))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    packages, modules = printed.splitlines()
+    assert set(packages.split()) <= {"innet_drl", "numpy"}
+    assert modules.split() == ["innet_drl._core", "innet_drl.errors"]
