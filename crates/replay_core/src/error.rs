@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::gradients::Failure;
+use crate::gradients;
+use crate::replay::Interrupted;
 
 /// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -254,7 +255,7 @@ pub enum Error {
     Interrupted,
     /// A sum of gradients, or a control of its job, came to nothing.
     #[error("gradients: {0}")]
-    Gradients(Failure),
+    Gradients(gradients::Error),
     /// An error that a server answered with.
     #[error("{message}")]
     Remote {
@@ -302,11 +303,38 @@ impl Error {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Interrupted => Error::Interrupted,
-            failure => Error::Gradients(failure),
+impl From<Interrupted> for Error {
+    fn from(_: Interrupted) -> Self {
+        Error::Interrupted
+    }
+}
+
+impl From<gradients::Error> for Error {
+    fn from(error: gradients::Error) -> Self {
+        match error {
+            gradients::Error::Internal(reason) => Error::Internal(reason),
+            gradients::Error::Config(reason) => Error::Config(reason),
+            gradients::Error::TooLarge {
+                what,
+                size,
+                limit,
+                advice,
+            } => Error::TooLarge {
+                what,
+                size,
+                limit,
+                advice,
+            },
+            gradients::Error::Io { what, source } => Error::Io {
+                what,
+                // The shared error cannot be moved out; its number is what Python shows as `errno`.
+                source: match source.raw_os_error() {
+                    Some(number) => io::Error::from_raw_os_error(number),
+                    None => io::Error::new(source.kind(), source),
+                },
+            },
+            gradients::Error::Interrupted => Error::Interrupted,
+            error => Error::Gradients(error),
         }
     }
 }

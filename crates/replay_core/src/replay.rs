@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::schema::TableConfig;
 
 /// How long a call may block, and what may interrupt it.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
-    /// The call fails with [`Error::Deadline`] after this instant; `None` waits for ever.
+    /// The call fails with [`Error::Deadline`](crate::Error::Deadline) after this instant; `None` waits for ever.
     pub deadline: Option<Instant>,
     /// Asked about ten times a second while blocked: `true` ends the call with
-    /// [`Error::Interrupted`]. Python passes its signal check.
+    /// [`Interrupted`]. Python passes its signal check.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -39,13 +39,51 @@ impl Wait<'_> {
     /// How often a blocked call asks `interrupted`.
     pub const CHECK_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 
+    /// Asks `interrupted`.
+    ///
     /// # Errors
-    /// [`Error::Interrupted`] when interrupted.
-    pub fn check(&self) -> Result<()> {
-        if (self.interrupted)() {
-            return Err(Error::Interrupted);
+    /// [`Interrupted`], if it says so.
+    pub fn check(&self) -> std::result::Result<(), Interrupted> {
+        match (self.interrupted)() {
+            true => Err(Interrupted),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Time slices of a call that blocks until `until`, or for ever.
+    pub fn slices(&self, until: Option<Instant>) -> Slices<'_> {
+        Slices {
+            wait: self,
+            until,
+            check: Instant::now() + Wait::CHECK_EVERY,
+        }
+    }
+}
+
+/// A signal ended a blocked call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interrupted;
+
+/// Time slices of a blocked call: it sleeps for one slice at a time, so that an interrupt is noticed.
+pub struct Slices<'a> {
+    wait: &'a Wait<'a>,
+    until: Option<Instant>,
+    /// Next interrupt check.
+    check: Instant,
+}
+
+impl Slices<'_> {
+    /// End of the slice at `now`: the next interrupt check, or the end of the call if that is earlier. Checks for an interrupt when a
+    /// slice has ended, so hold no lock that others wait for.
+    ///
+    /// # Errors
+    /// [`Interrupted`] after a signal.
+    pub fn next_wake(&mut self, now: Instant) -> std::result::Result<Instant, Interrupted> {
+        if now >= self.check {
+            self.wait.check()?;
+            self.check = now + Wait::CHECK_EVERY;
+        }
+        Ok(self.until.map_or(self.check, |until| until.min(self.check)))
     }
 }
 

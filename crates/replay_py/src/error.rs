@@ -6,7 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 use replay_core::error::{Error, ErrorCode};
-use replay_core::gradients::Failure;
+use replay_core::gradients;
 
 /// The exception class for a code.
 fn class_name(code: ErrorCode) -> &'static str {
@@ -38,14 +38,14 @@ fn class_name(code: ErrorCode) -> &'static str {
     }
 }
 
-/// The exception class for a sum of gradients that came to nothing.
-fn gradient_class_name(failure: &Failure) -> &'static str {
+/// The exception class for a failed sum of gradients.
+fn gradient_class_name(failure: &gradients::Error) -> &'static str {
     match failure {
-        Failure::Missing { .. } => "MissingWorkerError",
-        Failure::Silent { .. } => "SilentAggregatorError",
-        Failure::Halted(_) => "HaltedError",
-        Failure::Reset(_) => "ResetError",
-        Failure::Behind { .. } => "BehindError",
+        gradients::Error::Missing { .. } => "MissingWorkerError",
+        gradients::Error::Silent { .. } => "SilentAggregatorError",
+        gradients::Error::Halted(_) => "HaltedError",
+        gradients::Error::Reset(_) => "ResetError",
+        gradients::Error::Behind { .. } => "BehindError",
         _ => "GradientError",
     }
 }
@@ -68,7 +68,9 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     if let Error::Gradients(failure) = &error {
         let raised = raise(py, gradient_class_name(failure), failure.to_string());
         return match failure {
-            Failure::Missing { workers, .. } => with(py, raised, "missing", workers.clone()),
+            gradients::Error::Missing { workers, .. } => {
+                with(py, raised, "missing", workers.clone())
+            }
             _ => raised,
         };
     }

@@ -1,4 +1,4 @@
-//! `GradientWorker`: a place in a gradient job, over the connection of a `Replay`.
+//! `GradientWorker`: membership in a gradient job, over a connection of its own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use replay_core::client::{Client, GradientWorker};
 use replay_core::error::{Error, Result};
-use replay_core::gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
+use replay_core::gradients::{Arithmetic, Asynchronous, Control, JoinJob, packet};
 use replay_core::replay::Wait;
 
 use crate::handle::Handle;
@@ -18,22 +18,22 @@ use crate::station::PyStation;
 use crate::turns::Turns;
 use crate::{array, error, wait};
 
-/// Bytes of a worker's name.
+/// Longest name of a worker, in bytes.
 const MAX_NAME: usize = 64;
 
-/// A worker of a gradient job: sums arrays over all workers, packet by packet, in the aggregator of a server.
+/// A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 #[pyclass(name = "GradientWorker", module = "innet_drl", frozen)]
 pub struct PyGradientWorker {
     worker: Handle<Arc<Shared>>,
-    /// Seconds that a call may take, its turn behind other threads included.
+    /// Longest time of a call in seconds, including the wait for other threads.
     deadline: f64,
     description: String,
 }
 
 struct Shared {
-    /// Gone when it has left.
+    /// `None` after leaving.
     turns: Turns<Option<GradientWorker>>,
-    /// The round that comes next: to be read while a sum is under way. A number alone, nothing is published with it.
+    /// Number of the next round, readable during a sum. Relaxed accesses: it is a number on its own.
     round: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ impl Shared {
     }
 }
 
-/// What `Replay.join_gradients` takes.
+/// Arguments of `Replay.join_gradients`.
 pub struct JoinArguments<'a> {
     pub job: &'a str,
     pub worker: u16,
@@ -97,13 +97,13 @@ impl JoinArguments<'_> {
     }
 }
 
-/// `ip:port`.
+/// Parses `ip:port`.
 pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
     text.parse()
         .map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
 }
 
-/// What errors call a worker without a name.
+/// Display name of a worker without one.
 fn this_process(py: Python<'_>) -> PyResult<String> {
     let host: String = py
         .import("socket")?
@@ -125,7 +125,7 @@ impl PyGradientWorker {
         let via = via.map(|via| socket_address(py, via)).transpose()?;
         let station = station.map(|station| &station.config);
         if let (Some(via), Some(_)) = (via, station) {
-            let advice = "a station sends to the server's own address: leave one out";
+            let advice = "a station sends to the server's own address: leave one of them out";
             return Err(error::config(
                 py,
                 format!("both via ({via}) and station: {advice}"),
@@ -151,7 +151,7 @@ impl PyGradientWorker {
         })
     }
 
-    fn call(&self, py: Python<'_>, command: Command, deadline: Option<f64>) -> PyResult<()> {
+    fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
         let shared = self.worker.get(py)?;
         let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
         wait::blocking(py, deadline, |wait| {
@@ -184,28 +184,28 @@ impl PyGradientWorker {
     /// Sets the number of contributions that make a sum.
     #[pyo3(signature = (threshold, *, deadline = None))]
     fn set_threshold(&self, py: Python<'_>, threshold: u16, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::SetThreshold(threshold), deadline)
+        self.call(py, Control::SetThreshold(threshold), deadline)
     }
 
-    /// Drops what is under way, and goes on after a failure.
+    /// Drops segments in flight, and continues after a failure.
     #[pyo3(signature = (*, deadline = None))]
     fn reset(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::Reset, deadline)
+        self.call(py, Control::Reset, deadline)
     }
 
-    /// Sends everybody what there is of the round that comes next for this worker.
+    /// Sends all workers the incomplete sums of this worker's next round.
     #[pyo3(signature = (*, deadline = None))]
     fn force(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::Force, deadline)
+        self.call(py, Control::Force, deadline)
     }
 
     /// Suspends the job: every worker's sum fails with this reason until a reset.
     #[pyo3(signature = (reason, *, deadline = None))]
     fn halt(&self, py: Python<'_>, reason: String, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::Halt(reason), deadline)
+        self.call(py, Control::Halt(reason), deadline)
     }
 
-    /// Leaves the job, and returns when the server knows.
+    /// Leaves the job, and returns when the server has closed the connection.
     #[pyo3(signature = (*, deadline = None))]
     fn leave(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
         let Some(shared) = self.worker.close(py)? else {
@@ -218,7 +218,7 @@ impl PyGradientWorker {
         })
     }
 
-    /// The number of the round that comes next.
+    /// Number of the next round.
     #[getter]
     fn round(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.worker.get(py)?.round.load(Ordering::Relaxed))
@@ -238,7 +238,7 @@ impl PyGradientWorker {
         if exception_type.is_none() {
             return self.leave(py, None);
         }
-        // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
+        // The exception of the block is raised without a wait. The connection ends with the worker.
         self.worker.close(py).map(drop)
     }
 
