@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::wait::Interrupted;
+
 /// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
@@ -265,6 +267,12 @@ pub enum Error {
 
 /// The crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Interrupted> for Error {
+    fn from(Interrupted: Interrupted) -> Self {
+        Error::Interrupted
+    }
+}
 
 impl Error {
     /// The code that crosses the wire.
