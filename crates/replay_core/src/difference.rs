@@ -14,9 +14,6 @@
 
 use std::ops::Range;
 
-/// Set in the length of a blob that is a difference.
-pub const MARK: u32 = 1 << 31;
-
 /// Bytes compared at a time: a cache line, in four vector registers of any processor.
 const BLOCK: usize = 64;
 

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update};
 use crate::table::Table;
-use crate::view::{Normalization, importance_weights};
 
 /// Priorities of the indexes below a capacity, to draw indexes by. All methods may be called from many threads.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! The writer: steps of many streams in, pushes of packed chunks and complete items out. `step` checks what
-//! comes in, `pack` makes chunks of it; which items are complete says [`crate::window`].
+//! comes in, `pack` makes chunks of it; which items are complete says [`crate::episode_windows`].
 
 mod pack;
 mod step;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
 use crate::schema::{TableConfig, flags};
-use crate::view::ViewSpec;
-use crate::window::StreamWindows;
+use crate::view_spec::ViewSpec;
 use pack::{OpenChunk, Packer};
 use step::{CheckedStep, StepChecker};
 
@@ -64,7 +64,7 @@ pub struct Writer {
     checker: Arc<StepChecker>,
     packer: Packer,
     chunk_steps: u32,
-    windows: Vec<StreamWindows>,
+    windows: Vec<EpisodeWindows>,
     chunks: Vec<OpenChunk>,
     items: Vec<NewItem>,
     /// A push that failed; it is tried again before anything else.
@@ -130,7 +130,7 @@ impl Writer {
             checker: Arc::new(StepChecker::new(config, view, streams as usize)),
             chunk_steps: options.chunk_steps,
             windows: (0..streams)
-                .map(|stream| StreamWindows::new(stream, view))
+                .map(|stream| EpisodeWindows::new(stream, view))
                 .collect(),
             chunks: (0..streams).map(|_| OpenChunk::default()).collect(),
             items: Vec::new(),
@@ -184,7 +184,7 @@ impl Writer {
     /// What the writer has done so far.
     pub fn counters(&self) -> WriterCounters {
         let mut counters = self.counters;
-        for dropped in self.windows.iter().map(StreamWindows::dropped) {
+        for dropped in self.windows.iter().map(EpisodeWindows::dropped) {
             counters.dropped_by_reset += dropped.by_reset;
             counters.dropped_without_final_row += dropped.without_final_row;
         }

@@ -268,10 +268,7 @@ impl Staged {
         let Some(stream) = self.streams.get_mut(index) else {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
-        let packed = self
-            .table
-            .layout
-            .check(head.rows, packed)
+        let packed = PackedRows::check(&self.table.layout, head.rows, packed)
             .map_err(|error| error.to_string())?;
         let next_step = head.first_step.checked_add(u64::from(head.rows));
         let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {

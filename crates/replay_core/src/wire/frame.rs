@@ -9,7 +9,7 @@ use capnp::Word;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::{Error, Result};
-use crate::huge_pages;
+use crate::memory_hints::advise_huge_pages;
 use crate::replay::{BlobSegment, SampleCredit};
 
 /// Bytes of the two lengths that start a frame.
@@ -218,7 +218,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             self.control_done = true;
             self.filled = 0;
             self.payload = Vec::with_capacity(header.payload as usize);
-            huge_pages::advise(self.payload.spare_capacity_mut());
+            advise_huge_pages(self.payload.spare_capacity_mut());
         }
         let wanted = header.payload as usize;
         while self.payload.len() < wanted {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::episode_windows::{EpisodeWindows, Estimate};
 use crate::error::{Error, Result};
 use crate::schema::{Dtype, TableConfig, flags};
-use crate::view::{ACTION, REWARD, ViewSpec, find_scalar, read_scalar};
-use crate::window::{Estimate, StreamWindows};
+use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
 /// Values of every stream: an array without gaps whose first dimension is the streams.
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +89,7 @@ impl StepChecker {
     pub(super) fn check<'a>(
         &'a self,
         step: &StepBatch<'a>,
-        windows: &[StreamWindows],
+        windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
         for (name, _) in step.columns {
             if !self
@@ -235,7 +235,7 @@ impl StepChecker {
         &self,
         step: &CheckedStep<'_>,
         stream: usize,
-        windows: &StreamWindows,
+        windows: &EpisodeWindows,
     ) -> Result<()> {
         if step.is_final(stream) {
             if !windows.awaits_final() {
@@ -361,7 +361,7 @@ impl<'a> CheckedStep<'a> {
     }
 
     /// The flags of a stream's row.
-    pub(super) fn flags(&self, stream: usize, windows: &StreamWindows) -> u8 {
+    pub(super) fn flags(&self, stream: usize, windows: &EpisodeWindows) -> u8 {
         if self.is_final(stream) {
             return flags::FINAL;
         }
@@ -389,7 +389,7 @@ impl<'a> CheckedStep<'a> {
 
     fn number(&self, column: usize, stream: usize) -> f64 {
         let dtype = self.checker.config.columns[column].dtype;
-        read_scalar(dtype, self.columns[column].of(stream))
+        dtype.read(self.columns[column].of(stream))
     }
 
     fn reward(&self, stream: usize) -> f64 {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use crate::replay::NewItem;
 use crate::schema::flags;
-use crate::view::ViewSpec;
+use crate::view_spec::ViewSpec;
 
 /// Weight of the largest TD error of a sequence against the mean (R2D2: Kapturowski et al., 2019, section 2.3).
 const LARGEST_ERROR_WEIGHT: f64 = 0.9;
@@ -71,7 +71,7 @@ enum Last {
 
 /// The windows of one stream.
 #[derive(Debug)]
-pub struct StreamWindows {
+pub struct EpisodeWindows {
     stream: u32,
     shape: Shape,
     birth: Birth,
@@ -89,7 +89,7 @@ pub struct StreamWindows {
     dropped: Dropped,
 }
 
-impl StreamWindows {
+impl EpisodeWindows {
     /// The windows of `view` on stream `stream`.
     pub fn new(stream: u32, view: &ViewSpec) -> Self {
         let (period, shortest, birth) = match view {
@@ -104,7 +104,7 @@ impl StreamWindows {
             ),
             ViewSpec::Window(_) => (1, 1, Birth::Given),
         };
-        StreamWindows {
+        EpisodeWindows {
             stream,
             shape: Shape {
                 before: u64::from(view.before()),
@@ -268,7 +268,7 @@ impl StreamWindows {
 mod tests {
     use super::*;
     use crate::schema::flags::{FINAL, FIRST, TERMINATED, TRUNCATED};
-    use crate::view::{NStep, Padding, Sequence, Window};
+    use crate::view_spec::{NStep, Padding, Sequence, Window};
 
     fn n_step(stack: u16, n: u16) -> ViewSpec {
         ViewSpec::NStep(NStep {
@@ -295,7 +295,7 @@ mod tests {
 
     /// Windows (anchor, before, after) that rows with these flags complete, and what was dropped.
     fn windows(view: &ViewSpec, rows: &[u8]) -> (Vec<(u64, u16, u16)>, Dropped) {
-        let mut windows = StreamWindows::new(0, view);
+        let mut windows = EpisodeWindows::new(0, view);
         let mut items = Vec::new();
         for &row in rows {
             windows.append(row, Estimate::default(), &mut items);
@@ -398,7 +398,7 @@ mod tests {
 
     /// Priorities of the items that rows with these flags, rewards, Q of the action and largest Q complete.
     fn priorities(view: &ViewSpec, rows: &[(u8, f64, f32, f32)]) -> Vec<Option<f32>> {
-        let mut windows = StreamWindows::new(0, view);
+        let mut windows = EpisodeWindows::new(0, view);
         let mut items = Vec::new();
         for &(row, reward, taken, greedy) in rows {
             let estimate = Estimate {
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn without_q_values_there_is_no_priority() {
-        let mut windows = StreamWindows::new(0, &n_step(1, 1));
+        let mut windows = EpisodeWindows::new(0, &n_step(1, 1));
         let mut items = Vec::new();
         let with_q = Estimate {
             taken: Some(1.0),
