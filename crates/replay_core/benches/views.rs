@@ -50,6 +50,7 @@ fn single_frames() -> impl Iterator<Item = &'static [u8]> {
     frames.step_by(STEPS * STREAMS / BATCH).take(BATCH)
 }
 
+#[expect(clippy::print_stdout, reason = "bytes are a result, beside the times")]
 fn main() {
     for codec in CODECS {
         let mut out = vec![0; FRAME];
@@ -79,7 +80,12 @@ fn writer(memory: &Memory) -> Writer {
 }
 
 fn memory(codec: Codec, capacity: u64) -> Arc<Memory> {
-    let memory = Memory::new(MemoryLimits::default());
+    // A seed, so that every run draws the same.
+    let limits = MemoryLimits {
+        seed: Some(1),
+        ..MemoryLimits::default()
+    };
+    let memory = Memory::new(limits);
     let config = table_of(codec, capacity);
     memory.create_table(&config).expect("a valid table");
     memory

@@ -1,15 +1,15 @@
-//! Views: which arrays a client wants of drawn windows, and so how wide a writer's windows have to be.
+//! Definitions of views: the arrays that a client makes of drawn windows, and so the extents of a writer's windows.
 //! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
 
 use crate::error::{Error, Result};
 use crate::schema::{Column, TableConfig};
 
-/// The column that rewards stand in: a scalar of any type.
+/// The column of rewards: a scalar of any type.
 pub const REWARD: &str = "reward";
-/// The column that actions stand in. Only priorities from Q-values read it, as an integer.
+/// The column of actions: an integer. Only priorities from Q-values read it.
 pub const ACTION: &str = "action";
 
-/// What fills an observation stack before the first observation of an episode.
+/// Padding of an observation stack before the first observation of an episode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Padding {
     /// Zeros, as `AtariVectorEnv` does.
@@ -29,7 +29,7 @@ pub enum Padding {
 /// | `discount` | float32 | `[B]` | gamma^k, 0 where the episode (or life) terminated |
 /// | every other column | column's | `[B, *shape]` | at the anchor |
 ///
-/// Where `discount` is 0, `next_observation` means nothing: every row after the anchor counts as zeros.
+/// Where `discount` is 0, `next_observation` is not to be used: every row after the anchor counts as zeros.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NStep {
     /// The column of observations.
@@ -40,7 +40,7 @@ pub struct NStep {
     pub n: u16,
     /// Discount of one step, 0 to 1.
     pub gamma: f64,
-    /// What fills a stack at the start of an episode.
+    /// Padding of a stack at the start of an episode.
     pub padding: Padding,
 }
 
@@ -64,7 +64,7 @@ pub struct Sequence {
     pub observation: String,
     /// Observations in a stack, the newest last; 1 to 1024.
     pub stack: u16,
-    /// Steps that are learned from; 1 to 16384.
+    /// Steps in the loss; 1 to 16384.
     pub length: u16,
     /// Steps before them that only warm up the recurrent state; 0 to 16384.
     pub burn_in: u16,
@@ -72,13 +72,13 @@ pub struct Sequence {
     pub period: u16,
     /// Discount of one step, 0 to 1.
     pub gamma: f64,
-    /// What fills a stack at the start of an episode.
+    /// Padding of a stack at the start of an episode.
     pub padding: Padding,
-    /// Columns wanted at the first step alone: the stored recurrent state.
+    /// Columns returned for the first step alone: the stored recurrent state.
     pub state: Vec<String>,
 }
 
-/// The rows as they are, around every step: each column as `[B, before + 1 + after, *shape]` with zeros where
+/// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
 /// there is no row, and bool arrays `[B, before + 1 + after]`: `mask` (the row exists), `terminated`,
 /// `truncated`, `first`, `final` (a final row: only its observation is set).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub struct Window {
     pub after: u16,
 }
 
-/// How a client makes arrays of windows. Every batch also has, per item, `weight` (float32), `probability`
+/// The definition of a view. Every batch also has, per item, `weight` (float32), `probability`
 /// (float64), `key` (uint64) and `age` (uint32), each `[B]`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ViewSpec {
@@ -97,7 +97,7 @@ pub enum ViewSpec {
     NStep(NStep),
     /// Windows for recurrent agents.
     Sequence(Sequence),
-    /// The rows as they are.
+    /// The rows, unchanged.
     Window(Window),
 }
 
@@ -106,7 +106,7 @@ const LARGEST_N: u16 = 1024;
 const LARGEST_LENGTH: u16 = 16_384;
 
 impl ViewSpec {
-    /// Rows the view needs before the anchor.
+    /// Rows that the view needs before the anchor.
     pub fn before(&self) -> u16 {
         match self {
             ViewSpec::NStep(view) => view.stack.saturating_sub(1),
@@ -115,7 +115,7 @@ impl ViewSpec {
         }
     }
 
-    /// Rows the view needs after the anchor.
+    /// Rows that the view needs after the anchor.
     pub fn after(&self) -> u16 {
         match self {
             ViewSpec::NStep(view) => view.n,
@@ -133,7 +133,7 @@ impl ViewSpec {
         }
     }
 
-    /// Checks the numbers, which needs no table.
+    /// Checks the numbers.
     ///
     /// # Errors
     /// [`Error::Config`] for a number out of its range.
@@ -158,11 +158,11 @@ impl ViewSpec {
         }
     }
 
-    /// Checks the numbers, and that the table has what the view reads.
+    /// Checks the numbers, and that the table has the columns that the view reads.
     ///
     /// # Errors
-    /// [`Error::Config`] for a number out of its range, [`Error::Schema`] for a column that is missing, has
-    /// another shape, or a name that the view gives to an array of its own.
+    /// [`Error::Config`] for a number out of range; [`Error::Schema`] for a column that is missing, has a wrong shape,
+    /// or has the name of an array that the view makes.
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
         match self {
@@ -199,7 +199,7 @@ impl ViewSpec {
         refuse_names(config, &["weight", "probability", "key", "age"])
     }
 
-    /// A column that is called `observation` and is not the view's column of observations would hide it.
+    /// Refuses a column `observation` that is not the view's: it would hide the view's array.
     fn refuse_other_observation(&self, config: &TableConfig) -> Result<()> {
         if self.observation() == Some("observation") {
             return Ok(());

@@ -43,7 +43,7 @@ impl Default for DecodeOptions {
     }
 }
 
-/// Makes arrays of drawn windows. Threads may share one; it keeps the buffers of finished batches for the next.
+/// Makes arrays of drawn windows. Threads may share a decoder. It reuses the buffers of dropped batches.
 pub struct Decoder {
     layout: RowLayout,
     view: View,
@@ -62,7 +62,7 @@ impl Decoder {
     /// A decoder of draws from a table.
     ///
     /// # Errors
-    /// Those of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`] when no thread can be started.
+    /// Errors of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`] when no thread can be started.
     pub fn new(config: &TableConfig, view: &ViewSpec, options: DecodeOptions) -> Result<Self> {
         config.validate()?;
         view.validate(config)?;
