@@ -85,3 +85,91 @@ impl Codec {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOB_CODECS: [Codec; 1] = [Codec::Lz4];
+
+    /// The blob of a value: packed, or the value itself.
+    fn blob(codec: Codec, value: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; value.len()];
+        match codec.pack(value, &mut out) {
+            Some(length) => out[..length].to_vec(),
+            None => value.to_vec(),
+        }
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for codec in BLOB_CODECS.into_iter().chain([Codec::None]) {
+            assert_eq!(Codec::from_name(codec.name()), Ok(codec));
+        }
+        let error = Codec::from_name("gzip").unwrap_err().to_string();
+        assert!(error.contains("`none`") && error.contains("`lz4`"), "{error}");
+    }
+
+    #[test]
+    fn a_value_that_does_not_shrink_is_its_own_blob() {
+        let noise: Vec<u8> = (0..500).map(|_| rand::random()).collect();
+        for codec in BLOB_CODECS {
+            assert_eq!(codec.pack(&noise, &mut vec![0; 600]), None);
+            assert_eq!(codec.pack(&[7], &mut [0]), None);
+        }
+    }
+
+    #[test]
+    fn damaged_blobs_are_refused() {
+        let value = [3; 1000];
+        for codec in BLOB_CODECS {
+            let whole = blob(codec, &value);
+            assert!(whole.len() < 50);
+            let refused = |blob: &[u8], bytes| codec.unpack(blob, &mut vec![0; bytes]).unwrap_err();
+            assert!(refused(&whole[..whole.len() - 1], 1000).contains(codec.name()));
+            assert!(refused(&whole, 999).contains(codec.name()));
+            assert!(refused(&whole, 1001).contains("instead of 1001"));
+            assert!(refused(&[0xf0; 40], 1000).contains("does not unpack"));
+            assert!(refused(&value, 999).contains("a blob of 1000 bytes"));
+        }
+        assert!(Codec::None.unpack(&[1], &mut [0; 2]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn values_come_back(runs in vec((any::<u8>(), 1..300usize), 1..60), noise in vec(any::<u8>(), 0..300)) {
+            let mut value: Vec<u8> = runs.iter().flat_map(|&(byte, count)| vec![byte; count]).collect();
+            value.extend(noise);
+            for codec in BLOB_CODECS {
+                let blob = blob(codec, &value);
+                prop_assert!(blob.len() <= value.len());
+                let mut out = vec![0xaa; value.len()];
+                prop_assert_eq!(codec.unpack(&blob, &mut out), Ok(()));
+                prop_assert_eq!(&out, &value);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_unpacked_or_refused(
+            damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+            bytes in vec(any::<u8>(), 0..100),
+            size in 0..3000usize,
+        ) {
+            let value: Vec<u8> = (0..2000u32).map(|i| (i / 7 * i / 100) as u8).collect();
+            for codec in BLOB_CODECS {
+                let mut damaged = blob(codec, &value);
+                for (at, byte) in &damage {
+                    let at = at.index(damaged.len());
+                    damaged[at] = *byte;
+                }
+                for blob in [&damaged, &bytes] {
+                    let _ = codec.unpack(blob, &mut vec![0; size]);
+                    let _ = codec.unpack(blob, &mut vec![0; value.len()]);
+                }
+            }
+        }
+    }
+}

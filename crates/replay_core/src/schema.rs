@@ -350,7 +350,7 @@ impl TableConfig {
             .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
-    /// Says how `asked` differs from this definition, field by field; `None` when they agree.
+    /// The differences between this definition and `asked`, field by field; `None` when they agree.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         let mut out = Vec::new();
         let mut field = |name: &str, have: &dyn fmt::Debug, want: &dyn fmt::Debug| {
@@ -360,35 +360,13 @@ impl TableConfig {
             }
         };
         field("columns", &self.columns_text(), &asked.columns_text());
-        field("capacity", &self.capacity, &asked.capacity);
-        field(
-            "capacity_bytes",
-            &self.capacity_bytes,
-            &asked.capacity_bytes,
-        );
-        field("sampler", &self.sampler, &asked.sampler);
-        field(
-            "priority_exponent",
-            &self.priority_exponent,
-            &asked.priority_exponent,
-        );
-        field(
-            "priority_unit_log2",
-            &self.priority_unit_log2,
-            &asked.priority_unit_log2,
-        );
-        field(
-            "max_times_sampled",
-            &self.max_times_sampled,
-            &asked.max_times_sampled,
-        );
-        field("min_size", &self.min_size, &asked.min_size);
-        field(
-            "samples_per_insert",
-            &self.samples_per_insert,
-            &asked.samples_per_insert,
-        );
-        field("slack", &self.slack, &asked.slack);
+        macro_rules! compare {
+            ($($field:ident)+) => {
+                $(field(stringify!($field), &self.$field, &asked.$field);)+
+            };
+        }
+        compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
+        compare!(max_times_sampled min_size samples_per_insert slack);
         (!out.is_empty()).then(|| out.join("; "))
     }
 

@@ -8,6 +8,9 @@ use crate::replay::Sampled;
 use crate::row_layout::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
 use crate::schema::flags;
 
+/// The error is the reason why an item does not decode.
+pub(super) type Decoded<T> = std::result::Result<T, String>;
+
 /// A packed value.
 enum Blob<'a> {
     /// Packed by the column's codec.
@@ -50,7 +53,7 @@ impl<'a> Unpacker<'a> {
         row: DrawnRow<'a>,
         column: usize,
         out: &mut [u8],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let layout = &self.layout.columns()[column];
         let number = match layout.location {
             ValueLocation::Row(offset) => {
@@ -80,7 +83,7 @@ impl<'a> Unpacker<'a> {
         padding: Padding,
         offset: isize,
         out: &mut [u8],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let begun = -(window.before as isize);
         if offset < begun && padding == Padding::Zero {
             out.fill(0);
@@ -93,11 +96,7 @@ impl<'a> Unpacker<'a> {
     }
 
     /// Unpacks a column that holds one number.
-    pub(super) fn number(
-        &mut self,
-        row: DrawnRow<'a>,
-        column: usize,
-    ) -> std::result::Result<f64, String> {
+    pub(super) fn number(&mut self, row: DrawnRow<'a>, column: usize) -> Decoded<f64> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
@@ -110,7 +109,7 @@ impl<'a> Unpacker<'a> {
         codec: Codec,
         number: usize,
         out: &mut [u8],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let Blob::Value(blob) = row.blob(self.layout, number) else {
             return Err("a difference in a key row".into());
         };

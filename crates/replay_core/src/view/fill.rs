@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::batch::{ArraySpec, Buffer};
-use super::decode::{DrawnWindow, Unpacker};
+use super::decode::{Decoded, DrawnWindow, Unpacker};
 use crate::error::{Error, Result};
 use crate::row_layout::RowLayout;
 
@@ -14,14 +14,8 @@ use crate::row_layout::RowLayout;
 const PART_ITEMS: usize = 32;
 
 /// Fills one item's part of each array, or returns the reason why its window cannot be used.
-pub(super) type Fill<'f, 'a> = &'f (
-        dyn Fn(
-    &mut Unpacker<'a>,
-    &DrawnWindow<'a>,
-    &mut [&mut [u8]],
-) -> std::result::Result<(), String>
-            + Sync
-    );
+pub(super) type Fill<'f, 'a> =
+    &'f (dyn Fn(&mut Unpacker<'a>, &DrawnWindow<'a>, &mut [&mut [u8]]) -> Decoded<()> + Sync);
 
 /// The calling thread and others that wait for its next batch. They are not started anew for each batch: the scheduler
 /// tends to put a new thread on its parent's core while another core is about to become idle, which made a remote draw

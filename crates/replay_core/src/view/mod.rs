@@ -161,8 +161,8 @@ impl Decoder {
             arrays.push(spec.array(len, Arc::new(buffer)));
             Ok(())
         };
-        let bytes = weights.iter().flat_map(|v| v.to_ne_bytes()).collect();
-        column("weight", Dtype::Float32, bytes)?;
+        let bytes = weights.iter().flat_map(|weight| weight.to_ne_bytes());
+        column("weight", Dtype::Float32, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.probability.to_ne_bytes());
         column("probability", Dtype::Float64, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.key.to_ne_bytes());

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{DrawnWindow, Unpacker};
+use super::decode::{Decoded, DrawnWindow, Unpacker};
 use super::{NStep, REWARD};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
@@ -98,7 +98,7 @@ impl NStepView {
     }
 
     /// The number of steps k, and whether the last of them terminates.
-    fn span(&self, window: &DrawnWindow<'_>) -> std::result::Result<(usize, bool), String> {
+    fn span(&self, window: &DrawnWindow<'_>) -> Decoded<(usize, bool)> {
         let mut steps = 0;
         loop {
             let row = window
@@ -122,7 +122,7 @@ impl NStepView {
         &self,
         unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
-    ) -> std::result::Result<NStepReturn, String> {
+    ) -> Decoded<NStepReturn> {
         let (steps, terminated) = self.span(window)?;
         let (mut reward, mut discount) = (0.0, 1.0);
         for row in (0..steps).filter_map(|step| window.row(step as isize)) {
@@ -144,7 +144,7 @@ impl NStepView {
         slots: &SlotLayout,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let outcome = self.n_step_return(unpacker, window)?;
         let [observations, reward, discount, others @ ..] = out else {
             return Err("the batch has too few arrays".into());

@@ -2,7 +2,7 @@
 
 use super::Window;
 use super::batch::ArraySpec;
-use super::decode::{DrawnWindow, Unpacker};
+use super::decode::{Decoded, DrawnWindow, Unpacker};
 use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, flags};
 
@@ -36,7 +36,7 @@ impl Window {
         unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let (bits, columns) = out.split_at_mut(1 + FLAGS.len());
         for slot in 0..self.rows() {
             let row = window.row(slot as isize - self.before as isize);

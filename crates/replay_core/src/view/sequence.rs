@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{DrawnRow, DrawnWindow, Unpacker};
+use super::decode::{Decoded, DrawnRow, DrawnWindow, Unpacker};
 use super::{REWARD, Sequence};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
@@ -79,10 +79,7 @@ impl SequenceView {
     }
 
     /// The steps of a window, and whether there is a bootstrap observation after the last one.
-    fn span<'a>(
-        &self,
-        window: &DrawnWindow<'a>,
-    ) -> std::result::Result<(Vec<DrawnRow<'a>>, bool), String> {
+    fn span<'a>(&self, window: &DrawnWindow<'a>) -> Decoded<(Vec<DrawnRow<'a>>, bool)> {
         let mut steps = Vec::with_capacity(self.steps());
         while steps.len() < self.steps() {
             let row = window
@@ -109,7 +106,7 @@ impl SequenceView {
         unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let (steps, bootstraps) = self.span(window)?;
         let [
             slots,
