@@ -1,5 +1,5 @@
-//! Where the parts of a packed row lie, for all who read or write rows: the writer packs them, the memory checks them,
-//! the decoder unpacks them. `schema/innet.capnp` documents the layout:
+//! The layout of a packed row. The writer packs rows by it, the memory checks them by it, and the decoder unpacks them by
+//! it. `schema/innet.capnp` documents it as a contract:
 //!
 //! ```text
 //! flags          1 byte
@@ -12,7 +12,7 @@ use crate::schema::{Column, TableConfig};
 /// Offset of the flags in a row.
 pub const FLAGS_OFFSET: usize = 0;
 
-/// Where the parts of a table's rows lie.
+/// The layout of a table's rows.
 #[derive(Debug, Clone)]
 pub struct RowLayout {
     table: String,
@@ -31,20 +31,20 @@ pub struct ColumnLayout {
     pub column: Column,
     /// Bytes of one value, unpacked.
     pub bytes: usize,
-    /// Where a row has the value.
+    /// The value's location.
     pub location: ValueLocation,
 }
 
-/// Where a row has the value of a column.
+/// Location of a column's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueLocation {
-    /// Raw, at this offset in the row.
+    /// Raw, at this offset of the row.
     Row(usize),
-    /// In the blob of this number; the row has its length.
+    /// In the blob of this number, whose length is in the row.
     Blob(usize),
 }
 
-/// The length of a blob as a row has it. The highest bit marks a difference to the value in the key row.
+/// The length of a blob, as stored in a row. The highest bit marks a difference to the key row's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobLength(u32);
 
@@ -137,7 +137,7 @@ impl BlobLength {
         BlobLength(u32::from_le_bytes(bytes))
     }
 
-    /// The length as a row has it.
+    /// The length, as stored in a row.
     pub const fn to_le_bytes(self) -> [u8; Self::BYTES] {
         self.0.to_le_bytes()
     }
