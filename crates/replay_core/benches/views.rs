@@ -21,7 +21,7 @@ const CAPACITY: u64 = 1 << 20;
 /// Steps of every stream in the memory that is drawn from.
 const STEPS: usize = 1000;
 const FRAME: usize = 84 * 84;
-const CODECS: [Codec; 1] = [Codec::Lz4];
+const CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 const FOREVER: Wait<'static> = Wait {
     deadline: None,
     interrupted: &|| false,

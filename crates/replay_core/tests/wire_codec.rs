@@ -20,7 +20,7 @@ fn dtype() -> impl Strategy<Value = Dtype> {
 }
 
 fn codec() -> impl Strategy<Value = Codec> {
-    prop::sample::select(vec![Codec::None, Codec::Lz4])
+    prop::sample::select(vec![Codec::None, Codec::Lz4, Codec::Zstd])
 }
 
 prop_compose! {

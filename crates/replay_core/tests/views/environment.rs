@@ -214,7 +214,7 @@ fn random_q(rng: &mut StdRng) -> [f32; ACTIONS] {
 }
 
 /// The codecs whose values are blobs.
-pub const BLOB_CODECS: [Codec; 1] = [Codec::Lz4];
+pub const BLOB_CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 
 pub fn table() -> TableConfig {
     table_of(Codec::Lz4)
