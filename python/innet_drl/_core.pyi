@@ -837,9 +837,15 @@ class Replay:
             UnknownTableError: There is none of this name.
         """
     def tables(self, timeout: float | None = None) -> dict[str, Table]:
-        """The definitions of the tables there are, by name and in the order of the names."""
+        """The tables there are, by name.
+
+        The names are in order.
+        """
     def parameters(self, timeout: float | None = None) -> dict[str, int]:
-        """The newest version of the parameters there are, by name and in the order of the names."""
+        """The parameters there are: the newest version of each name.
+
+        The names are in order.
+        """
     def empty_table(self, name: str, timeout: float | None = None) -> None:
         """Removes every step and item of a table; its writers go on."""
     def drop_table(self, name: str, timeout: float | None = None) -> None:
