@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::gradients::Failure;
+use crate::wait::Interrupted;
 
 /// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -267,6 +268,12 @@ pub enum Error {
 
 /// The crate's result.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Interrupted> for Error {
+    fn from(Interrupted: Interrupted) -> Self {
+        Error::Interrupted
+    }
+}
 
 impl Error {
     /// The code that crosses the wire.

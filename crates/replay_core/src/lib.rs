@@ -7,6 +7,7 @@
 //! | [`error`] | the one error enum and the codes that cross the wire |
 //! | [`schema`] | columns and the configuration of a table |
 //! | [`replay`] | requests, replies and the `Replay` trait |
+//! | [`wait`] | deadlines and interrupts of blocking calls |
 //! | [`sync`] | atomics, from std or from loom |
 //! | [`sum_tree`] | lock-free prioritized draws and updates |
 //! | [`power`] | powers of many numbers |
@@ -47,6 +48,7 @@ pub mod sum_tree;
 pub mod sync;
 pub mod table;
 pub mod view;
+pub mod wait;
 pub mod window;
 pub mod writer;
 

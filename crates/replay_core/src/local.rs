@@ -1,4 +1,4 @@
-//! The `Replay` of this process: calls go straight to the memory, and block where it says who is waited for.
+//! The `Replay` of this process: calls go straight to the memory, and block while it says who is waited for.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,33 +15,30 @@ use crate::replay::{
 use crate::schema::TableConfig;
 use crate::table::{Attempt, Table};
 
-/// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. `attempt` hears
-/// whether it is the last one before the deadline's error.
+/// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument says whether
+/// it is the last one before the deadline's error.
 fn block_on<T>(
     table: &Table,
     wait: &Wait<'_>,
     mut attempt: impl FnMut(bool) -> Result<Attempt<T>>,
 ) -> Result<T> {
-    let passed = |deadline: Instant| Instant::now() >= deadline;
-    if !wait.deadline.is_some_and(passed)
+    let is_over = || wait.deadline.is_some_and(|end| Instant::now() >= end);
+    if !is_over()
         && let Attempt::Ready(done) = attempt(false)?
     {
         return Ok(done);
     }
+    let mut slices = wait.slices(wait.deadline);
     loop {
-        wait.check()?;
         let changed = table.changed();
-        let last = wait.deadline.is_some_and(passed);
-        let waited_for = match attempt(last)? {
+        let last = is_over();
+        match attempt(last)? {
             Attempt::Ready(done) => return Ok(done),
-            Attempt::Blocked(waited_for) => waited_for,
-        };
-        if last {
-            return Err(Error::Deadline { waited_for });
+            Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
+            Attempt::Blocked(_) => {}
         }
-        let slice = Instant::now() + Wait::CHECK_EVERY;
-        // Whether it was a change or the slice's end: try again.
-        let _ = changed.wait_deadline(wait.deadline.map_or(slice, |d| d.min(slice)));
+        // A change or the end of the slice: either way it tries again.
+        let _ = changed.wait_deadline(slices.next_wake(Instant::now())?);
     }
 }
 

@@ -1,53 +1,14 @@
-//! The language between those who use a replay memory and those who are one: requests, replies and the
-//! `Replay` trait. `local` (this process) and `client` (a server) implement it; the writer, the views and
-//! Python see nothing else.
+//! The interface of a replay memory: requests, replies and the `Replay` trait. `local` (this process) and
+//! `client` (a server) implement it; the writer, the views and Python see nothing else.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::schema::TableConfig;
 
-/// How long a call may block, and what may interrupt it.
-#[derive(Clone, Copy)]
-pub struct Wait<'a> {
-    /// The call fails with [`Error::Deadline`] after this instant; `None` waits for ever.
-    pub deadline: Option<Instant>,
-    /// Asked about ten times a second while blocked: `true` ends the call with
-    /// [`Error::Interrupted`]. Python passes its signal check.
-    pub interrupted: &'a (dyn Fn() -> bool + Sync),
-}
-
-impl Wait<'static> {
-    /// Waits until `deadline`, and cannot be interrupted.
-    pub fn until(deadline: Option<Instant>) -> Self {
-        Wait {
-            deadline,
-            interrupted: &|| false,
-        }
-    }
-
-    /// Waits for ever.
-    pub fn forever() -> Self {
-        Self::until(None)
-    }
-}
-
-impl Wait<'_> {
-    /// How often a blocked call asks `interrupted`.
-    pub const CHECK_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
-
-    /// # Errors
-    /// [`Error::Interrupted`] when interrupted.
-    pub fn check(&self) -> Result<()> {
-        if (self.interrupted)() {
-            return Err(Error::Interrupted);
-        }
-        Ok(())
-    }
-}
+pub use crate::wait::Wait;
 
 /// Opens, or takes over, a writer of a table.
 #[derive(Debug, Clone, PartialEq)]

@@ -198,24 +198,19 @@ impl Ahead {
         let Some(batches) = &self.batches else {
             return Err(Error::Closed("this iterator of batches"));
         };
+        let mut slices = wait.slices(wait.deadline);
         loop {
-            let left = wait.deadline.map_or(Wait::CHECK_EVERY, |deadline| {
-                deadline
-                    .saturating_duration_since(Instant::now())
-                    .min(Wait::CHECK_EVERY)
-            });
-            match batches.recv_timeout(left) {
+            let now = Instant::now();
+            let slice = slices.next_wake(now)?.saturating_duration_since(now);
+            match batches.recv_timeout(slice) {
                 Ok(result) => return result,
                 // The error that ended the thread was delivered before.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::Closed("this iterator of batches, after an error,"));
                 }
-                Err(RecvTimeoutError::Timeout) => wait.check()?,
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            if wait
-                .deadline
-                .is_some_and(|deadline| Instant::now() >= deadline)
-            {
+            if wait.deadline.is_some_and(|end| Instant::now() >= end) {
                 let waited_for = self.shared.waited_for();
                 return Err(Error::Deadline { waited_for });
             }

@@ -426,14 +426,13 @@ fn drive<T>(
 ) -> Result<T> {
     runtime.block_on(async {
         let mut work = pin!(work);
+        let mut slices = wait.slices(until);
         loop {
-            let now = Instant::now();
-            let check = now + Wait::CHECK_EVERY;
-            let wake = until.map_or(check, |until| check.min(until));
+            let wake = slices.next_wake(Instant::now())?;
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = tokio::time::sleep_until(wake.into()) => wait.check()?,
+                () = tokio::time::sleep_until(wake.into()) => {}
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(late());
@@ -470,13 +469,14 @@ impl<'a> Retry<'a> {
             return Err(error);
         }
         tracing::debug!(%error, pause = ?self.pause, "connecting again");
+        self.wait.check()?;
+        let mut slices = self.wait.slices(Some(next));
         loop {
-            self.wait.check()?;
-            let left = next.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let now = Instant::now();
+            if now >= next {
                 break;
             }
-            std::thread::sleep(left.min(Wait::CHECK_EVERY));
+            std::thread::sleep(slices.next_wake(now)?.saturating_duration_since(now));
         }
         self.pause = (2 * self.pause).clamp(Duration::from_millis(20), Duration::from_secs(1));
         Ok(())

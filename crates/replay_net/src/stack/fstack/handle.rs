@@ -79,13 +79,13 @@ impl Handle {
             gone: Cell::new(false),
         };
         self.hand_over(Box::new(move |reactor| reactor.spawn(lent)))?;
+        let mut slices = wait.slices(until);
         loop {
-            let check = Instant::now() + Wait::CHECK_EVERY;
-            let wake = until.map_or(check, |until| check.min(until));
-            if let Some(done) = back.wait(wake.saturating_duration_since(Instant::now())) {
+            let now = Instant::now();
+            let wake = slices.next_wake(now)?;
+            if let Some(done) = back.wait(wake.saturating_duration_since(now)) {
                 return done;
             }
-            wait.check()?;
             if until.is_some_and(|until| Instant::now() >= until) {
                 // It may have been done meanwhile.
                 return back.cancel().unwrap_or_else(|| Err(late()));
