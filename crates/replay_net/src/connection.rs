@@ -3,10 +3,10 @@
 //! replies from where their blobs lie. So a draw that waits holds up nothing but itself, and a client that
 //! does not read holds up nobody else.
 
-mod inbox;
-mod lanes;
 mod membership;
+mod quota;
 mod welcome;
+mod writer_order;
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
-use inbox::{Inbox, Room, UnderWay};
-use lanes::{Lanes, Turn, lane};
 use membership::Membership;
+use quota::{Inbox, Room, UnderWay};
+use writer_order::{Lanes, Turn, lane};
 
 use crate::framing::{FrameReader, write_frame};
 use crate::service::{Outcome, Service};

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
 use super::keys::{Incarnations, Stamp};
-use super::link::{self, Link};
+use super::pipeline::{self, Link};
 use super::{ConnectOptions, tls};
 use crate::stack::{Address, StackName, kernel};
 #[cfg(feature = "fstack")]
@@ -465,7 +465,7 @@ impl<'a> Retry<'a> {
     /// `error` itself when another connection would not help, or time is up; [`Error::Interrupted`].
     pub fn after(&mut self, error: Error) -> Result<()> {
         let next = Instant::now() + self.pause;
-        if !link::is_broken(&error) || next >= self.until {
+        if !pipeline::is_broken(&error) || next >= self.until {
             return Err(error);
         }
         tracing::debug!(%error, pause = ?self.pause, "connecting again");

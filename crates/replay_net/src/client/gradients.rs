@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::link::unexpected;
+use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::gradients::plane::{DpdkConfig, End, PlaneWorker};

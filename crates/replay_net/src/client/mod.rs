@@ -2,7 +2,7 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`link`] | requests and replies over any stream, and the handshake |
+//! | [`pipeline`] | requests and replies over any stream, and the handshake |
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls, tries after a broken connection, the pool |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | draws with several requests under way |
@@ -19,7 +19,7 @@ pub mod connection;
 pub mod gradient_updates;
 pub mod gradients;
 pub mod keys;
-pub mod link;
+pub mod pipeline;
 pub mod push;
 pub mod sample;
 pub mod tls;
@@ -38,7 +38,7 @@ use connection::{Dialer, Pool, Retry};
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
 use keys::Stamp;
-use link::{is_broken, unexpected};
+use pipeline::{is_broken, unexpected};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::gradients::JoinJob;
 use replay_core::gradients::plane::DpdkConfig;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, Retry, deadline_ms};
-use super::link::{Link, is_broken, unexpected};
+use super::pipeline::{Link, is_broken, unexpected};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
 use replay_wire::{Reply, ReplyBody, RequestBody};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, Retry, deadline_ms, no_answer};
 use super::keys::Stamp;
-use super::link::{Link, answer, is_broken, unexpected};
+use super::pipeline::{Link, answer, is_broken, unexpected};
 use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};

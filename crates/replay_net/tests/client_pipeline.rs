@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_net::client::link::Link;
+use replay_net::client::pipeline::Link;
 use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::auth::{self, Role};
 use replay_wire::*;
