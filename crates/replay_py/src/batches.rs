@@ -151,12 +151,12 @@ impl PyBatches {
 /// The reader's end of the background thread.
 struct Ahead {
     batches: Option<Receiver<Result<Drawn>>>,
-    shared: Arc<Shared>,
+    shared: Arc<DecoderState>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What the reader tells the background thread, and what it hears of it.
-struct Shared {
+struct DecoderState {
     stop: AtomicBool,
     /// The bits of the float64 that the next batch to be decoded is weighted with.
     beta: AtomicU64,
@@ -172,7 +172,7 @@ impl Ahead {
         beta: f64,
     ) -> Result<Self> {
         let (sender, receiver) = mpsc::sync_channel(prefetch.saturating_sub(1));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DecoderState {
             stop: AtomicBool::new(false),
             beta: AtomicU64::new(beta.to_bits()),
             waited_for: Mutex::new("the first draw is under way".into()),
@@ -218,7 +218,7 @@ impl Ahead {
     }
 }
 
-impl Shared {
+impl DecoderState {
     fn waited_for(&self) -> String {
         self.waited_for
             .lock()
@@ -231,7 +231,7 @@ impl Shared {
 fn decode_ahead(
     draw: &Draw,
     mut channel: Box<dyn SampleChannel>,
-    shared: &Shared,
+    shared: &DecoderState,
     batches: &SyncSender<Result<Drawn>>,
 ) {
     // Relaxed: the flag carries no data; `Drop` joins the thread.

@@ -38,7 +38,7 @@ use crate::{array, error, log, wait};
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
 pub struct PyReplay {
     backend: Handle<Backend>,
-    place: String,
+    location: String,
     decoders: Mutex<Decoders>,
 }
 
@@ -52,11 +52,11 @@ struct Backend {
 }
 
 /// Decoders keep the buffers of finished batches, so the next draw with the same view finds them.
-type Decoders = HashMap<String, Vec<(Reading, Arc<Decoder>)>>;
+type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Decoder>)>>;
 
 /// How draws become arrays.
 #[derive(Clone, PartialEq)]
-struct Reading {
+struct DecoderKey {
     view: ViewSpec,
     options: DecodeOptions,
 }
@@ -89,7 +89,7 @@ impl PyReplay {
                     client: Some(client),
                 },
             ),
-            place: format!("at {address}"),
+            location: format!("at {address}"),
             decoders: Mutex::default(),
         }
     }
@@ -142,10 +142,10 @@ impl PyReplay {
         py: Python<'_>,
         replay: &Arc<dyn Replay>,
         table: &str,
-        reading: Reading,
+        reading: DecoderKey,
         deadline: Option<Instant>,
     ) -> PyResult<Arc<Decoder>> {
-        let known = |views: &Vec<(Reading, Arc<Decoder>)>| {
+        let known = |views: &Vec<(DecoderKey, Arc<Decoder>)>| {
             let found = views.iter().find(|(known, _)| *known == reading);
             found.map(|(_, decoder)| decoder.clone())
         };
@@ -200,7 +200,7 @@ impl PyReplay {
             normalization,
             threads,
         };
-        let decoder = self.decoder(py, &replay, table, Reading { view, options }, deadline)?;
+        let decoder = self.decoder(py, &replay, table, DecoderKey { view, options }, deadline)?;
         Ok(Draw {
             replay,
             decoder,
@@ -240,7 +240,7 @@ impl PyReplay {
                     client: None,
                 },
             ),
-            place: "in this process".into(),
+            location: "in this process".into(),
             decoders: Mutex::default(),
         };
         replay.make_tables(py, tables, None)?;
@@ -396,7 +396,7 @@ impl PyReplay {
         let draw = self.draw(
             py, table, count, view.0, normalize, false, threads, deadline,
         )?;
-        let description = format!("{count} items of table {table:?} {}", self.place);
+        let description = format!("{count} items of table {table:?} {}", self.location);
         let batches = PyBatches::new(py, draw, beta, prefetch, timeout, description)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
@@ -655,14 +655,14 @@ impl PyReplay {
         } else {
             ""
         };
-        format!("<Replay {}{closed}>", self.place)
+        format!("<Replay {}{closed}>", self.location)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(format!(
             "a Replay {} cannot be pickled: pass its address to the other process, which calls \
              innet_drl.connect",
-            self.place
+            self.location
         )))
     }
 }

@@ -1,86 +1,92 @@
-//! What one connection may send before it is answered, and where its frames find room.
+//! Limits on the unanswered requests of one connection, and memory for its receive buffers.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::receive::{ReceiveBuffer, ReceiveRooms};
+use crate::receive::{ReceiveBudgets, ReceivePermit};
 use replay_core::error::{Error, Result};
 use replay_wire::RequestBody;
 
-/// Requests of one connection between their first byte and the last byte of their reply. Beyond it the
-/// connection is not read, and the client's own sending waits.
-const MAX_UNDER_WAY: usize = 64;
+/// Requests of one connection between their first byte and the last byte of their reply. At the limit the connection is
+/// not read, and TCP stops the client.
+const MAX_REQUESTS: usize = 64;
 
-/// Bytes of one connection's longer frames that may wait for their answer. Beyond it the connection is not read, and
-/// what its client pushes waits with the client; a frame that is longer by itself comes alone.
-const MAX_BYTES_UNDER_WAY: u32 = 1 << 20;
+/// Bytes of one connection's unanswered long frames. At the limit the connection is not read, and TCP stops the client;
+/// a longer frame is received alone.
+const MAX_FRAME_BYTES: u32 = 1 << 20;
 
-/// A frame that is received also where the memory's byte limit has no room for it: it may be the draw for which the
+/// Longest frame that is received even when the memory's byte limit has no room for it: it may be the draw for which the
 /// pushes that hold the room are waiting.
 const SMALL_FRAME: u32 = 16 << 10;
 
-/// Held from a request's first byte until its reply is written.
-pub type UnderWay = OwnedSemaphorePermit;
+/// Permit of one request, from its first byte until its reply is written.
+pub type RequestPermit = OwnedSemaphorePermit;
 
 /// The receiving side of one connection.
-pub struct Inbox<'a> {
-    rooms: &'a ReceiveRooms,
+pub struct ReceiveQuota<'a> {
+    budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    /// Whether the connection has opened a writer.
     writes: bool,
 }
 
-/// A frame's part of the memory's byte limit, and of what its connection may have under way.
+/// A frame's share of the memory's byte limit and of its connection's quota.
 #[derive(Default)]
-pub struct Room {
-    _buffer: Option<ReceiveBuffer>,
+pub struct Reservation {
+    _buffer: Option<ReceivePermit>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
-impl<'a> Inbox<'a> {
-    /// Of a connection that has sent nothing yet.
-    pub fn new(rooms: &'a ReceiveRooms) -> Self {
-        Inbox {
-            rooms,
-            requests: Arc::new(Semaphore::new(MAX_UNDER_WAY)),
-            bytes: Arc::new(Semaphore::new(MAX_BYTES_UNDER_WAY as usize)),
+impl<'a> ReceiveQuota<'a> {
+    /// Quota of a new connection.
+    pub fn new(budgets: &'a ReceiveBudgets) -> Self {
+        ReceiveQuota {
+            budgets,
+            requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            bytes: Arc::new(Semaphore::new(MAX_FRAME_BYTES as usize)),
             writes: false,
         }
     }
 
-    /// Waits until another request may come.
-    pub async fn next_request(&self) -> UnderWay {
+    /// Waits until another request may be received.
+    pub async fn next_request(&self) -> RequestPermit {
         acquire(&self.requests, 1).await
     }
 
-    /// Counts a receive buffer before it is allocated; waits where there is no room, unless the frame is small.
-    pub async fn reserve(&self, bytes: u64) -> Room {
-        let room = match self.writes {
-            true => &self.rooms.pushes,
-            false => &self.rooms.others,
+    /// Reserves a receive buffer before it is allocated. Waits for room, unless the frame is small.
+    pub async fn reserve(&self, bytes: u64) -> Reservation {
+        let budget = match self.writes {
+            true => &self.budgets.pushes,
+            false => &self.budgets.others,
         };
-        // Within `max_frame_bytes`, which is.
+        // Never truncated: `bytes` is within `max_frame_bytes`, which is a u32.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if bytes <= SMALL_FRAME {
-            return Room {
-                _buffer: room.try_reserve(bytes),
+            return Reservation {
+                _buffer: budget.try_reserve(bytes),
                 _share: None,
             };
         }
-        // Its own share first: who waits for that keeps nobody else waiting.
-        let share = acquire(&self.bytes, bytes.min(MAX_BYTES_UNDER_WAY)).await;
-        Room {
-            _buffer: Some(room.reserve(bytes).await),
+        // The connection's own quota first: a frame that waits for it delays no other connection.
+        let share = acquire(&self.bytes, bytes.min(MAX_FRAME_BYTES)).await;
+        Reservation {
+            _buffer: Some(budget.reserve(bytes).await),
             _share: Some(share),
         }
     }
 
-    /// Takes note of a request that has arrived in `room`, and returns what it goes on holding.
+    /// Notes a request that was received under `reservation`, and returns what it keeps of that until its answer.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a push where no writer was opened: it would wait where nothing may.
-    pub fn admit(&mut self, request: &RequestBody, room: Room) -> Result<Room> {
+    /// [`Error::Protocol`] for a push without an open writer: it would wait in the budget that is kept free of waiting
+    /// requests.
+    pub fn admit(
+        &mut self,
+        request: &RequestBody,
+        reservation: Reservation,
+    ) -> Result<Reservation> {
         match request {
             RequestBody::OpenWriter { .. } => self.writes = true,
             RequestBody::Push(_) if !self.writes => {
@@ -88,11 +94,11 @@ impl<'a> Inbox<'a> {
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
                 ));
             }
-            // It may wait, and keeps nothing of its frame.
-            RequestBody::Sample(_) => return Ok(Room::default()),
+            // A draw may wait, and keeps nothing of its frame.
+            RequestBody::Sample(_) => return Ok(Reservation::default()),
             _ => {}
         }
-        Ok(room)
+        Ok(reservation)
     }
 }
 
@@ -101,5 +107,5 @@ async fn acquire(semaphore: &Arc<Semaphore>, permits: u32) -> OwnedSemaphorePerm
     semaphore
         .acquire_many_owned(permits)
         .await
-        .expect("nobody closes the semaphore")
+        .expect("the semaphore is never closed")
 }
