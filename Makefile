@@ -61,7 +61,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
 	cargo clippy --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
 	cargo clippy --package replay_net --all-targets --features fstack --quiet -- --deny warnings
-	cargo clippy --package replay_core --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
+	cargo clippy --package gradients --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
 	cargo clippy --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
 	RUSTDOCFLAGS="--deny warnings" cargo doc --package fstack_sys --package replay_net --features fstack,dpdk --no-deps --quiet
@@ -78,8 +78,8 @@ rust-test: setup ## Rust tests
 # Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 	cargo test --package fstack_sys --features dpdk
-	cargo test --package replay_core --features dpdk --lib gradients::
-	cargo test --package replay_net --features dpdk --test dpdk -- --show-output
+	cargo test --package gradients --features dpdk --lib
+	cargo test --package gradients --package replay_net --features dpdk --test dpdk -- --show-output
 
 # Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::gradients::Failure;
 use crate::wait::Interrupted;
 
 /// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
@@ -255,7 +254,7 @@ pub enum Error {
     Interrupted,
     /// A sum of gradients, or a control of its job, came to nothing.
     #[error("gradients: {0}")]
-    Gradients(Failure),
+    Gradients(Box<dyn std::error::Error + Send + Sync>),
     /// An error that a server answered with.
     #[error("{message}")]
     Remote {
@@ -305,15 +304,6 @@ impl Error {
             Error::Interrupted => ErrorCode::Interrupted,
             Error::Gradients(_) => ErrorCode::Gradients,
             Error::Remote { code, .. } => *code,
-        }
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Interrupted => Error::Interrupted,
-            failure => Error::Gradients(failure),
         }
     }
 }

@@ -26,13 +26,11 @@
 //! | [`window`] | which windows a stream of steps completes, and their priorities at birth |
 //! | [`writer`] | packs steps into chunks and items |
 //! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
-//! | [`gradients`] | sums of gradients between learners, packet by packet |
 
 pub mod budget;
 pub mod chunk;
 pub mod difference;
 pub mod error;
-pub mod gradients;
 pub mod huge_pages;
 pub mod limiter;
 pub mod local;

@@ -59,3 +59,18 @@ fn the_memory_has_neither_sockets_nor_a_wire() {
 fn the_wire_has_no_runtime() {
     assert_without("replay_wire", &["tokio", "rustls", "replay_net", "mio"]);
 }
+
+#[test]
+fn gradients_have_no_runtime() {
+    assert_without(
+        "gradients",
+        &[
+            "tokio",
+            "capnp",
+            "rustls",
+            "replay_wire",
+            "replay_net",
+            "fstack_sys",
+        ],
+    );
+}

@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::take_place;
+use gradients::gathering::Gathering;
+use gradients::plane::Plane;
+use gradients::terms::{self, Terms};
+use gradients::worker::Failure;
+use gradients::{Counters, JoinJob, Limits, Ticket, Upstream};
 use replay_core::error::{Error, Result};
-use replay_core::gradients::gathering::Gathering;
-use replay_core::gradients::plane::Plane;
-use replay_core::gradients::terms::{self, Terms};
-use replay_core::gradients::worker::Failure;
-use replay_core::gradients::{Counters, JoinJob, Limits, Ticket, Upstream};
 use replay_core::replay::Wait;
 
 /// The server above this one.
@@ -120,7 +120,7 @@ impl Aggregators {
     /// Takes a worker into a job; or, with `below`, a server that has sums of so many.
     ///
     /// # Errors
-    /// Those of [`Aggregator::join_rack`](replay_core::gradients::Aggregator::join_rack), and [`Error::Gradients`] where the parent refuses.
+    /// Those of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] where the parent refuses.
     pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Joined> {
         terms::check(request)?;
         let asked = request;

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::aggregators::{Aggregators, Joined};
 use crate::receive::ReceiveBudgets;
+use gradients::JoinJob;
 use replay_core::error::{Error, Result};
-use replay_core::gradients::JoinJob;
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest};
 use replay_core::schema::TableConfig;

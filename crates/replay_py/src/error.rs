@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use gradients::Failure;
 use replay_core::error::{Error, ErrorCode};
-use replay_core::gradients::Failure;
 
 /// The exception class for a code.
 fn class_name(code: ErrorCode) -> &'static str {
@@ -65,7 +65,7 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 
 /// The exception for an error of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
-    if let Error::Gradients(failure) = &error {
+    if let Some(failure) = Failure::of(&error) {
         let raised = raise(py, gradient_class_name(failure), failure.to_string());
         return match failure {
             Failure::Missing { workers, .. } => with(py, raised, "missing", workers.clone()),

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::gradients::JoinJob;
+use gradients::JoinJob;
 use replay_net::client::{Client, GradientUpdates};
 
 use crate::context::context_manager;

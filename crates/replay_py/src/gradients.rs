@@ -8,8 +8,8 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
 use replay_core::error::{Error, Result};
-use replay_core::gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
 use replay_core::replay::Wait;
 use replay_net::client::{Client, GradientWorker};
 

@@ -9,8 +9,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
+use gradients::Asynchronous;
 use replay_core::error::{Error, ErrorCode};
-use replay_core::gradients::Asynchronous;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Listing, Replay, SampleRequest};
 use replay_core::schema::{Dtype, TableConfig};

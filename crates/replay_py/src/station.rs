@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use replay_core::gradients::plane::DpdkConfig;
+use gradients::plane::DpdkConfig;
 
 use crate::error;
 

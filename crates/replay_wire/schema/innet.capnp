@@ -348,7 +348,7 @@ enum Arithmetic {
 
 struct JoinGradients {
   # One for each connection. The place is the worker's for as long as the connection is open; gradients and sums
-  # are datagrams (crates/replay_core/src/gradients/packet.rs).
+  # are datagrams (crates/gradients/src/packet.rs).
   job @0 :Text;
   worker @1 :UInt16;
   # from 0; who takes a place that is taken replaces its worker

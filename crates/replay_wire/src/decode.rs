@@ -12,8 +12,8 @@ use capnp::{Word, text};
 use super::frame::Frame;
 use super::innet_capnp as wire;
 use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
+use gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, Parameters, Push, PushBody,
     SampleRequest, Sampled, SampledItem, UpdateReceipt, WriterOpened,

@@ -7,8 +7,8 @@ use capnp::serialize;
 use super::frame::{HEADER_BYTES, OutgoingFrame};
 use super::innet_capnp as wire;
 use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
+use gradients::JoinJob;
 use replay_core::error::{Error, Result};
-use replay_core::gradients::JoinJob;
 use replay_core::replay::{Listing, OpenWriter, Push, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 

@@ -45,8 +45,8 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 
+use gradients::{JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode};
-use replay_core::gradients::{JoinJob, Ticket};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
 };

@@ -2,8 +2,8 @@
 //! variant that is added on one side alone does not compile.
 
 use super::innet_capnp as wire;
+use gradients::Arithmetic;
 use replay_core::error::ErrorCode;
-use replay_core::gradients::Arithmetic;
 use replay_core::schema::{Codec, Dtype, Sampler};
 
 macro_rules! same_variants {

@@ -6,8 +6,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode};
-use replay_core::gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_wire::*;

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::oneshot;
 
-use replay_core::gradients::packet::MAX_DATAGRAM;
+use gradients::packet::MAX_DATAGRAM;
 
 type Socket = tokio::net::UdpSocket;
 

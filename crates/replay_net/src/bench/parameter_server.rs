@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use replay_core::gradients::arithmetic;
-use replay_core::gradients::packet::Kind;
+use gradients::arithmetic;
+use gradients::packet::Kind;
 
 /// Bytes received at a time: they are still in the cache when they are added.
 const PIECE: usize = 128 << 10;

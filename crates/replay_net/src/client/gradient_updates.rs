@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer};
 use super::gradients::{Entry, enter};
 use crate::stack::Address;
+use gradients::{Contributions, JoinJob, UdpUpdates, UdpWorker};
 use replay_core::error::{Error, Result};
-use replay_core::gradients::{Contributions, JoinJob, UdpUpdates, UdpWorker};
 use replay_core::replay::Wait;
 
 /// A worker's place in an asynchronous job, from [`Client::follow_gradients`](super::Client::follow_gradients). Dropped, it leaves.

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
+use gradients::plane::{DpdkConfig, End, PlaneWorker};
+use gradients::{Command, Failure, JoinJob, Sum, Ticket};
 use replay_core::error::{Error, Result};
-use replay_core::gradients::plane::{DpdkConfig, End, PlaneWorker};
-use replay_core::gradients::{Command, Failure, JoinJob, Sum, Ticket};
 use replay_core::replay::Wait;
 use replay_wire::{GradientsJoined, ReplyBody, RequestBody};
 

@@ -36,6 +36,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use crate::stack::Address;
+use ::gradients::JoinJob;
+use ::gradients::plane::DpdkConfig;
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
@@ -43,8 +45,6 @@ use keys::IncarnationTag;
 use pipeline::{is_broken, unexpected};
 use pool::{ConnectionPool, Retry};
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::gradients::JoinJob;
-use replay_core::gradients::plane::DpdkConfig;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
     UpdateReceipt, Wait,

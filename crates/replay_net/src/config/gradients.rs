@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::ServerConfig;
 use crate::stack::{Address, StackName};
+use gradients::Limits;
+use gradients::plane::DpdkConfig;
 use replay_core::error::{Error, Result};
-use replay_core::gradients::Limits;
-use replay_core::gradients::plane::DpdkConfig;
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Threads that one server may sum with.

@@ -18,8 +18,8 @@ use crate::client::connection::Dialer;
 use crate::config::ServerConfig;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
+use gradients::plane::Plane;
 use replay_core::error::{Error, Result};
-use replay_core::gradients::plane::Plane;
 use replay_core::memory::Memory;
 
 /// Open descriptors of a process besides its connections.

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-use replay_core::gradients::dpdk::DpdkConfig;
+use gradients::dpdk::DpdkConfig;
 use replay_core::replay::{Replay, Wait};
 use replay_net::client::{ConnectOptions, connect};
 

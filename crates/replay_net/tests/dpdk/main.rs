@@ -1,11 +1,6 @@
-//! Gradients over DPDK's devices: memif within this process, and af_packet on veth pairs, whose other end is the kernel's. DPDK starts once
-//! in a process and its devices are plugged in by each test, so all tests share a process.
-
-#![allow(clippy::print_stdout, reason = "what was skipped")]
+//! The command on DPDK's devices: over memif, and over veth pairs by af_packet. `make dpdk-test`.
 
 mod command;
-mod memif;
-mod refusals;
+#[path = "../../../gradients/tests/dpdk/setup.rs"]
+#[allow(dead_code)]
 mod setup;
-mod switch;
-mod veth;

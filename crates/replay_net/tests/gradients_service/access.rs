@@ -3,9 +3,9 @@
 use std::net::UdpSocket;
 use std::time::Instant;
 
+use gradients::JoinJob;
+use gradients::packet::{Ack, Header, Kind, Status};
 use replay_core::ErrorCode;
-use replay_core::gradients::JoinJob;
-use replay_core::gradients::packet::{Ack, Header, Kind, Status};
 use replay_core::replay::Wait;
 use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;

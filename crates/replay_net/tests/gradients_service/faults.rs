@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use replay_core::gradients::{Command, Failure, JoinJob};
+use gradients::{Command, Failure, JoinJob};
 use replay_core::replay::Wait;
 use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
@@ -39,14 +39,14 @@ fn a_worker_whose_connection_ends_in_the_middle_is_named_at_once() {
     sum_rounds(&mut workers, 1, 1000);
     let gone = workers.pop().unwrap();
     let error = failing(&serving, &mut workers[0], move || drop(gone));
-    let Error::Gradients(Failure::Missing {
+    let Some(Failure::Missing {
         workers: missing,
         reason,
-    }) = error
+    }) = Failure::of(&error)
     else {
         panic!("{error}");
     };
-    assert_eq!(missing, [1]);
+    assert_eq!(*missing, [1]);
     assert!(
         reason.contains("worker 1 (host-1) left in the middle of round 2"),
         "{reason}"
@@ -75,7 +75,7 @@ fn a_worker_that_does_not_come_is_named_at_the_deadline_with_what_to_do() {
         assert!(said.contains(part), "{said}");
     }
     assert!(
-        matches!(error, Error::Gradients(Failure::Missing { workers, .. }) if workers == [1, 2])
+        matches!(Failure::of(&error), Some(Failure::Missing { workers, .. }) if *workers == [1, 2])
     );
 }
 
@@ -118,15 +118,15 @@ fn a_server_that_stands_still_is_an_error_at_the_deadline() {
     let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGSTOP));
     // Whether it had been heard in this round decides which.
     let either = matches!(
-        &error,
-        Error::Gradients(Failure::Missing { .. } | Failure::Silent { .. })
+        Failure::of(&error),
+        Some(Failure::Missing { .. } | Failure::Silent { .. })
     );
     assert!(either, "{error}");
     let error = workers[1]
         .sum(&mut [1.0], false, &Wait::forever())
         .unwrap_err();
     assert!(
-        matches!(&error, Error::Gradients(Failure::Silent { .. })),
+        matches!(Failure::of(&error), Some(Failure::Silent { .. })),
         "{error}"
     );
     // To join takes no longer either.

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use replay_core::gradients::{Arithmetic, Command, Failure, JoinJob};
+use gradients::{Arithmetic, Command, Failure, JoinJob};
 use replay_core::replay::Wait;
 use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
@@ -179,10 +179,10 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
     let mut vectors = whole_numbers(ALL.into(), 2000, 5);
     for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
         let error = failed.unwrap_err();
-        let Error::Gradients(Failure::Missing { workers, reason }) = error else {
+        let Some(Failure::Missing { workers, reason }) = Failure::of(&error) else {
             panic!("{error}");
         };
-        assert_eq!(workers, [1]);
+        assert_eq!(*workers, [1]);
         assert!(reason.contains("worker 1 (host-1-1)"), "{reason}");
     }
     for worker in &mut workers {
@@ -244,7 +244,7 @@ fn a_rack_that_is_killed_ends_sums_in_all_racks_and_comes_back() {
     });
     for failed in failed {
         let error = failed.unwrap_err();
-        let Error::Gradients(Failure::Missing { workers, reason }) = error else {
+        let Some(Failure::Missing { workers, reason }) = Failure::of(&error) else {
             panic!("{error}");
         };
         // Numbers would be those of workers.

@@ -2,8 +2,8 @@
 
 use std::thread;
 
+use gradients::{Arithmetic, Command, JoinJob};
 use replay_core::ErrorCode;
-use replay_core::gradients::{Arithmetic, Command, JoinJob};
 use replay_core::replay::{Replay, Wait};
 
 use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gradients::{Arithmetic, JoinJob, Sum};
 use replay_core::Result;
-use replay_core::gradients::{Arithmetic, JoinJob, Sum};
 use replay_core::replay::{Replay, Wait};
 use replay_net::client::{Client, ConnectOptions, GradientWorker, connect};
 use replay_net::stack::Address;

@@ -1,0 +1,448 @@
+//! Frames: as much of Ethernet, IPv4, UDP and ARP as gradients need. Addresses and lengths are checked, checksums verified and written, in
+//! software: most devices without hardware can do neither.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
+
+use super::checksum::{fold, sum};
+use crate::datagrams::DSCP;
+use crate::packet::MAX_DATAGRAM;
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+/// Everybody's.
+pub const BROADCAST: Mac = [0xFF; 6];
+/// Longest frame that is sent, without its check sequence.
+pub const MAX_FRAME: usize = PAYLOAD_AT + MAX_DATAGRAM;
+/// Bytes of an ARP frame.
+pub const ARP_FRAME: usize = 42;
+
+const ETHERNET: usize = 14;
+const IP: usize = 20;
+const UDP: usize = 8;
+const PAYLOAD_AT: usize = ETHERNET + IP + UDP;
+/// Shorter frames are filled up: Ethernet's 64 bytes without the check sequence.
+const MIN_FRAME: usize = 60;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const ARP: [u8; 2] = [0x08, 0x06];
+const PROTOCOL_UDP: u8 = 17;
+const HOPS: u8 = 64;
+
+/// What a frame is to a station.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// A marked datagram for it.
+    Datagram(Found),
+    /// Marked and for its address, but damaged, cut short, in fragments, or for a port that it does not have.
+    Broken,
+    /// ARP, whomever it asks.
+    Arp(Arp),
+    /// Anything else.
+    Other,
+}
+
+/// A datagram in a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Where it is from.
+    pub from: SocketAddrV4,
+    /// Which of the station's UDP ports it is for, from 0.
+    pub port: u16,
+    /// Where in the frame it is.
+    pub at: Range<usize>,
+}
+
+impl Frame {
+    /// What `frame` is to the station at `here`, which has `ports` UDP ports from that one on.
+    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Frame {
+        match Headers::of(frame) {
+            None => Arp::read(frame).map_or(Frame::Other, Frame::Arp),
+            Some(headers) if !headers.is_for(*here.ip()) => Frame::Other,
+            Some(headers) => {
+                let found = headers.datagram(frame, here.port(), ports);
+                found.map_or(Frame::Broken, Frame::Datagram)
+            }
+        }
+    }
+}
+
+impl Found {
+    /// The datagram that [`Frame::read`] finds, without saying what else the frame may be.
+    #[inline(always)]
+    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Option<Found> {
+        let headers = Headers::of(frame)?;
+        let mine = headers.is_for(*here.ip());
+        mine.then(|| headers.datagram(frame, here.port(), ports))?
+    }
+}
+
+/// The first bytes of an IPv4 frame.
+struct Headers<'a>(&'a [u8; PAYLOAD_AT]);
+
+impl<'a> Headers<'a> {
+    #[inline]
+    fn of(frame: &'a [u8]) -> Option<Self> {
+        let head: &[u8; PAYLOAD_AT] = frame.first_chunk()?;
+        (head[12..14] == IPV4 && head[14] >> 4 == 4).then_some(Headers(head))
+    }
+
+    /// The lower two bits of the traffic class are the path's, not the sender's (RFC 3168).
+    #[inline]
+    fn is_for(&self, here: Ipv4Addr) -> bool {
+        u32::from(self.0[15] >> 2) == DSCP
+            && self.0[23] == PROTOCOL_UDP
+            && self.0[30..34] == here.octets()
+    }
+
+    #[inline(always)]
+    fn datagram(&self, frame: &[u8], first_port: u16, ports: u16) -> Option<Found> {
+        let head = self.0;
+        let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        let ip_bytes = 4 * usize::from(head[14] & 15);
+        let total = usize::from(pair(16));
+        const MORE_OR_OFFSET: u16 = 0x3FFF;
+        if ip_bytes != IP || pair(20) & MORE_OR_OFFSET != 0 {
+            return None;
+        }
+        let udp = frame.get(ETHERNET + IP..ETHERNET + total)?;
+        let length = usize::from(pair(38));
+        let port = pair(36).wrapping_sub(first_port);
+        if length < UDP || length > udp.len() || port >= ports {
+            return None;
+        }
+        let udp = &udp[..length];
+        let whole = |sum: u64| fold(sum) == u16::MAX;
+        if !whole(sum(&head[ETHERNET..ETHERNET + IP])) {
+            return None;
+        }
+        // 0 is for none, as IPv4 allows.
+        let addresses_and_udp = sum(&head[26..PAYLOAD_AT]) + pseudo(length);
+        if pair(40) != 0 && !whole(addresses_and_udp + sum(&udp[UDP..])) {
+            return None;
+        }
+        let source = Ipv4Addr::new(head[26], head[27], head[28], head[29]);
+        Some(Found {
+            from: SocketAddrV4::new(source, pair(34)),
+            port,
+            at: PAYLOAD_AT..ETHERNET + IP + length,
+        })
+    }
+}
+
+/// The part of UDP's pseudo header that is neither address.
+fn pseudo(length: usize) -> u64 {
+    let [high, low] = (length as u16).to_be_bytes();
+    u64::from(u32::from_le_bytes([0, PROTOCOL_UDP, high, low]))
+}
+
+/// The way from a station to another one: the headers of all its datagrams, but for their lengths and checksums.
+#[derive(Debug, Clone)]
+pub struct Route {
+    head: [u8; PAYLOAD_AT],
+    ip_sum: u64,
+    udp_sum: u64,
+}
+
+impl Route {
+    /// From one station to the other.
+    pub fn new(from: (SocketAddrV4, Mac), to: (SocketAddrV4, Mac)) -> Self {
+        let mut head = [0; PAYLOAD_AT];
+        head[..6].copy_from_slice(&to.1);
+        head[6..12].copy_from_slice(&from.1);
+        head[12..14].copy_from_slice(&IPV4);
+        head[14] = 0x45;
+        head[15] = (DSCP << 2) as u8;
+        // Not to be cut into fragments: an aggregator takes none.
+        head[20] = 0x40;
+        head[22] = HOPS;
+        head[23] = PROTOCOL_UDP;
+        head[26..30].copy_from_slice(&from.0.ip().octets());
+        head[30..34].copy_from_slice(&to.0.ip().octets());
+        head[34..36].copy_from_slice(&from.0.port().to_be_bytes());
+        head[36..38].copy_from_slice(&to.0.port().to_be_bytes());
+        Route {
+            ip_sum: sum(&head[14..34]),
+            udp_sum: sum(&head[26..38]),
+            head,
+        }
+    }
+
+    /// Writes the frame of a datagram of two parts to the beginning of `room`, which has [`MAX_FRAME`] bytes; returns its length. `None`
+    /// for a datagram that is too long.
+    #[inline]
+    pub fn write<const HEAD: usize>(
+        &self,
+        room: &mut [u8; MAX_FRAME],
+        head: &[u8; HEAD],
+        body: &[u8],
+    ) -> Option<usize> {
+        self.write_summed(room, head, body, sum(body))
+    }
+
+    /// [`Route::write`] of a second part whose [`sum`] is known.
+    #[inline]
+    pub fn write_summed<const HEAD: usize>(
+        &self,
+        room: &mut [u8; MAX_FRAME],
+        head: &[u8; HEAD],
+        body: &[u8],
+        body_sum: u64,
+    ) -> Option<usize> {
+        let payload = HEAD + body.len();
+        let end = PAYLOAD_AT + payload;
+        let (start, rest) = room.split_first_chunk_mut::<PAYLOAD_AT>()?;
+        let (head_room, rest) = rest.split_first_chunk_mut::<HEAD>()?;
+        *start = self.head;
+        *head_room = *head;
+        copy(rest.get_mut(..body.len())?, body);
+        let word = |length: usize| u16::from_le_bytes((length as u16).to_be_bytes());
+        let (total, length) = (word(IP + UDP + payload), word(UDP + payload));
+        let ip = !fold(self.ip_sum + u64::from(total));
+        // Summed where they come from: to read what has just been written takes longer.
+        let body_sum = match HEAD % 2 {
+            0 => body_sum,
+            _ => fold(body_sum).swap_bytes().into(),
+        };
+        let udp_sum = self.udp_sum + u64::from(length) + pseudo(UDP + payload);
+        // 0 would be none; its complement is as good.
+        let udp = match !fold(udp_sum + sum(head) + body_sum) {
+            0 => u16::MAX,
+            udp => udp,
+        };
+        for (at, word) in [(16, total), (24, ip), (38, length), (40, udp)] {
+            start[at..at + 2].copy_from_slice(&word.to_le_bytes());
+        }
+        if end < MIN_FRAME {
+            room[end..MIN_FRAME].fill(0);
+        }
+        Some(end.max(MIN_FRAME))
+    }
+}
+
+/// Copies `from` to `to`, which is as long. The few bytes of a short datagram are there before a call of the system's copy would begin.
+#[inline]
+fn copy(to: &mut [u8], from: &[u8]) {
+    match (from.first_chunk::<8>(), from.last_chunk::<8>()) {
+        (Some(first), Some(last)) if from.len() <= 16 => {
+            let (first, last) = (*first, *last);
+            to[..8].copy_from_slice(&first);
+            let at = to.len() - 8;
+            to[at..].copy_from_slice(&last);
+        }
+        _ => to.copy_from_slice(from),
+    }
+}
+
+/// A question for the Ethernet address of an IPv4 address, or the answer to one (RFC 826).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arp {
+    /// A question, not an answer.
+    pub asks: bool,
+    /// Who says it.
+    pub from: (Ipv4Addr, Mac),
+    /// Whose address it is about; with a question its Ethernet address is not known.
+    pub to: (Ipv4Addr, Mac),
+}
+
+impl Arp {
+    /// Ethernet, IPv4, and the lengths of their addresses.
+    const KIND: [u8; 6] = [0, 1, IPV4[0], IPV4[1], 6, 4];
+
+    fn read(frame: &[u8]) -> Option<Self> {
+        let head: &[u8; ARP_FRAME] = frame.first_chunk()?;
+        if head[12..14] != ARP || head[14..20] != Self::KIND {
+            return None;
+        }
+        let station = |at: usize| {
+            let mut mac = [0; 6];
+            mac.copy_from_slice(&head[at..at + 6]);
+            let ip = Ipv4Addr::new(head[at + 6], head[at + 7], head[at + 8], head[at + 9]);
+            (ip, mac)
+        };
+        let asks = match head[20..22] {
+            [0, 1] => true,
+            [0, 2] => false,
+            _ => return None,
+        };
+        Some(Arp {
+            asks,
+            from: station(22),
+            to: station(32),
+        })
+    }
+
+    /// Writes the frame to the beginning of `room`; returns its length.
+    pub fn write(&self, room: &mut [u8; MAX_FRAME]) -> usize {
+        room[..MIN_FRAME].fill(0);
+        let to = if self.asks { BROADCAST } else { self.to.1 };
+        room[..6].copy_from_slice(&to);
+        room[6..12].copy_from_slice(&self.from.1);
+        room[12..14].copy_from_slice(&ARP);
+        room[14..20].copy_from_slice(&Self::KIND);
+        room[21] = if self.asks { 1 } else { 2 };
+        for (at, (ip, mac)) in [(22, self.from), (32, self.to)] {
+            room[at..at + 6].copy_from_slice(&mac);
+            room[at + 6..at + 10].copy_from_slice(&ip.octets());
+        }
+        MIN_FRAME
+    }
+
+    /// The answer of the station that is asked, whose Ethernet address is `mac`.
+    pub fn answer(&self, mac: Mac) -> Arp {
+        Arp {
+            asks: false,
+            from: (self.to.0, mac),
+            to: self.from,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: (SocketAddrV4, Mac) = (
+        SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 1), 40_000),
+        [2, 0, 0, 0, 0, 1],
+    );
+    const B: (SocketAddrV4, Mac) = (
+        SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 2), 7711),
+        [2, 0, 0, 0, 0, 2],
+    );
+
+    fn frame<const HEAD: usize>(head: &[u8; HEAD], body: &[u8]) -> Vec<u8> {
+        let mut room = [0xAA; MAX_FRAME];
+        let bytes = Route::new(A, B).write(&mut room, head, body).unwrap();
+        room[..bytes].to_vec()
+    }
+
+    fn read(frame: &[u8]) -> Frame {
+        Frame::read(frame, B.0, 1)
+    }
+
+    fn survives<const HEAD: usize>(datagram: &[u8]) {
+        let Some((head, body)) = datagram.split_first_chunk::<HEAD>() else {
+            return;
+        };
+        let frame = frame(head, body);
+        assert_eq!(frame.len(), (PAYLOAD_AT + datagram.len()).max(60));
+        let Frame::Datagram(found) = read(&frame) else {
+            panic!("{} bytes: {:?}", datagram.len(), read(&frame));
+        };
+        assert_eq!((found.from, found.port), (A.0, 0));
+        assert_eq!(frame[found.at], *datagram);
+    }
+
+    #[test]
+    fn what_is_written_is_read_at_every_length() {
+        let bytes: Vec<u8> = (0..MAX_DATAGRAM).map(|i| (i * 31 + 7) as u8).collect();
+        for length in (0..64).chain(1400..=MAX_DATAGRAM) {
+            let datagram = &bytes[..length];
+            let heads = [survives::<0>, survives::<7>, survives::<10>, survives::<18>];
+            heads.iter().for_each(|survives| survives(datagram));
+        }
+        let mut room = [0; MAX_FRAME];
+        let too_long = Route::new(A, B).write(&mut room, &[0; 10], &[0; MAX_DATAGRAM - 9]);
+        assert_eq!(too_long, None);
+    }
+
+    /// A datagram of Linux's to port 7711, taken off a veth pair whose sender had its checksum offload off.
+    const KERNEL: [u8; 47] = [
+        0x02, 0x00, 0x00, 0x00, 0x00, 0x02, 0x02, 0x00, 0x00, 0x00, 0x00, 0x01, 0x08, 0x00, 0x45,
+        0xb8, 0x00, 0x21, 0x4d, 0x5e, 0x40, 0x00, 0x40, 0x11, 0xd8, 0xa3, 0x0a, 0x08, 0x00, 0x01,
+        0x0a, 0x08, 0x00, 0x02, 0x9c, 0x40, 0x1e, 0x1f, 0x00, 0x0d, 0xed, 0x8f, 0x68, 0x65, 0x6c,
+        0x6c, 0x6f,
+    ];
+
+    #[test]
+    fn frames_are_those_of_the_kernel() {
+        let Frame::Datagram(found) = read(&KERNEL) else {
+            panic!("{:?}", read(&KERNEL));
+        };
+        assert_eq!((found.from, &KERNEL[found.at]), (A.0, b"hello".as_slice()));
+        let mut ours = frame(b"he", b"llo");
+        assert_eq!(ours.split_off(KERNEL.len()), [0; 13]);
+        // The kernel numbers its datagrams, which changes the checksum of IPv4, too.
+        for but in [18..20, 24..26] {
+            ours[but.clone()].copy_from_slice(&KERNEL[but]);
+        }
+        assert_eq!(ours, KERNEL);
+    }
+
+    #[test]
+    fn one_wrong_bit_breaks_a_datagram() {
+        let good = frame(b"0123456789", b"abcdefgh");
+        for at in 14..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                let found = read(&bad);
+                let ecn = at == 15 && bit < 2;
+                let elsewhere =
+                    at == 14 && bit >= 4 || at == 15 || at == 23 || (30..34).contains(&at);
+                match found {
+                    Frame::Other => assert!(elsewhere && !ecn, "byte {at}, bit {bit}"),
+                    Frame::Broken => assert!(!elsewhere || ecn, "byte {at}, bit {bit}"),
+                    // A checksum that became 0 says that there is none.
+                    Frame::Datagram(..) => assert!(bad[40..42] == [0, 0], "byte {at}, bit {bit}"),
+                    Frame::Arp(_) => panic!("byte {at}, bit {bit}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_for_here_is_told_apart() {
+        let good = frame(b"0123456789", b"abcdefgh");
+        let at = |ip: [u8; 4], port| SocketAddrV4::new(ip.into(), port);
+        assert_eq!(Frame::read(&good, at([10, 8, 0, 3], 7711), 9), Frame::Other);
+        let first_port = |first, ports| Frame::read(&good, at([10, 8, 0, 2], first), ports);
+        assert_eq!(first_port(7712, 9), Frame::Broken);
+        assert_eq!(first_port(7709, 2), Frame::Broken);
+        assert!(matches!(
+            first_port(7709, 3),
+            Frame::Datagram(Found { port: 2, .. })
+        ));
+        for length in 0..PAYLOAD_AT {
+            assert_eq!(read(&good[..length]), Frame::Other);
+        }
+        assert_eq!(read(&good[..PAYLOAD_AT + 17]), Frame::Broken);
+        // A fragment, with a right checksum.
+        let mut fragment = good.clone();
+        fragment[20] = 0x20;
+        fragment[24..26].fill(0);
+        let sum = !fold(sum(&fragment[14..34]));
+        fragment[24..26].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(read(&fragment), Frame::Broken);
+        // The path may mark congestion.
+        let mut marked = good;
+        marked[15] |= 3;
+        marked[24..26].fill(0);
+        let sum = !fold(super::sum(&marked[14..34]));
+        marked[24..26].copy_from_slice(&sum.to_le_bytes());
+        assert!(matches!(read(&marked), Frame::Datagram(..)));
+    }
+
+    #[test]
+    fn arp_survives_the_wire_and_is_answered() {
+        let question = Arp {
+            asks: true,
+            from: (*A.0.ip(), A.1),
+            to: (*B.0.ip(), [0; 6]),
+        };
+        let mut room = [0xAA; MAX_FRAME];
+        let bytes = question.write(&mut room);
+        assert_eq!((bytes, &room[..6]), (60, &BROADCAST[..]));
+        assert_eq!(read(&room[..bytes]), Frame::Arp(question));
+        let answer = question.answer(B.1);
+        let bytes = answer.write(&mut room);
+        assert_eq!(room[..6], A.1);
+        let Frame::Arp(heard) = Frame::read(&room[..bytes], A.0, 1) else {
+            panic!("no answer");
+        };
+        assert_eq!(heard.from, (*B.0.ip(), B.1));
+        assert_eq!(heard.to, (*A.0.ip(), A.1));
+        room[21] = 3;
+        assert_eq!(Frame::read(&room[..bytes], A.0, 1), Frame::Other);
+    }
+}

@@ -1,0 +1,218 @@
+//! Workers that die, lag or come back: an error that names them, in bounded time.
+
+use std::time::Duration;
+
+use gradients::{Command, Exchange, Failure, JoinJob, Limits, Round};
+
+use crate::network::{Faults, Network, Port, address, as_f32, exact, request, whole_numbers};
+
+fn pair(network: &mut Network) -> Vec<gradients::Worker> {
+    network.join_all(&[request(0, 2), request(1, 2)])
+}
+
+#[test]
+fn a_worker_that_dies_in_the_middle_is_named_to_all_others() {
+    let mut network = Network::new(1, Faults::MANY, Limits::default());
+    let requests: Vec<JoinJob> = (0..3).map(|w| request(w, 3)).collect();
+    let mut workers = network.join_all(&requests);
+    let mut vectors = whole_numbers(3, 2000, 1);
+    network.sum(&mut workers, &mut vectors, false);
+    // It sends a part of the next round, and then nothing more.
+    let mut first = vectors[2].clone();
+    let now = network.wire.now;
+    let begun = now;
+    let mut round = Round::new(
+        &mut workers[2],
+        &mut first,
+        false,
+        now,
+        now + Duration::from_secs(9),
+    );
+    round.poll(now, &mut Port(&mut network.wire, address(2)));
+    drop(round);
+    network.pass(Duration::from_millis(1));
+    network.wire.dead.insert(address(2));
+    let results = network.sum(&mut workers[..2], &mut vectors[..2], false);
+    for result in results {
+        let Err(Failure::Missing {
+            workers, reason, ..
+        }) = result
+        else {
+            panic!("{result:?}");
+        };
+        assert_eq!(workers, [2]);
+        assert!(reason.contains("worker 2 (host-2), last heard"), "{reason}");
+    }
+    // The job's deadline is 2 s, and what waited first had been there when it began.
+    assert!(network.wire.now - begun < Duration::from_secs(3));
+}
+
+#[test]
+fn a_worker_that_never_joined_is_named() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut workers = network.join_all(&[request(0, 2)]);
+    let result = network.sum(&mut workers, &mut [vec![1.0; 9]], false);
+    let error = result[0].as_ref().unwrap_err().to_string();
+    assert!(error.contains("worker 1, which never joined"), "{error}");
+    assert!(error.contains("waited 2000 ms"), "{error}");
+}
+
+#[test]
+fn a_worker_whose_connection_breaks_fails_the_round_at_once() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let requests = [request(0, 2), request(1, 2)];
+    let mut worker = network.join(0, &requests[0]).unwrap();
+    let (_, ticket) = network.ticket(0, &requests[1], None).unwrap();
+    let begun = network.wire.now;
+    let mut values = vec![1.0; 9];
+    let round = Round::new(
+        &mut worker,
+        &mut values,
+        false,
+        begun,
+        begun + Duration::from_secs(9),
+    );
+    let mut rounds = vec![(address(0), round)];
+    network.run_for(&mut rounds, Duration::from_millis(4));
+    let (at, aggregator) = &mut network.aggregators[0];
+    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    let result = network.drive(rounds).remove(0);
+    let error = result.unwrap_err().to_string();
+    assert!(
+        error.contains("worker 1 (host-1) left in the middle of round 1"),
+        "{error}"
+    );
+    assert!(network.wire.now - begun < Duration::from_millis(100));
+}
+
+#[test]
+fn an_aggregator_that_is_gone_is_an_error_at_the_workers_deadline() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut workers = pair(&mut network);
+    let mut vectors = whole_numbers(2, 50, 1);
+    network.sum(&mut workers, &mut vectors, false);
+    network.wire.dead.insert(address(1000));
+    let begun = network.wire.now;
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        assert!(matches!(result, Err(Failure::Silent { .. })), "{result:?}");
+    }
+    assert_eq!(network.wire.now - begun, Duration::from_secs(10));
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        assert_eq!(result, Err(Failure::Broken));
+    }
+    assert!(matches!(
+        network.call(0, &mut workers[0], Command::Reset),
+        Err(Failure::Silent { .. })
+    ));
+}
+
+#[test]
+fn an_aggregator_that_falls_silent_blames_no_worker() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let patient = |worker| JoinJob {
+        deadline: Duration::from_secs(60),
+        ..request(worker, 2)
+    };
+    let mut workers = network.join_all(&[patient(0), patient(1)]);
+    let mut values = vec![1.0; 9];
+    let begun = network.wire.now;
+    let round = Round::new(
+        &mut workers[0],
+        &mut values,
+        false,
+        begun,
+        begun + Duration::from_secs(10),
+    );
+    let mut rounds = vec![(address(0), round)];
+    // It has said whom it waits for.
+    network.run_for(&mut rounds, Duration::from_secs(3));
+    network.wire.dead.insert(address(1000));
+    let failure = network.drive(rounds).remove(0).unwrap_err();
+    let Failure::Silent { waited_ms, .. } = failure else {
+        panic!("{failure:?}");
+    };
+    assert!((6900..7100).contains(&waited_ms), "{waited_ms}");
+    assert_eq!(network.wire.now - begun, Duration::from_secs(10));
+}
+
+#[test]
+fn after_a_failure_a_reset_by_every_worker_goes_on_exactly() {
+    for seed in 0..20 {
+        let mut network = Network::new(seed, Faults::MANY, Limits::default());
+        let mut workers = pair(&mut network);
+        let mut vectors = whole_numbers(2, 400, seed);
+        network.sum(&mut workers, &mut vectors, false);
+        network.wire.dead.insert(address(1));
+        let failed = network.sum(&mut workers[..1], &mut vectors[..1], false);
+        assert!(matches!(failed[0], Err(Failure::Missing { .. })));
+        network.wire.dead.clear();
+        let late = network.sum_at(1, &mut workers[1], &mut vectors[1]);
+        assert!(late.is_err(), "the job has failed: {late:?}");
+        for (port, worker) in workers.iter_mut().enumerate() {
+            network.call(port as u16, worker, Command::Reset).unwrap();
+        }
+        assert_eq!(workers[0].next_round(), workers[1].next_round());
+        for round in 0..3 {
+            let mut vectors = whole_numbers(2, 400, 100 * seed + round);
+            let expected = as_f32(&exact(&vectors));
+            for result in network.sum(&mut workers, &mut vectors, false) {
+                result.unwrap();
+            }
+            assert_eq!(vectors, [expected.clone(), expected]);
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_comes_back_as_another_process_begins_with_the_others() {
+    let mut network = Network::new(4, Faults::MANY, Limits::default());
+    let mut workers = pair(&mut network);
+    let mut vectors = whole_numbers(2, 100, 1);
+    network.sum(&mut workers, &mut vectors, false);
+    let requests = [request(0, 2), request(1, 2)];
+    // Both crash and come back, one after the other: what they had contributed is not taken for theirs.
+    let mut workers = network.join_all(&requests);
+    assert_eq!(workers[0].next_round(), workers[1].next_round());
+    let mut vectors = whole_numbers(2, 100, 2);
+    let expected = as_f32(&exact(&vectors));
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        result.unwrap();
+    }
+    assert_eq!(vectors, [expected.clone(), expected]);
+}
+
+#[test]
+fn vectors_of_different_lengths_are_an_error_that_says_so() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut workers = pair(&mut network);
+    let mut vectors = vec![vec![1.0; 10], vec![1.0; 12]];
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("vectors of the same length"), "{error}");
+    }
+}
+
+#[test]
+fn jobs_that_nobody_is_heard_of_are_forgotten() {
+    let limits = Limits {
+        idle: Duration::from_secs(60),
+        jobs: 1,
+        ..Limits::default()
+    };
+    let mut network = Network::new(1, Faults::NONE, limits);
+    let mut workers = pair(&mut network);
+    let mut vectors = whole_numbers(2, 50, 1);
+    network.sum(&mut workers, &mut vectors, false);
+    let other = JoinJob {
+        job: "other".into(),
+        ..request(0, 2)
+    };
+    let error = network.join(0, &other).err().unwrap().to_string();
+    assert!(error.contains("gradient jobs"), "{error}");
+    network.pass(Duration::from_secs(61));
+    assert_eq!(network.aggregators[0].1.jobs(), 0);
+    network.join(0, &other).unwrap();
+    let strangers = network.counters().strangers;
+    network.sum(&mut workers, &mut vectors, false);
+    assert!(network.counters().strangers > strangers, "dead sessions");
+}

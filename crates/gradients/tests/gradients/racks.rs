@@ -1,0 +1,341 @@
+//! Racks and their parent: who may join, and what each hears when something goes wrong elsewhere.
+
+use std::time::Duration;
+
+use gradients::packet::{Ack, Header, Kind, Status};
+use gradients::{Arithmetic, Command, Failure, JoinJob, Limits, Round, Sum, Upstream, Worker};
+
+use crate::network::{
+    ALL, Faults, Network, Port, address, as_f32, exact, rack_request, request, two_levels,
+    whole_numbers,
+};
+
+fn racks(network: &mut Network) -> Vec<Worker> {
+    two_levels(network, Arithmetic::Float, Limits::default())
+}
+
+/// All but the last worker, which is the third of rack 1, have been told that it is missing.
+fn all_name_the_last(results: &[Result<Sum, Failure>]) {
+    assert_eq!(results.len(), ALL - 1);
+    for (worker, result) in results.iter().enumerate() {
+        let Err(Failure::Missing { workers, reason }) = result else {
+            panic!("{worker}: {result:?}");
+        };
+        assert_eq!(workers, &[2], "{reason}");
+        assert!(reason.contains("worker 2 (host-2)"), "{reason}");
+        // Another rack says where.
+        assert_eq!(
+            reason.contains("in rack 1 (rack-1)"),
+            worker < 3,
+            "{reason}"
+        );
+    }
+}
+
+#[test]
+fn racks_that_differ_are_told_what_differs() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let first = rack_request(0, 2, 2);
+    network.rack_ticket(0, &first, 1, None).unwrap();
+    let second = rack_request(1, 2, 7);
+    let refused = network.rack_ticket(0, &second, 1, None).unwrap_err();
+    assert!(refused.to_string().contains("rack 1 joins"), "{refused}");
+    assert!(
+        refused.to_string().contains("(world: 7, not 2)"),
+        "{refused}"
+    );
+    // A worker is no rack.
+    let worker = network
+        .join(0, &JoinJob { world: 2, ..first })
+        .err()
+        .unwrap();
+    assert!(
+        worker.to_string().contains("2 (workers), not 2 (racks)"),
+        "{worker}"
+    );
+}
+
+#[test]
+fn racks_whose_workers_cannot_add_up_to_all_are_refused_before_the_first_sum() {
+    // Of how many workers in all, the workers of each rack, and the racks that can come.
+    let cases: [(u32, &[u32], usize); 6] = [
+        (4, &[2], 0),
+        (4, &[4, 4], 0),
+        (4, &[2, 3], 1),
+        (4, &[2, 1], 1),
+        (6, &[2, 2, 3], 2),
+        (6, &[2, 2, 2], 3),
+    ];
+    for (world, racks, fit) in cases {
+        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        for (rack, &below) in (0..).zip(racks) {
+            let request = rack_request(rack, racks.len() as u16, world);
+            let joined = network.rack_ticket(0, &request, below, None);
+            assert_eq!(joined.is_ok(), usize::from(rack) < fit, "{joined:?}");
+            if let Err(error) = joined {
+                let said = error.to_string();
+                let part = format!("rack {rack} has {below}");
+                assert!(said.contains(&part) && said.contains("--racks"), "{said}");
+                break;
+            }
+        }
+        assert_eq!(network.aggregators[0].1.jobs(), usize::from(fit > 0));
+    }
+}
+
+#[test]
+fn a_rack_that_comes_back_is_counted_anew() {
+    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let (first, second) = (rack_request(0, 2, 4), rack_request(1, 2, 4));
+    network.rack_ticket(0, &first, 1, None).unwrap();
+    let (_, ticket) = network.rack_ticket(0, &second, 3, None).unwrap();
+    assert!(network.rack_ticket(0, &first, 2, None).is_err());
+    let (at, aggregator) = &mut network.aggregators[0];
+    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    network.rack_ticket(0, &first, 2, None).unwrap();
+    network.rack_ticket(0, &second, 2, None).unwrap();
+}
+
+#[test]
+fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
+    let mut network = Network::new(3, Faults::MANY, Limits::default());
+    let mut workers = racks(&mut network);
+    let mut vectors = whole_numbers(ALL, 300, 1);
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        result.unwrap();
+    }
+    let begun = network.wire.now;
+    let missing = address(5);
+    network.wire.dead.insert(missing);
+    let results = network.sum(&mut workers[..5], &mut vectors[..5], false);
+    all_name_the_last(&results);
+    assert!(network.wire.now - begun < Duration::from_secs(5));
+    network.wire.dead.clear();
+    let mut last = vec![0.0; 300];
+    let late = network.sum_at(5, &mut workers[5], &mut last);
+    assert!(late.is_err(), "{late:?}");
+    for (port, worker) in workers.iter_mut().enumerate() {
+        network.call(port as u16, worker, Command::Reset).unwrap();
+    }
+    for round in 0..3 {
+        let mut vectors = whole_numbers(ALL, 300, 50 + round);
+        let expected = as_f32(&exact(&vectors));
+        for result in network.sum(&mut workers, &mut vectors, false) {
+            result.unwrap();
+        }
+        assert!(vectors.iter().all(|vector| vector == &expected));
+    }
+}
+
+#[test]
+fn a_parent_that_is_gone_is_named() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let mut workers = racks(&mut network);
+    network.wire.dead.insert(address(1000));
+    let mut vectors = whole_numbers(ALL, 100, 1);
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("the aggregator at 10.0.0.1:1000"), "{error}");
+    }
+}
+
+#[test]
+fn a_worker_missing_in_the_first_round_is_named_in_all_racks() {
+    // Also where what the other rack says of it is lost, or what proves its path.
+    for lose in [vec![], vec![Kind::Halt; 2], vec![Kind::Join; 3]] {
+        let mut network = Network::new(3, Faults::NONE, Limits::default());
+        network.wire.lose = lose;
+        let mut workers = racks(&mut network);
+        network.wire.dead.insert(address(5));
+        let begun = network.wire.now;
+        let mut vectors = whole_numbers(ALL - 1, 300, 1);
+        all_name_the_last(&network.sum(&mut workers[..5], &mut vectors, false));
+        // Before the parent would have given up.
+        assert!(network.wire.now - begun < Duration::from_millis(2200));
+        assert!(network.wire.lose.is_empty());
+    }
+    for seed in 0..4 {
+        let mut network = Network::new(seed, Faults::MANY, Limits::default());
+        let mut workers = racks(&mut network);
+        network.wire.dead.insert(address(5));
+        let mut vectors = whole_numbers(ALL - 1, 300, 1);
+        all_name_the_last(&network.sum(&mut workers[..5], &mut vectors, false));
+    }
+}
+
+#[test]
+fn a_rack_that_is_missing_as_a_whole_is_named() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let mut workers = racks(&mut network);
+    let mut vectors = whole_numbers(3, 300, 1);
+    for result in network.sum(&mut workers[..3], &mut vectors, false) {
+        let Err(Failure::Missing { workers, reason }) = result else {
+            panic!("{result:?}");
+        };
+        // Numbers would be those of workers.
+        assert!(workers.is_empty());
+        assert!(
+            reason.contains("for rack 1 (rack-1), last heard"),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
+fn a_worker_that_suspends_the_job_does_so_in_all_racks() {
+    let mut network = Network::new(3, Faults::MANY, Limits::default());
+    let mut workers = racks(&mut network);
+    let halt = Command::Halt("out of disk".into());
+    network.call(1, &mut workers[1], halt).unwrap();
+    let mut vectors = whole_numbers(ALL, 30, 1);
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        let Err(Failure::Halted(reason)) = result else {
+            panic!("{result:?}");
+        };
+        assert!(
+            reason.contains("worker 1 suspended the job: out of disk"),
+            "{reason}"
+        );
+    }
+}
+
+#[test]
+fn a_worker_that_comes_back_is_an_error_in_all_racks_until_a_reset() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let mut workers = racks(&mut network);
+    let mut vectors = whole_numbers(ALL, 30, 1);
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        result.unwrap();
+    }
+    let again = JoinJob {
+        world: ALL as u32,
+        ..request(1, 3)
+    };
+    workers[1] = network.join(1, &again).unwrap();
+    let begun = network.wire.now;
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("worker 1 came back as another process"),
+            "{error}"
+        );
+    }
+    assert!(network.wire.now - begun < Duration::from_millis(500));
+    for (port, worker) in workers.iter_mut().enumerate() {
+        network.call(port as u16, worker, Command::Reset).unwrap();
+    }
+    for result in network.sum(&mut workers, &mut vectors, false) {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn a_rack_waits_for_its_parent_from_when_it_is_complete() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let mut workers = racks(&mut network);
+    let begun = network.wire.now;
+    let mut vectors = whole_numbers(ALL - 1, 30, 1);
+    let mut rounds = workers.iter_mut().zip(&mut vectors).zip(0..);
+    let mut begin = |network: &Network, count| {
+        let now = network.wire.now;
+        let until = now + Duration::from_secs(10);
+        let rounds = rounds.by_ref().take(count);
+        let rounds = rounds.map(|((worker, values), port)| {
+            let round = Round::new(worker, values, false, now, until);
+            (address(port), round)
+        });
+        rounds.collect::<Vec<_>>()
+    };
+    // The third one of rack 0 is late, and so is rack 1, where one never comes. The job's deadline is 2 s.
+    let mut running = begin(&network, 2);
+    network.run_for(&mut running, Duration::from_millis(1900));
+    running.extend(begin(&network, 3));
+    all_name_the_last(&network.drive(running));
+    assert!(network.wire.now - begun > Duration::from_millis(3800));
+}
+
+#[test]
+fn who_gives_up_first_says_whom_the_parent_waits_for() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let mut workers = racks(&mut network);
+    network.deadline = Duration::from_secs(1);
+    let mut vectors = whole_numbers(3, 30, 1);
+    for result in network.sum(&mut workers[..3], &mut vectors, false) {
+        let Err(Failure::Missing { workers, reason }) = result else {
+            panic!("{result:?}");
+        };
+        assert!(workers.is_empty());
+        let whom = "the aggregator at 10.0.0.1:1000, which waits for rack 1 (rack-1)";
+        assert!(reason.contains(whom), "{reason}");
+    }
+}
+
+/// One rack of one worker, the other of which is missing; what the parent sends is made up.
+fn lone_rack(network: &mut Network) -> (Worker, u32) {
+    let child = network.add_aggregator(Limits::default());
+    let (parent, ticket) = network
+        .rack_ticket(0, &rack_request(0, 2, 2), 1, None)
+        .unwrap();
+    let request = JoinJob {
+        world: 2,
+        ..request(0, 1)
+    };
+    let upstream = Upstream::new(parent, &ticket, 1);
+    let (at, own) = network.ticket(child, &request, Some(upstream)).unwrap();
+    (Worker::new(at, &request, &own), ticket.session)
+}
+
+fn parent_says(network: &mut Network, session: u32, ack: &Ack) {
+    let header = Header::new(Kind::Ack, session, 1, 0);
+    let datagram = [header.encode().as_slice(), &ack.encode()].concat();
+    let (at, rack) = &mut network.aggregators[1];
+    let mut out = Port(&mut network.wire, *at);
+    let now = out.0.now;
+    rack.receive(now, address(1000), &datagram, &mut out);
+}
+
+#[test]
+fn what_the_parent_no_longer_keeps_is_an_error_at_once() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let (mut worker, session) = lone_rack(&mut network);
+    let mut values = [1.0; 7];
+    let begun = network.wire.now;
+    let round = Round::new(
+        &mut worker,
+        &mut values,
+        false,
+        begun,
+        begun + Duration::from_secs(10),
+    );
+    let mut rounds = vec![(address(0), round)];
+    network.run_for(&mut rounds, Duration::from_millis(5));
+    let gone = Ack::new(Status::Gone, Kind::Float);
+    parent_says(&mut network, session, &gone);
+    let error = network.drive(rounds).remove(0).unwrap_err().to_string();
+    assert!(
+        error.contains("10.0.0.1:1000, no longer keeps segment 0 of round 1"),
+        "{error}"
+    );
+    assert!(network.wire.now - begun < Duration::from_millis(100));
+}
+
+#[test]
+fn a_path_that_is_proved_again_changes_nothing() {
+    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let (mut worker, session) = lone_rack(&mut network);
+    let mut values = [1.0; 70];
+    let begun = network.wire.now;
+    let round = Round::new(
+        &mut worker,
+        &mut values,
+        false,
+        begun,
+        begun + Duration::from_secs(10),
+    );
+    let mut rounds = vec![(address(0), round)];
+    network.run_for(&mut rounds, Duration::from_millis(5));
+    let (sent, counted) = (network.wire.sent, network.counters().counted);
+    assert_eq!(counted, 10);
+    parent_says(&mut network, session, &Ack::new(Status::Done, Kind::Join));
+    assert_eq!(network.wire.sent, sent);
+}

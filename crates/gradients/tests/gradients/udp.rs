@@ -1,0 +1,232 @@
+//! The same over the kernel's UDP on this machine.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gradients::{
+    Arithmetic, Asynchronous, Command, Failure, JoinJob, Limits, UdpAggregator, UdpUpdates,
+    UdpWorker, Upstream,
+};
+use replay_core::replay::Wait;
+
+use crate::network::{as_f32, exact, request, whole_numbers};
+
+/// Never reached, but by what hangs.
+const LONG: Duration = Duration::from_secs(60);
+
+fn start() -> UdpAggregator {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    UdpAggregator::start(address, Limits::default()).unwrap()
+}
+
+fn full(request: JoinJob) -> JoinJob {
+    JoinJob {
+        segment_values: 360,
+        deadline: LONG,
+        ..request
+    }
+}
+
+fn join(aggregator: &UdpAggregator, request: &JoinJob) -> UdpWorker {
+    let ticket = aggregator.join(request, None).unwrap();
+    let at = aggregator.address();
+    UdpWorker::new(at, request, &ticket, LONG, &Wait::forever()).unwrap()
+}
+
+/// Sums each vector with its worker, all at the same time, several rounds.
+fn sum_all(workers: Vec<UdpWorker>, rounds: u64, length: usize) {
+    let count = workers.len();
+    thread::scope(|scope| {
+        for (number, mut worker) in workers.into_iter().enumerate() {
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let vectors = whole_numbers(count, length, round);
+                    let mut mine = vectors[number].clone();
+                    let sum = worker.sum(&mut mine, false, LONG, &Wait::forever());
+                    assert_eq!(sum.unwrap().workers, count as u32);
+                    assert_eq!(mine, as_f32(&exact(&vectors)));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn workers_sum_over_udp() {
+    for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
+        let aggregator = start();
+        let join = |number| {
+            let request = JoinJob {
+                arithmetic,
+                ..full(request(number, 4))
+            };
+            join(&aggregator, &request)
+        };
+        sum_all((0..4).map(join).collect(), 4, 50_000);
+        let counters = aggregator.counters();
+        assert_eq!(counters.counted, 4 * counters.sums);
+        assert_eq!((counters.strangers, counters.malformed), (0, 0));
+    }
+}
+
+#[test]
+fn an_aggregator_with_a_parent_sums_over_udp() {
+    let parent = start();
+    let mut children = Vec::new();
+    let mut workers = Vec::new();
+    for rack in 0..2 {
+        let child = start();
+        let of_four = |number| JoinJob {
+            world: 4,
+            ..full(request(number, 2))
+        };
+        let up = parent.join_rack(&of_four(rack), 2, None).unwrap();
+        let mut upstream = Some(Upstream::new(parent.address(), &up, 2));
+        for number in 0..2 {
+            let request = of_four(number);
+            let ticket = child.join(&request, upstream.take()).unwrap();
+            let at = child.address();
+            let worker = UdpWorker::new(at, &request, &ticket, LONG, &Wait::forever());
+            workers.push(worker.unwrap());
+        }
+        children.push(child);
+    }
+    sum_all(workers, 3, 20_000);
+    assert_eq!(parent.counters().counted, 2 * parent.counters().sums);
+}
+
+#[test]
+fn a_worker_whose_connection_ends_fails_the_others_at_once() {
+    let aggregator = start();
+    let mut worker = join(&aggregator, &full(request(0, 2)));
+    let gone = aggregator.join(&full(request(1, 2)), None).unwrap();
+    thread::scope(|scope| {
+        let sum = scope.spawn(|| worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever()));
+        // Once it waits for the other one.
+        while aggregator.counters().counted == 0 {
+            thread::yield_now();
+        }
+        aggregator.leave(gone.session);
+        let error = sum.join().unwrap().unwrap_err();
+        let Failure::Missing { workers, reason } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(workers, [1]);
+        assert!(reason.contains("host-1) left in the middle"), "{reason}");
+    });
+}
+
+#[test]
+fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_goes_on() {
+    let aggregator = start();
+    let soon = |number| JoinJob {
+        deadline: Duration::from_secs(1),
+        ..full(request(number, 2))
+    };
+    let mut worker = join(&aggregator, &soon(0));
+    let failed = worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever());
+    assert!(matches!(failed, Err(Failure::Missing { workers, .. }) if workers == [1]));
+    let mut other = join(&aggregator, &soon(1));
+    for worker in [&mut worker, &mut other] {
+        worker.call(Command::Reset, LONG, &Wait::forever()).unwrap();
+    }
+    // Those who come within the deadline are summed up.
+    thread::scope(|scope| {
+        let sum = |worker: &mut UdpWorker| {
+            let mut values = [1.0; 10];
+            worker
+                .sum(&mut values, false, LONG, &Wait::forever())
+                .map(|_| values)
+        };
+        let first = scope.spawn(move || sum(&mut worker));
+        let second = sum(&mut other);
+        assert_eq!(first.join().unwrap().unwrap(), [2.0; 10]);
+        assert_eq!(second.unwrap(), [2.0; 10]);
+    });
+}
+
+#[test]
+fn nobody_hangs_where_nobody_answers_and_an_interrupt_ends_a_call() {
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let aggregator = start();
+    let request = full(request(0, 1));
+    let ticket = aggregator.join(&request, None).unwrap();
+    let at = silent.local_addr().unwrap();
+    let short = Duration::from_millis(30);
+    let nobody = UdpWorker::new(at, &request, &ticket, short, &Wait::forever());
+    assert!(matches!(nobody.err(), Some(Failure::Silent { .. })));
+    let begun = Instant::now();
+    let interrupted = Wait {
+        deadline: None,
+        interrupted: &|| true,
+    };
+    let ended = UdpWorker::new(at, &request, &ticket, LONG, &interrupted);
+    assert_eq!(ended.err(), Some(Failure::Interrupted));
+    assert!(begun.elapsed() < LONG);
+}
+
+#[test]
+fn asynchronous_workers_take_the_same_means_over_udp() {
+    const UPDATES: u64 = 30;
+    const LENGTH: usize = 20_000;
+    let aggregator = start();
+    let join = |number| {
+        let request = JoinJob {
+            asynchronous: Some(Asynchronous {
+                values: LENGTH as u32,
+                threshold: 2,
+                staleness: 3,
+            }),
+            ..full(request(number, 3))
+        };
+        let worker = join(&aggregator, &request);
+        UdpUpdates::start(worker, &request, 0, UPDATES, LONG).unwrap()
+    };
+    let workers: Vec<UdpUpdates> = (0..3).map(join).collect();
+    // What the weights of each update would be made of: what everyone takes, and where one goes on that was too far behind.
+    let taken: Mutex<Vec<Vec<f32>>> = Mutex::default();
+    let take_all = |updates: &UdpUpdates, mean: &mut Vec<f32>| loop {
+        match updates.take(mean) {
+            Ok(None) => return,
+            Ok(Some(index)) => {
+                let mut taken = taken.lock().unwrap();
+                match taken.get(index as usize - 1) {
+                    Some(others) => assert!(others == mean, "replicas took other means"),
+                    None => taken.push(mean.clone()),
+                }
+                assert!(taken.len() as u64 >= index);
+            }
+            Err(Failure::Behind { .. }) => updates.restart(taken.lock().unwrap().len() as u64),
+            Err(failure) => panic!("{failure}"),
+        }
+    };
+    let train = |number: usize, updates: &UdpUpdates| {
+        let mut mean = vec![0.0; LENGTH];
+        while updates.index() < UPDATES {
+            let index = updates.index();
+            let gradient = vec![(1 + number) as f32 + index as f32; LENGTH];
+            take_all(updates, &mut mean);
+            while updates.index() < UPDATES && !updates.offer(&gradient, index) {
+                // A failure is told by the next take.
+                let _ = updates.wait(true, LONG, &Wait::forever());
+                take_all(updates, &mut mean);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for (number, updates) in workers.iter().enumerate() {
+            let train = &train;
+            scope.spawn(move || train(number, updates));
+        }
+    });
+    assert_eq!(taken.lock().unwrap().len() as u64, UPDATES);
+    let told = workers.iter().map(UdpUpdates::contributions);
+    assert!(told.map(|told| told.counted).sum::<u64>() > 0);
+    let counters = aggregator.counters();
+    assert_eq!(
+        (counters.strangers, counters.malformed, counters.failed),
+        (0, 0, 0)
+    );
+}
