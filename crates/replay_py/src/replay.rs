@@ -31,7 +31,7 @@ use crate::table::PyTable;
 use crate::{log, wait};
 pub use draws::PyUpdateReceipt;
 
-/// A replay memory: in this process, or on a server (`connect`).
+/// A replay memory: in this process, or the connection to one on a server (`connect`).
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
 pub struct PyReplay {
     backend: Handle<Backend>,
@@ -198,7 +198,7 @@ impl PyReplay {
             .transpose()
     }
 
-    /// All tables by name.
+    /// The tables there are, by name.
     #[pyo3(signature = (timeout = None))]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
         let tables = self
@@ -210,7 +210,7 @@ impl PyReplay {
         Ok(named.collect())
     }
 
-    /// The newest version of all parameters by name.
+    /// The parameters there are: the newest version of each name.
     #[pyo3(signature = (timeout = None))]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
         let parameters = self

@@ -24,7 +24,7 @@
 //! | `names` | the schema's enumerations and ours |
 //! | [`handshake`] | versions and tokens: the server's side |
 //! | [`auth`] | challenge and response |
-//! | `innet_capnp` | generated from the schema (`examples/generate_wire.rs`) and committed |
+//! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
 mod decode;

@@ -1,13 +1,13 @@
 //! The committed Rust of the schema is the schema's.
 
-#[path = "../examples/generate_wire.rs"]
+#[path = "../schema/generate.rs"]
 #[allow(dead_code)]
-mod generate_wire;
+mod generate;
 
 use std::path::Path;
 use std::process::Command;
 
-use generate_wire::{CHECKSUMS, GENERATED, checksums, generate};
+use generate::{CHECKSUMS, GENERATED, checksums, generate};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -19,7 +19,7 @@ fn schema_and_generated_rust_are_those_of_the_checksums() {
     assert_eq!(
         committed,
         checksums(root()).unwrap(),
-        "run `cargo run -p replay_wire --example generate_wire`"
+        "run `make wire`"
     );
 }
 
@@ -46,6 +46,6 @@ fn generating_again_changes_nothing() {
     let again = std::fs::read_to_string(folder.path().join("innet_capnp.rs")).unwrap();
     assert!(
         committed == again,
-        "run `cargo run -p replay_wire --example generate_wire`"
+        "run `make wire`"
     );
 }

@@ -202,7 +202,7 @@ impl PyReplay {
         PyBatch::new(py, drawn.delivered())
     }
 
-    /// Iterates over draws, decoding ahead of the reader.
+    /// Draws again and again, decoding ahead of the reader.
     #[pyo3(
         signature = (
             table, count, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
@@ -266,13 +266,13 @@ impl PyReplay {
     }
 }
 
-/// Result of an update of priorities.
+/// What an update of priorities did.
 #[pyclass(name = "UpdateReceipt", module = "innet_drl", frozen, get_all, eq)]
 #[derive(PartialEq)]
 pub struct PyUpdateReceipt {
-    /// Number of updated items.
+    /// Keys whose item now has the new priority.
     applied: u32,
-    /// Number of keys without an item any more, which are ignored.
+    /// Keys that no longer name an item: counted and ignored.
     stale: u32,
 }
 

@@ -25,7 +25,7 @@ impl PyReplay {
 
 #[pymethods]
 impl PyReplay {
-    /// Joins a job that sums arrays over its workers in the aggregator of this server.
+    /// Takes part in a job that sums arrays over its workers, in the aggregator of this server.
     #[pyo3(
         signature = (
             job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
@@ -71,7 +71,7 @@ impl PyReplay {
         )
     }
 
-    /// Joins an asynchronous job, whose workers do not wait for each other.
+    /// Takes part in an asynchronous job, whose workers do not wait for each other.
     #[pyo3(
         signature = (
             job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
