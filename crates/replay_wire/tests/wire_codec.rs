@@ -354,7 +354,7 @@ fn seen(reply: Reply) -> Answer {
 }
 
 /// The frame as the other end has it.
-fn received(outgoing: &Outgoing) -> Frame {
+fn received(outgoing: &OutgoingFrame) -> Frame {
     let payload = outgoing
         .payload()
         .iter()
