@@ -1070,12 +1070,15 @@ class Replay:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
 
-        Steps, items with their priorities and draws, the rate limiter's counts and the statistics; parameters and
-        writers are not in it. What is pushed meanwhile is left out, and so is what is evicted. The file is written
-        beside and renamed when all of it is on the disk: one that was there stays whole until then.
+        The file has steps, items with their priorities and draws, the rate limiter's counts and the statistics, but
+        neither parameters nor writers. It is not the memory at one instant: tables are written one after another. Steps
+        pushed after the save reached their table, and steps evicted before it left the table, are left out. Each item
+        has the priority of the moment when it was written.
+
+        An existing file is replaced when the new one is complete on the disk, and stays whole until then.
 
         Args:
-            path: The file; one that is there is replaced. One step takes what it takes in memory.
+            path: The file. A step takes the same space as in memory.
 
         Raises:
             StorageError: It cannot be written; `errno` tells why, as of any `OSError`.

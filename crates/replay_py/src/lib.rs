@@ -1,23 +1,23 @@
-//! The Python module `innet_drl._core`: thin classes over `replay_core`, one a file.
+//! The Python module `innet_drl._core`: thin classes over the memory, its client and its server, one class or two a file.
 //!
 //! | module | subject |
 //! | --- | --- |
 //! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequence`, `Window` |
-//! | `replay` | `Replay`, in this process or of a server |
+//! | `replay` | `Replay`: a memory in this process, or the client of a server; `UpdateReceipt` |
+//! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer` | `Writer` |
-//! | `draw`, `batch`, `batches` | from a draw to `Batch`, and `Batches` that decode ahead |
+//! | `draw`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
+//! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
+//! | `sum_tree` | `SumTree` and its samples, `Drawn` |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `station` | `Station`, a worker's DPDK device |
-//! | `sum_tree` | `SumTree` and what it draws, `Drawn` |
-//! | `parameter_server` | what `innet-drl bench gradients` measures against and over |
-//! | `parameters` | safetensors files to and from dictionaries of arrays |
-//! | `server`, `connect` | `Server`; `connect`, which reaches one |
-//! | `array`, `dtype` | NumPy arrays, in and out without copies |
-//! | `wait`, `turns` | deadlines and Ctrl-C, also where threads share a value |
-//! | `handle`, `context` | closing and forks; `with` blocks |
-//! | `error`, `log` | exceptions; log lines |
+//! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
+//! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
+//! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
+//! | `handle`, `context` | values that can be closed and do not survive a fork; `with` blocks |
+//! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
-//! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
+//! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`.
 
 use std::ffi::OsString;
 
