@@ -2,7 +2,9 @@
 //! with the same names in TOML, on the wire and in Python.
 
 use std::fmt;
+use std::str::FromStr;
 
+use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -102,7 +104,7 @@ impl Column {
 
 /// How items are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Sampler {
     /// With a probability in proportion to priority^exponent (Schaul et al., 2016).
     #[default]
@@ -111,6 +113,22 @@ pub enum Sampler {
     Uniform,
     /// In the order of insertion; needs `max_times_sampled`.
     Fifo,
+}
+
+/// The name that files and Python have for it.
+impl fmt::Display for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// The sampler of that name; the error lists all names.
+impl FromStr for Sampler {
+    type Err = serde::de::value::Error;
+
+    fn from_str(name: &str) -> std::result::Result<Self, Self::Err> {
+        Sampler::deserialize(name.into_deserializer())
+    }
 }
 
 /// The definition of a table.
