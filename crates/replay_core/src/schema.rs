@@ -102,7 +102,9 @@ impl Column {
     }
 }
 
-/// How items are chosen.
+/// How items are chosen. `Fifo` and what follows draw one item again and again, until it has been drawn
+/// `max_times_sampled` times or, without that, until another one comes first; its probability is 1. Among equal
+/// priorities the item that was inserted or updated the longest ago comes first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampler {
@@ -111,8 +113,14 @@ pub enum Sampler {
     Prioritized,
     /// Each live item with the same probability.
     Uniform,
-    /// In the order of insertion; needs `max_times_sampled`.
+    /// The oldest one first; needs `max_times_sampled`.
     Fifo,
+    /// The newest one first.
+    Lifo,
+    /// The one with the highest priority first.
+    MaxHeap,
+    /// The one with the lowest priority first.
+    MinHeap,
 }
 
 /// The name that files and Python have for it.

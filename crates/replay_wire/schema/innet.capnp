@@ -182,6 +182,9 @@ enum Sampler {
   prioritized @0;
   uniform @1;
   fifo @2;
+  lifo @3;
+  maxHeap @4;
+  minHeap @5;
 }
 
 struct Column {
