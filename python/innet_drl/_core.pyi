@@ -54,14 +54,15 @@ class Column:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
         shape: Shape of one value; `()` is a scalar.
         codec: `"lz4"` packs a value with LZ4, or as what changed since an earlier step of its stream where that takes
-            a third or less; `"none"` keeps it raw; `None` is `"lz4"` for values of 64 bytes and more.
+            a third or less; `"zstd"` does so with zstd, which takes longer and fewer bytes; `"none"` keeps it raw;
+            `None` is `"lz4"` for values of 64 bytes and more.
 
     Raises:
         ConfigError: A dtype or codec that does not exist.
     """
 
     def __new__(
-        cls, dtype: DTypeLike, shape: int | tuple[int, ...] = (), codec: Literal["lz4", "none"] | None = None
+        cls, dtype: DTypeLike, shape: int | tuple[int, ...] = (), codec: Literal["lz4", "zstd", "none"] | None = None
     ) -> Self: ...
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -70,7 +71,7 @@ class Column:
     def shape(self) -> tuple[int, ...]:
         """Shape of one value."""
     @property
-    def codec(self) -> Literal["lz4", "none"]:
+    def codec(self) -> Literal["lz4", "zstd", "none"]:
         """How values are packed."""
 
 @final

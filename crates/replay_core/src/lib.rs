@@ -12,10 +12,11 @@
 //! | [`sum_tree`] | lock-free prioritized draws and updates |
 //! | [`power`] | powers of many numbers |
 //! | [`priority_index`] | a sum tree for who keeps the items: indexes and priorities |
-//! | [`huge_pages`] | fewer page-table walks for large memory |
+//! | [`memory_hints`] | prefetching, huge pages |
 //! | [`slab`] | chunks that can be pinned against eviction |
-//! | [`difference`] | what changed from one value to another |
-//! | [`chunk`] | the packed steps of one stream, checked at the door |
+//! | [`codec`], [`difference`] | how a value is packed: by itself, or as what changed |
+//! | [`row_layout`] | where the parts of a packed row lie |
+//! | [`chunk`] | the packed steps of one stream, checked |
 //! | [`table`] | streams, items, eviction, draws of one table |
 //! | [`budget`] | the byte limit that tables, parameters and receive buffers share |
 //! | [`limiter`] | samples per insert |
@@ -23,22 +24,28 @@
 //! | [`memory`] | all tables and parameters of a process, and their byte limit |
 //! | [`snapshot`] | all tables in a file, and back |
 //! | [`local`] | the `Replay` of this process |
-//! | [`window`] | which windows a stream of steps completes, and their priorities at birth |
+//! | [`view_spec`] | the views `NStep`, `Sequence` and `Window`: which arrays, and how wide a window they need |
+//! | [`episode_windows`] | which items of a stream are complete, and their priorities at birth |
 //! | [`writer`] | packs steps into chunks and items |
-//! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
+//! | [`importance`] | importance weights |
+//! | [`view`] | the arrays of drawn windows |
 
 pub mod budget;
 pub mod chunk;
+pub mod codec;
 pub mod difference;
+pub mod episode_windows;
 pub mod error;
-pub mod huge_pages;
+pub mod importance;
 pub mod limiter;
 pub mod local;
 pub mod memory;
+pub mod memory_hints;
 pub mod parameters;
 pub mod power;
 pub mod priority_index;
 pub mod replay;
+pub mod row_layout;
 pub mod schema;
 pub mod slab;
 pub mod snapshot;
@@ -46,8 +53,8 @@ pub mod sum_tree;
 pub mod sync;
 pub mod table;
 pub mod view;
+pub mod view_spec;
 pub mod wait;
-pub mod window;
 pub mod writer;
 
 pub use error::{Error, ErrorCode, Result};

@@ -4,9 +4,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use half::f16;
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
+pub use crate::codec::Codec;
 use crate::error::{Error, Result};
 
 /// Element type of a column.
@@ -50,7 +52,33 @@ impl Dtype {
         }
     }
 
-    /// NumPy's name of it.
+    /// Reads one element, little endian, as the nearest float64.
+    ///
+    /// # Panics
+    /// When `element` has another size than [`Self::bytes`].
+    pub fn read(self, element: &[u8]) -> f64 {
+        macro_rules! read {
+            ($type:ty) => {
+                <$type>::from_le_bytes(element.try_into().expect("the size of the type"))
+            };
+        }
+        match self {
+            Dtype::Bool => f64::from(u8::from(element[0] != 0)),
+            Dtype::Uint8 => f64::from(read!(u8)),
+            Dtype::Int8 => f64::from(read!(i8)),
+            Dtype::Uint16 => f64::from(read!(u16)),
+            Dtype::Int16 => f64::from(read!(i16)),
+            Dtype::Uint32 => f64::from(read!(u32)),
+            Dtype::Int32 => f64::from(read!(i32)),
+            Dtype::Uint64 => read!(u64) as f64,
+            Dtype::Int64 => read!(i64) as f64,
+            Dtype::Float16 => read!(f16).to_f64(),
+            Dtype::Float32 => f64::from(read!(f32)),
+            Dtype::Float64 => read!(f64),
+        }
+    }
+
+    /// NumPy's name.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::Bool => "bool",
@@ -69,16 +97,6 @@ impl Dtype {
     }
 }
 
-/// How the values of a column are packed, step by step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Codec {
-    /// Raw, inside the row.
-    None,
-    /// A blob beside the row: an LZ4 block, or what changed since an earlier row of the chunk.
-    Lz4,
-}
-
 /// A named array that every step has one value of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
@@ -94,11 +112,23 @@ pub struct Column {
 }
 
 impl Column {
+    /// Bytes of a blob's length in a row.
+    pub const BLOB_LENGTH_BYTES: usize = 4;
+
     /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
     pub fn bytes(&self) -> usize {
         self.shape
             .iter()
             .fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
+    }
+
+    /// Bytes of the column's part of a row: a value, or the length of its blob.
+    pub fn bytes_in_row(&self) -> usize {
+        if self.codec.makes_blobs() {
+            Self::BLOB_LENGTH_BYTES
+        } else {
+            self.bytes()
+        }
     }
 }
 
@@ -331,16 +361,9 @@ impl TableConfig {
         Ok(())
     }
 
-    /// Bytes of one row: flags, raw columns and blob lengths.
+    /// Bytes of one row without its blobs: flags, raw columns and blob lengths.
     pub fn row_bytes(&self) -> usize {
-        1 + self
-            .columns
-            .iter()
-            .map(|c| match c.codec {
-                Codec::None => c.bytes(),
-                Codec::Lz4 => 4,
-            })
-            .sum::<usize>()
+        1 + self.columns.iter().map(Column::bytes_in_row).sum::<usize>()
     }
 
     /// The byte limit in force: `capacity_bytes`, or what `capacity` unpacked steps take, each a chunk.
@@ -353,7 +376,7 @@ impl TableConfig {
             .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
-    /// Says how `asked` differs from this definition, field by field; `None` when they agree.
+    /// The differences between this definition and `asked`, field by field; `None` when they agree.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         let mut out = Vec::new();
         let mut field = |name: &str, have: &dyn fmt::Debug, want: &dyn fmt::Debug| {
@@ -363,35 +386,13 @@ impl TableConfig {
             }
         };
         field("columns", &self.columns_text(), &asked.columns_text());
-        field("capacity", &self.capacity, &asked.capacity);
-        field(
-            "capacity_bytes",
-            &self.capacity_bytes,
-            &asked.capacity_bytes,
-        );
-        field("sampler", &self.sampler, &asked.sampler);
-        field(
-            "priority_exponent",
-            &self.priority_exponent,
-            &asked.priority_exponent,
-        );
-        field(
-            "priority_unit_log2",
-            &self.priority_unit_log2,
-            &asked.priority_unit_log2,
-        );
-        field(
-            "max_times_sampled",
-            &self.max_times_sampled,
-            &asked.max_times_sampled,
-        );
-        field("min_size", &self.min_size, &asked.min_size);
-        field(
-            "samples_per_insert",
-            &self.samples_per_insert,
-            &asked.samples_per_insert,
-        );
-        field("slack", &self.slack, &asked.slack);
+        macro_rules! compare {
+            ($($field:ident)+) => {
+                $(field(stringify!($field), &self.$field, &asked.$field);)+
+            };
+        }
+        compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
+        compare!(max_times_sampled min_size samples_per_insert slack);
         (!out.is_empty()).then(|| out.join("; "))
     }
 

@@ -93,20 +93,6 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Asks for the cache lines of a value ahead of its use, so that the misses of several values overlap.
-#[inline(always)]
-pub fn prefetch<T: ?Sized>(value: &T) {
-    #[cfg(target_arch = "x86_64")]
-    for offset in (0..size_of_val(value)).step_by(64) {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let first = std::ptr::from_ref(value).cast::<i8>();
-        // SAFETY: a prefetch is a hint and reads nothing; SSE is part of every x86_64.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(offset)) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
-}
-
 pub mod fault {
     //! Faults that the loom models put in to show that they would be found. Without the feature `loom` no
     //! fault can be put in, and what asks for one is compiled away.

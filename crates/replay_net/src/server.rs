@@ -21,7 +21,7 @@ use tracing::Instrument;
 use tracing::field::Empty;
 
 use crate::aggregators::Aggregators;
-use crate::aggregators::Parent;
+use crate::aggregators::ParentServer;
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
 use crate::config::ServerConfig;
@@ -30,7 +30,7 @@ use crate::service::Service;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName, until};
 use crate::tls;
-use gradients::plane::Plane;
+use gradients::plane::{dpdk_aggregators, udp_aggregators};
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_wire::handshake::Handshake;
@@ -452,7 +452,7 @@ impl RunningServer {
         &self.addresses
     }
 
-    /// Where gradients are summed, if they are.
+    /// UDP address of the first aggregator, if the server sums gradients.
     pub fn gradients(&self) -> Option<SocketAddr> {
         let aggregators = self.server.service().gradients();
         aggregators.map(Aggregators::address)
@@ -515,7 +515,7 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
                 tls_ca: config.parent_tls_ca.clone(),
                 ..ConnectOptions::default()
             };
-            Some(Parent {
+            Some(ParentServer {
                 dialer: Dialer::new(parent.clone(), options)?,
                 rack: config.rack,
                 racks: config.racks,
@@ -523,9 +523,9 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
         }
     };
     let limits = config.gradient_limits();
-    let aggregators = match config.gradient_station() {
-        None => Plane::on_kernel(address, config.gradients_threads, limits)?,
-        Some(station) => Plane::on_dpdk(&station, limits)?,
+    let aggregators = match config.gradient_dpdk() {
+        None => udp_aggregators(address, config.gradients_threads, limits)?,
+        Some(dpdk) => dpdk_aggregators(&dpdk, limits)?,
     };
     Ok(Aggregators::new(aggregators, limits, parent))
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use event_listener::EventListener;
 use serde_json::{Value, json};
 
-use crate::aggregators::{Aggregators, Joined};
+use crate::aggregators::{Aggregators, JoinOutcome};
 use crate::receive::ReceiveRooms;
 use gradients::JoinJob;
 use replay_core::error::{Error, Result};
@@ -89,13 +89,13 @@ impl Service {
         })
     }
 
-    /// Serves sums of gradients, too, or nothing else.
+    /// Sums gradients, too; with `nothing_else`, requests for the memory are refused.
     pub fn sum_gradients(&mut self, aggregators: Aggregators, nothing_else: bool) {
         self.gradients = Some(aggregators);
         self.gradients_only = nothing_else;
     }
 
-    /// The aggregators, where gradients are summed.
+    /// The aggregators, if the server sums gradients.
     pub fn gradients(&self) -> Option<&Aggregators> {
         self.gradients.as_ref()
     }
@@ -194,7 +194,7 @@ impl Service {
         }
     }
 
-    /// A worker of a gradient job has gone, as its connection shows.
+    /// Removes a member of a gradient job, whose connection has ended.
     pub fn leave_gradients(&self, at: SocketAddr, session: u32) {
         if let Some(aggregators) = &self.gradients {
             aggregators.leave(at, session);
@@ -237,10 +237,10 @@ impl Service {
 
     fn join_gradients(&self, job: &JoinJob, below: Option<u32>) -> Result<Outcome> {
         Ok(match self.aggregators()?.join(job, below)? {
-            Joined::Place(address, ticket) => {
+            JoinOutcome::Joined(address, ticket) => {
                 Outcome::Ready(ReplyBody::Gradients(GradientsJoined { address, ticket }))
             }
-            Joined::Waits { waited_for } => Outcome::Blocked {
+            JoinOutcome::Pending { waited_for } => Outcome::Blocked {
                 by: BlockedBy::Parent,
                 waited_for,
             },

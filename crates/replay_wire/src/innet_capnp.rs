@@ -3328,6 +3328,7 @@ pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::
 pub enum Codec {
     None = 0,
     Lz4 = 1,
+    Zstd = 2,
 }
 
 impl ::capnp::introspect::Introspect for Codec {
@@ -3342,6 +3343,7 @@ impl ::core::convert::TryFrom<u16> for Codec {
         match value {
             0 => ::core::result::Result::Ok(Self::None),
             1 => ::core::result::Result::Ok(Self::Lz4),
+            2 => ::core::result::Result::Ok(Self::Zstd),
             n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
         }
     }
@@ -3354,7 +3356,7 @@ impl ::capnp::traits::HasTypeId for Codec {
     const TYPE_ID: u64 = 0x8065_4c5f_8db4_14edu64;
 }
 mod codec {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 25] = [
+pub(crate) static ENCODED_NODE: [::capnp::Word; 29] = [
     ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
     ::capnp::word(237, 20, 180, 141, 95, 76, 101, 128),
     ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
@@ -3364,22 +3366,26 @@ pub(crate) static ENCODED_NODE: [::capnp::Word; 25] = [
     ::capnp::word(21, 0, 0, 0, 146, 0, 0, 0),
     ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 55, 0, 0, 0),
+    ::capnp::word(25, 0, 0, 0, 79, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
     ::capnp::word(112, 110, 112, 58, 67, 111, 100, 101),
     ::capnp::word(99, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(8, 0, 0, 0, 1, 0, 2, 0),
+    ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(17, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(29, 0, 0, 0, 42, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(9, 0, 0, 0, 34, 0, 0, 0),
+    ::capnp::word(21, 0, 0, 0, 34, 0, 0, 0),
+    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(13, 0, 0, 0, 42, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(110, 111, 110, 101, 0, 0, 0, 0),
     ::capnp::word(108, 122, 52, 0, 0, 0, 0, 0),
+    ::capnp::word(122, 115, 116, 100, 0, 0, 0, 0),
 ];
 pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
     ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)

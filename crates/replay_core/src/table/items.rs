@@ -4,10 +4,11 @@
 //! reader draws a leaf (slot and generation), loads the words, pins what they name, and then asks the tree whether
 //! that generation is still live ([`Items::confirm`]): if so, every word was the drawn item's. Nobody locks.
 
+use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
 use crate::sync::fault::{self, Fault};
-use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence, prefetch};
+use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence};
 
 const GENERATION_BITS: u32 = 25;
 const SLOT_BITS: u32 = 24;

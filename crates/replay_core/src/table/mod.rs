@@ -38,10 +38,11 @@ use std::sync::{Arc, Mutex};
 use event_listener::EventListener;
 
 use crate::budget::Reservation;
-use crate::chunk::{RowBlobs, RowLayout};
+use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::replay::{OpenWriter, WriterOpened};
+use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 

@@ -8,11 +8,11 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::limiter::{Admitted, Limiter};
+use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{Drawn, Strata};
-use crate::sync::prefetch;
 
 use super::items::{Claim, ItemKey, Metadata, Window};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
