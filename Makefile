@@ -118,7 +118,7 @@ $(VENV)/.bench: setup
 	@touch $@
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
-	cargo run --quiet --package replay_wire --example generate_wire
+	cargo check --quiet --package replay_wire --features generate
 
 clean: ## remove what was built
 	cargo clean

@@ -165,7 +165,7 @@ def test_a_table_that_cannot_be_made_says_why(arguments: dict[str, Any], message
         (lambda: innet.Column(">f4"), "byte order"),
         (lambda: innet.Column("uint8", -1), "shape is a tuple of positive integers, got -1"),
         (lambda: innet.Column("uint8", (), cast(Any, "gzip")), "codec: .*`gzip`, expected.*`lz4`"),
-        (lambda: table(sampler=cast(Any, "lifo")), 'sampler is "prioritized", "uniform" or "fifo"'),
+        (lambda: table(sampler=cast(Any, "newest")), "sampler: .*newest.*prioritized.*uniform.*fifo"),
         (lambda: innet.NStep(stack=0), "stack is 1 to 1024, got 0"),
         (lambda: innet.NStep(n=2000), "n is 1 to 1024, got 2000"),
         (lambda: innet.NStep(gamma=1.5), "gamma is 0 to 1, got 1.5"),

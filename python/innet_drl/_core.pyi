@@ -86,7 +86,12 @@ class Table:
         capacity_bytes: Bytes held before the oldest are evicted: as stored, and 512 for each chunk; 0 derives
             it from `capacity` steps without compression, each a chunk.
         sampler: `"prioritized"` draws in proportion to priority^priority_exponent (Schaul et al., 2016),
-            `"uniform"` draws each item with the same probability, `"fifo"` in the order of insertion.
+            `"uniform"` draws each item with the same probability. The others draw one item, with probability 1,
+            until it was drawn `max_times_sampled` times or another one comes before it: `"fifo"` the oldest
+            (it needs `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the one with the
+            highest or lowest priority. Among equal priorities the item that was inserted or updated the longest
+            ago comes first. These draws wait for each other, and updates for them, one item at a time; only
+            `"fifo"` takes no lock.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
@@ -109,7 +114,7 @@ class Table:
         capacity: int,
         *,
         capacity_bytes: int = 0,
-        sampler: Literal["prioritized", "uniform", "fifo"] = "prioritized",
+        sampler: Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"] = "prioritized",
         priority_exponent: float = 0.6,
         priority_unit_log2: int = -19,
         max_times_sampled: int = 0,
@@ -131,7 +136,7 @@ class Table:
     def capacity_bytes(self) -> int:
         """Bytes held before the oldest are evicted; 0 derives it from `capacity`."""
     @property
-    def sampler(self) -> Literal["prioritized", "uniform", "fifo"]:
+    def sampler(self) -> Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"]:
         """How items are chosen."""
     @property
     def priority_exponent(self) -> float:
@@ -894,7 +899,7 @@ class Replay:
 
         Args:
             table: The table's name.
-            count: Items to draw, with replacement unless the sampler is `"fifo"`.
+            count: Items to draw. The random samplers draw with replacement; see `Table` for the others.
             view: How to make arrays of their windows; not wider than the view they were written with.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
             normalize: Divides the weights by the largest of the batch, or of the whole memory.

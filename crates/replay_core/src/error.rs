@@ -1,11 +1,11 @@
-//! The crate's one error type. `ErrorCode` is what crosses the wire and what Python maps to exceptions.
+//! The error type of the workspace. Its `ErrorCode` crosses the wire, and Python maps it to exception classes.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::wait::Interrupted;
 
-/// What went wrong, in a form that the wire and other languages can carry. The order is the wire's.
+/// Kind of an error, as the wire and other languages carry it. The numbers are part of the wire: new codes go to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum ErrorCode {
@@ -13,53 +13,53 @@ pub enum ErrorCode {
     Internal,
     /// A priority that is NaN, infinite or negative.
     Priority,
-    /// A draw from a table, or a sum tree, in which nothing has mass.
+    /// A draw from a table or sum tree without any priority above zero.
     NoMass,
-    /// A table nobody made.
+    /// A table that does not exist.
     UnknownTable,
     /// A table that exists with another definition.
     TableDiffers,
-    /// A table definition that cannot be made.
+    /// An invalid table definition.
     Table,
     /// Data that does not fit the table's columns.
     Schema,
-    /// A length beyond a limit.
+    /// A size over a limit.
     TooLarge,
-    /// The deadline passed.
+    /// A deadline that passed.
     Deadline,
-    /// A view that reaches beyond an item's window.
+    /// A view that needs more rows than the items' windows have.
     View,
-    /// A newer connection of the same writer took over.
+    /// A writer that a newer connection has taken over.
     Fenced,
-    /// The server no longer knows the writer.
+    /// A writer that the server no longer knows.
     Expired,
-    /// The peer does not follow the protocol.
+    /// A peer that breaks the protocol.
     Protocol,
-    /// The peer is of another release.
+    /// A peer with another version of the protocol.
     Version,
     /// A missing or wrong token, or a failed TLS handshake.
     Authentication,
-    /// Nobody answers at the address.
+    /// An address without a server.
     Connect,
-    /// The connection broke.
+    /// A broken connection.
     Disconnected,
-    /// Stored data does not decode.
+    /// Stored data that cannot be decoded.
     Corrupt,
-    /// A configuration that cannot be used.
+    /// An invalid configuration or argument.
     Config,
-    /// Parameters that are not a safetensors file, or too large.
+    /// Parameters that are too large or not a safetensors file.
     Parameters,
-    /// The replay, or the writer, was closed.
+    /// A closed replay or writer.
     Closed,
-    /// The operating system refused something.
+    /// An error of the operating system.
     Io,
-    /// A signal arrived while waiting.
+    /// A signal during a wait.
     Interrupted,
     /// A sum of gradients came to nothing.
     Gradients,
 }
 
-/// Every error of the crate. Messages are for the person who reads them: they say what to do.
+/// Every error of the workspace but those of gradients. Messages say what is wrong and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -69,12 +69,12 @@ pub enum Error {
     /// A priority that is NaN, infinite or negative.
     #[error("a priority has to be finite and not negative, got {value}")]
     Priority {
-        /// The refused value.
+        /// The value.
         value: f64,
     },
-    /// A draw from a table in which no item has mass.
+    /// A draw from a table in which no item has a priority above zero.
     #[error(
-        "table {table:?} has nothing to draw: of its {items} items none has a priority above zero"
+        "table {table:?} has nothing to draw: of its {items} items none has a priority above zero; raise some with `update_priorities`"
     )]
     NoMass {
         /// The table.
@@ -82,20 +82,20 @@ pub enum Error {
         /// Its live items.
         items: u64,
     },
-    /// A draw from a priority index in which nothing has a priority.
+    /// A draw from a sum tree without any priority above zero.
     #[error(
         "the sum tree has nothing to draw: none of its {capacity} indexes has a priority above zero; set some with `update`"
     )]
     NothingSet {
-        /// Its indexes.
+        /// Number of its indexes.
         capacity: u32,
     },
-    /// A table nobody made.
+    /// A table that does not exist.
     #[error("there is no table {table:?}; {known}")]
     UnknownTable {
-        /// The name asked for.
+        /// The requested name.
         table: String,
-        /// The names there are, as a sentence.
+        /// The existing names, as a sentence.
         known: String,
     },
     /// A table that exists with another definition.
@@ -103,15 +103,15 @@ pub enum Error {
     TableDiffers {
         /// The table.
         table: String,
-        /// Each field that differs: what is there and what was asked for.
+        /// Each field that differs, with the existing and the requested value.
         difference: String,
     },
-    /// A table definition that cannot be made.
+    /// An invalid table definition.
     #[error("table {table:?} cannot be made: {reason}")]
     Table {
         /// The table.
         table: String,
-        /// What is wrong and what would be right.
+        /// The field, and valid values for it.
         reason: String,
     },
     /// Data that does not fit the table's columns.
@@ -122,25 +122,25 @@ pub enum Error {
         /// The column and the difference.
         reason: String,
     },
-    /// A length beyond a limit.
+    /// A size over a limit.
     #[error("{what} of {size} is over the limit of {limit}; {advice}")]
     TooLarge {
-        /// What is too large, with its unit.
+        /// The sized thing, with its unit.
         what: &'static str,
         /// Its size.
         size: u64,
         /// The limit.
         limit: u64,
-        /// What to do.
+        /// How to get below the limit.
         advice: &'static str,
     },
-    /// The deadline passed.
-    #[error("the deadline passed: {waited_for}")]
+    /// A deadline that passed.
+    #[error("{DEADLINE_PASSED}{waited_for}")]
     Deadline {
-        /// Who is waited for, and by how much.
+        /// What the call was waiting for, and by how much it is missed.
         waited_for: String,
     },
-    /// A view that reaches beyond an item's window.
+    /// A view that needs more rows than the items' windows have.
     #[error(
         "the view needs {before} steps before and {after} after the anchor, but the items of table {table:?} were written with {window_before} and {window_after}; write with a view at least as wide"
     )]
@@ -156,22 +156,22 @@ pub enum Error {
         /// Steps the items have after the anchor.
         window_after: u16,
     },
-    /// A newer connection of the same writer took over.
+    /// A writer that a newer connection has taken over.
     #[error("writer {writer:?} was fenced off: a newer connection of the same writer took over")]
     Fenced {
         /// The writer's name.
         writer: String,
     },
-    /// The server no longer knows the writer.
+    /// A writer that the server no longer knows.
     #[error("writer {writer:?} has expired: the server no longer knows it; open a new writer")]
     Expired {
-        /// The writer's name, or its number where the name is gone.
+        /// The writer's name, or its number if the name is not known.
         writer: String,
     },
-    /// The peer does not follow the protocol.
+    /// A peer that breaks the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
-    /// The peer is of another release.
+    /// A peer with another version of the protocol.
     #[error(
         "the server speaks protocol {server} (release {server_release}), this client {client} (release {client_release}); install the same release at both ends"
     )]
@@ -188,7 +188,7 @@ pub enum Error {
     /// A missing or wrong token, or a failed TLS handshake.
     #[error("authentication failed: {0}")]
     Authentication(String),
-    /// Nobody answers at the address.
+    /// An address without a server.
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect {
         /// The address.
@@ -196,76 +196,79 @@ pub enum Error {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The connection broke.
+    /// A broken connection.
     #[error("the connection to {address} broke: {reason}")]
     Disconnected {
         /// The address.
         address: String,
-        /// What was seen.
+        /// The cause as far as it is known.
         reason: String,
     },
-    /// Stored data does not decode.
+    /// Stored data that cannot be decoded.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
-    /// A snapshot that is no snapshot, of another release, or damaged.
+    /// A file that is not a snapshot of this release, or damaged.
     #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
-    /// A table with steps, where a snapshot was to be restored.
+    /// A restore into a table that is not empty.
     #[error(
-        "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before anything is written, or empty it and let go of its batches first"
+        "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before the first write, or empty the table and drop its batches first"
     )]
     NotEmpty {
         /// The table.
         table: String,
         /// Its steps.
         steps: u64,
-        /// Bytes of its steps, and of evicted ones that readers still hold.
+        /// Bytes of its steps, with evicted ones that readers still pin.
         bytes: u64,
     },
-    /// A configuration that cannot be used.
-    #[error("configuration: {0}")]
+    /// An invalid configuration or argument.
+    #[error("{0}")]
     Config(String),
-    /// Parameters that are not a safetensors file, or too large.
+    /// Parameters that are too large or not a safetensors file.
     #[error("parameters {name:?} were refused: {reason}")]
     Parameters {
-        /// The name they were put under.
+        /// Their name.
         name: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
-    /// The replay, or the writer, was closed.
+    /// A closed replay or writer.
     #[error("{0} is closed")]
     Closed(&'static str),
-    /// The operating system refused something.
+    /// An error of the operating system.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: String,
         /// The operating system's reason.
         source: io::Error,
     },
-    /// A signal arrived while waiting.
+    /// A signal during a wait.
     #[error("interrupted")]
     Interrupted,
     /// A sum of gradients, or a control of its job, came to nothing.
     #[error("gradients: {0}")]
     Gradients(Box<dyn std::error::Error + Send + Sync>),
-    /// An error that a server answered with.
+    /// An error reply of a server.
     #[error("{message}")]
     Remote {
-        /// Its code.
+        /// Kind of the error.
         code: ErrorCode,
-        /// The server's message.
+        /// The server's message, complete.
         message: String,
     },
 }
 
-/// The crate's result.
+/// Start of every message of [`Error::Deadline`].
+const DEADLINE_PASSED: &str = "the deadline passed: ";
+
+/// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<Interrupted> for Error {
@@ -275,7 +278,7 @@ impl From<Interrupted> for Error {
 }
 
 impl Error {
-    /// The code that crosses the wire.
+    /// Kind of the error, as it crosses the wire.
     pub fn code(&self) -> ErrorCode {
         match self {
             Error::Internal(_) => ErrorCode::Internal,
@@ -305,5 +308,42 @@ impl Error {
             Error::Gradients(_) => ErrorCode::Gradients,
             Error::Remote { code, .. } => *code,
         }
+    }
+
+    /// What a call was waiting for at its deadline, in this process or on a server; `None` for any other error.
+    pub fn into_waited_for(self) -> Option<String> {
+        match self {
+            Error::Deadline { waited_for } => Some(waited_for),
+            Error::Remote {
+                code: ErrorCode::Deadline,
+                message,
+            } => Some(match message.strip_prefix(DEADLINE_PASSED) {
+                Some(waited_for) => waited_for.to_owned(),
+                None => message,
+            }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_servers_deadline_is_reported_once() {
+        let deadline = |waited_for: &str| Error::Deadline {
+            waited_for: waited_for.into(),
+        };
+        let local = deadline("more items");
+        let remote = Error::Remote {
+            code: local.code(),
+            message: local.to_string(),
+        };
+        for error in [local, remote] {
+            let again = deadline(&error.into_waited_for().unwrap()).to_string();
+            assert_eq!(again, "the deadline passed: more items");
+        }
+        assert_eq!(Error::Interrupted.into_waited_for(), None);
     }
 }

@@ -2,8 +2,10 @@
 //! with the same names in TOML, on the wire and in Python.
 
 use std::fmt;
+use std::str::FromStr;
 
 use half::f16;
+use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
 pub use crate::codec::Codec;
@@ -130,17 +132,41 @@ impl Column {
     }
 }
 
-/// How items are chosen.
+/// How items are chosen. `Fifo` and what follows draw one item again and again, until it has been drawn
+/// `max_times_sampled` times or, without that, until another one comes first; its probability is 1. Among equal
+/// priorities the item that was inserted or updated the longest ago comes first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Sampler {
     /// With a probability in proportion to priority^exponent (Schaul et al., 2016).
     #[default]
     Prioritized,
     /// Each live item with the same probability.
     Uniform,
-    /// In the order of insertion; needs `max_times_sampled`.
+    /// The oldest one first; needs `max_times_sampled`.
     Fifo,
+    /// The newest one first.
+    Lifo,
+    /// The one with the highest priority first.
+    MaxHeap,
+    /// The one with the lowest priority first.
+    MinHeap,
+}
+
+/// The name that files and Python have for it.
+impl fmt::Display for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// The sampler of that name; the error lists all names.
+impl FromStr for Sampler {
+    type Err = serde::de::value::Error;
+
+    fn from_str(name: &str) -> std::result::Result<Self, Self::Err> {
+        Sampler::deserialize(name.into_deserializer())
+    }
 }
 
 /// The definition of a table.

@@ -1,12 +1,11 @@
-//! The coroutine of one connection. After the handshake three parts run side by side in it, joined by
-//! queues: `receive` reads frames, `answer` tries requests and keeps those that have to wait, `send` writes
-//! replies from where their blobs lie. So a draw that waits holds up nothing but itself, and a client that
-//! does not read holds up nobody else.
+//! The coroutine of one connection. After the handshake it runs three parts concurrently, joined by queues: `receive`
+//! reads frames, `answer` tries requests and keeps the blocked ones, `send` writes replies without copying their blobs.
+//! A blocked draw delays no other request, and a client that does not read delays no other client.
 
-mod inbox;
-mod lanes;
 mod membership;
+mod quota;
 mod welcome;
+mod writer_order;
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -16,9 +15,9 @@ use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
-use inbox::{Inbox, Room, UnderWay};
-use lanes::{Lanes, Turn, lane};
 use membership::Membership;
+use quota::{ReceiveQuota, RequestPermit, Reservation};
+use writer_order::{Position, WriterOrder, ordered_writer};
 
 use crate::framing::{FrameReader, write_frame};
 use crate::service::{Outcome, Service};
@@ -26,88 +25,88 @@ use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_wire::handshake::Handshake;
-use replay_wire::{Limits, NO_REQUEST, Outgoing, Reply, ReplyBody, Request, RequestBody};
+use replay_wire::{FrameLimits, NO_REQUEST, OutgoingFrame, Reply, ReplyBody, Request, RequestBody};
 
-/// Bytes read from the connection at a time; larger payloads go straight to their own buffer.
+/// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
 
-/// After the last reply the connection is read, and what comes is thrown away, until the client closes it or
-/// this time is over: closing with bytes unread would reset it and lose the reply on its way.
+/// Longest wait for the client to close the connection after the last reply. Meanwhile its bytes are read and dropped:
+/// closing a socket with unread bytes resets it, and the client would lose the reply.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Longest error message: it may quote what a client sent.
+/// Longest error message in bytes; a message may quote the client's data.
 const MAX_MESSAGE: usize = 4096;
 
-/// What all connections of a server share.
-pub struct Context {
-    /// The behaviour.
+/// State that all connections of a server share.
+pub struct ServerContext {
+    /// Answers requests.
     pub service: Service,
-    /// The handshake.
+    /// Answers handshakes.
     pub handshake: Handshake,
-    /// Longest frame, either way.
+    /// Longest frame in either direction.
     pub max_frame_bytes: u64,
-    /// From the first byte to the welcome.
+    /// Time for the whole handshake.
     pub handshake_deadline: Duration,
-    /// For a reply to be taken, and for a frame to arrive that there is room for.
+    /// Time for the client to read a reply, and for a frame to arrive once memory is reserved for it.
     pub write_deadline: Duration,
 }
 
-/// How far a server is from its end.
+/// Phase of a server's shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Not near.
+    /// No shutdown yet.
     Serving,
-    /// No new requests; those under way are answered, and those that wait are sent away.
+    /// No new requests. Running requests are answered; blocked ones fail with an error.
     Draining,
-    /// Connections that are still open are dropped.
+    /// Open connections are dropped.
     Stopped,
 }
 
-/// Completes when the server has come to `phase`.
+/// Completes when the server is in `phase` or a later one.
 pub async fn reached(server: &mut watch::Receiver<Phase>, phase: Phase) {
-    // The sender is gone only with the server itself.
+    // An error means that the server was dropped.
     let _ = server.wait_for(|now| *now >= phase).await;
 }
 
 /// One connection.
 pub struct Connection<'a, S> {
-    /// What it shares with the others.
-    pub context: &'a Context,
+    /// State shared with the other connections.
+    pub context: &'a ServerContext,
     /// Its stack: clock and timers.
     pub stack: &'a S,
-    /// The other end's name, for logs.
+    /// Name of the client, for logs.
     pub peer: &'a str,
-    /// How far the server is from its end.
+    /// Phase of the server's shutdown.
     pub phase: watch::Receiver<Phase>,
 }
 
-/// A request that has arrived.
+/// A received request.
 struct Received {
     request: Request,
     deadline: Instant,
-    permit: UnderWay,
-    _room: Room,
+    permit: RequestPermit,
+    _reservation: Reservation,
 }
 
-/// What a request came to.
+/// Answer to a request.
 struct Answer {
     id: u64,
     reply: Result<ReplyBody>,
-    permit: UnderWay,
+    permit: RequestPermit,
 }
 
-/// Replies in the order of their writing.
-type Outbox = mpsc::UnboundedSender<(Outgoing, Option<UnderWay>)>;
+/// Queue of replies to write.
+type ReplySender = mpsc::UnboundedSender<(OutgoingFrame, Option<RequestPermit>)>;
 
 impl<S: Stack> Connection<'_, S> {
-    /// Serves `stream` until the client ends it, breaks the protocol, or the server closes.
+    /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down.
     ///
     /// # Errors
-    /// Why it ended, unless the client closed it between two frames.
+    /// The reason for the end, unless the client closed the connection between two frames.
     pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(&self, stream: T) -> Result<()> {
         let (read, mut write) = tokio::io::split(stream);
         let mut read = BufReader::with_capacity(READ_BUFFER, read);
-        let mut frames = FrameReader::new(&mut read, Limits::HANDSHAKE, self.peer);
+        let mut frames = FrameReader::new(&mut read, FrameLimits::HANDSHAKE, self.peer);
         let end = self.converse(&mut frames, &mut write).await;
         let linger = async {
             let _ = write.shutdown().await;
@@ -117,7 +116,7 @@ impl<S: Stack> Connection<'_, S> {
         end
     }
 
-    /// Tells a client why it is not served.
+    /// Sends `reason` to a client that is not served.
     pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(&self, mut stream: T, reason: &Error) {
         let reply = async {
             let _ = self.write_error(&mut stream, NO_REQUEST, reason).await;
@@ -153,7 +152,7 @@ impl<S: Stack> Connection<'_, S> {
                 });
             }
         }
-        frames.set_limits(Limits::new(self.context.max_frame_bytes));
+        frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         let (requests, incoming) = mpsc::channel(1);
         let (replies, outbox) = mpsc::unbounded_channel();
         let work = async {
@@ -164,8 +163,8 @@ impl<S: Stack> Connection<'_, S> {
                 () = self.receive(frames, requests) => answer.await,
             }
         };
-        // An error of `work` has its reply in the outbox, which `send` still writes; an error of `send`
-        // means that nobody listens, and ends all.
+        // An error of `work` is already in the outbox, which `send` still writes. An error of `send` ends the connection
+        // at once: the client does not read.
         let (end, ()) = tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write))?;
         end
     }
@@ -189,15 +188,15 @@ impl<S: Stack> Connection<'_, S> {
         self.write_reply(write, id, error_reply(error)).await
     }
 
-    /// Reads requests until the client ends the connection or sends what is none.
+    /// Reads requests until the client ends the connection or sends an invalid frame.
     async fn receive<R: AsyncRead + Unpin>(
         &self,
         frames: &mut FrameReader<R>,
         requests: mpsc::Sender<Result<Received>>,
     ) {
-        let mut inbox = Inbox::new(self.context.service.receive_rooms());
+        let mut quota = ReceiveQuota::new(self.context.service.receive_budgets());
         loop {
-            let received = self.receive_one(frames, &mut inbox).await.transpose();
+            let received = self.receive_one(frames, &mut quota).await.transpose();
             let Some(received) = received else { return };
             let last = received.is_err();
             if requests.send(received).await.is_err() || last {
@@ -209,15 +208,15 @@ impl<S: Stack> Connection<'_, S> {
     async fn receive_one<R: AsyncRead + Unpin>(
         &self,
         frames: &mut FrameReader<R>,
-        inbox: &mut Inbox<'_>,
+        quota: &mut ReceiveQuota<'_>,
     ) -> Result<Option<Received>> {
-        let permit = inbox.next_request().await;
+        let permit = quota.next_request().await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let room = inbox.reserve(bytes).await;
-        // From here on: the room may have been others' for as long as their pushes had to wait.
+        let reservation = quota.reserve(bytes).await;
+        // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
         let frame = arrived.unwrap_or_else(|| {
@@ -230,26 +229,26 @@ impl<S: Stack> Connection<'_, S> {
         })?;
         let request = replay_wire::decode_request(frame)?;
         self.context.service.counters.request(bytes);
-        let room = inbox.admit(&request.body, room)?;
+        let reservation = quota.admit(&request.body, reservation)?;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
             deadline: self.stack.now() + allowed,
             request,
             permit,
-            _room: room,
+            _reservation: reservation,
         }))
     }
 
-    /// Tries each request when it arrives, and those that have to wait again when their table changes. The
-    /// first frame that is no request ends it.
+    /// Tries each request on arrival, and a blocked one again when its table changes. The first invalid frame ends the
+    /// connection.
     async fn answer(
         &self,
         mut incoming: mpsc::Receiver<Result<Received>>,
-        replies: Outbox,
+        replies: ReplySender,
     ) -> Result<()> {
         let membership = Membership::new(&self.context.service, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
-        let mut lanes = Lanes::default();
+        let mut writers = WriterOrder::default();
         let mut phase = self.phase.clone();
         loop {
             tokio::select! {
@@ -258,9 +257,9 @@ impl<S: Stack> Connection<'_, S> {
                 Some(answer) = waiting.next() => self.reply(&replies, answer),
                 received = incoming.recv() => match received {
                     None => return Ok(()),
-                    Some(Ok(received)) => match self.try_at_once(received, &mut lanes, &membership) {
-                        Tried::Answered(answer) => self.reply(&replies, answer),
-                        Tried::Waits(received, turn) => waiting.push(self.wait(received, turn, &membership)),
+                    Some(Ok(received)) => match self.try_at_once(received, &mut writers, &membership) {
+                        Attempted::Answered(answer) => self.reply(&replies, answer),
+                        Attempted::Waits(received, position) => waiting.push(self.wait(received, position, &membership)),
                     },
                     Some(Err(error)) => {
                         self.count_bad_frame(&error);
@@ -279,12 +278,12 @@ impl<S: Stack> Connection<'_, S> {
     fn try_at_once(
         &self,
         received: Received,
-        lanes: &mut Lanes,
+        writers: &mut WriterOrder,
         membership: &Membership<'_>,
-    ) -> Tried {
+    ) -> Attempted {
         let body = &received.request.body;
-        let lane = lane(body);
-        if lane.is_none_or(|writer| lanes.is_free(writer)) {
+        let writer = ordered_writer(body);
+        if writer.is_none_or(|writer| writers.is_free(writer)) {
             let last = received.request.deadline_ms == 0;
             let reply = match membership.attempt(body, last) {
                 Ok(Outcome::Ready(reply)) => Some(Ok(reply)),
@@ -296,22 +295,29 @@ impl<S: Stack> Connection<'_, S> {
             };
             if let Some(reply) = reply {
                 log_opened(body, &reply);
-                return Tried::Answered(Answer {
+                return Attempted::Answered(Answer {
                     id: received.request.id,
                     reply,
                     permit: received.permit,
                 });
             }
         }
-        let turn = lane.map(|writer| lanes.enter(writer)).unwrap_or_default();
-        Tried::Waits(received, turn)
+        let position = writer
+            .map(|writer| writers.enter(writer))
+            .unwrap_or_default();
+        Attempted::Waits(received, position)
     }
 
-    /// Answers a request when its turn has come and what it waits for lets it through, or at its deadline.
-    async fn wait(&self, received: Received, turn: Turn, membership: &Membership<'_>) -> Answer {
-        let Turn { ahead, done } = turn;
+    /// Answers a request after its writer's earlier ones, once it is no longer blocked, or at its deadline.
+    async fn wait(
+        &self,
+        received: Received,
+        position: Position,
+        membership: &Membership<'_>,
+    ) -> Answer {
+        let Position { ahead, done } = position;
         if let Some(ahead) = ahead {
-            // It ends by being dropped.
+            // An error is the normal end: the sender is dropped.
             let _ = ahead.await;
         }
         let reply = self.wait_for_change(&received, membership).await;
@@ -345,10 +351,11 @@ impl<S: Stack> Connection<'_, S> {
                 Outcome::Blocked { by, .. } => by,
             };
             let Some(changed) = listening.take() else {
-                // It may have changed since the attempt: listen, then look again.
+                // A change between the attempt and `changed` is not reported: attempt once more.
                 listening = Some(service.changed(&by)?);
                 continue;
             };
+            // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
             let again = self.stack.now() + Wait::CHECK_EVERY;
             tokio::select! {
                 biased;
@@ -359,14 +366,14 @@ impl<S: Stack> Connection<'_, S> {
         }
     }
 
-    /// Counts what ended a connection, if it was a frame that is no request here.
+    /// Counts the error that ended a connection, if it was an invalid frame.
     fn count_bad_frame(&self, error: &Error) {
         if matches!(error, Error::Protocol(_) | Error::TooLarge { .. }) {
             self.context.service.counters.bad_frame();
         }
     }
 
-    fn reply(&self, replies: &Outbox, answer: Answer) {
+    fn reply(&self, replies: &ReplySender, answer: Answer) {
         let Answer { id, reply, permit } = answer;
         let outgoing = reply.and_then(|body| {
             let outgoing = replay_wire::encode_reply(Reply { id, body })?;
@@ -387,7 +394,13 @@ impl<S: Stack> Connection<'_, S> {
         }
     }
 
-    fn reply_error(&self, replies: &Outbox, id: u64, error: &Error, permit: Option<UnderWay>) {
+    fn reply_error(
+        &self,
+        replies: &ReplySender,
+        id: u64,
+        error: &Error,
+        permit: Option<RequestPermit>,
+    ) {
         tracing::debug!(id, %error, "request failed");
         self.context.service.counters.error();
         let body = error_reply(error);
@@ -397,10 +410,13 @@ impl<S: Stack> Connection<'_, S> {
         }
     }
 
-    /// Writes replies until nobody makes any more. A client that does not take one in time is an error.
+    /// Writes replies until all senders of the queue are gone.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] when the client does not read a reply in time.
     async fn send<W: AsyncWrite + Unpin>(
         &self,
-        mut outbox: mpsc::UnboundedReceiver<(Outgoing, Option<UnderWay>)>,
+        mut outbox: mpsc::UnboundedReceiver<(OutgoingFrame, Option<RequestPermit>)>,
         write: &mut W,
     ) -> Result<()> {
         let counters = &self.context.service.counters;
@@ -419,7 +435,7 @@ impl<S: Stack> Connection<'_, S> {
                     counters.slow_reader();
                     return Err(Error::Deadline {
                         waited_for: format!(
-                            "the client did not take a reply of {} bytes in {} ms",
+                            "the client did not read a reply of {} bytes within {} ms",
                             outgoing.frame_bytes(),
                             allowed.as_millis()
                         ),
@@ -433,12 +449,12 @@ impl<S: Stack> Connection<'_, S> {
     }
 }
 
-enum Tried {
+enum Attempted {
     Answered(Answer),
-    Waits(Received, Turn),
+    Waits(Received, Position),
 }
 
-/// Names the writer behind a connection: the lines that follow in its span are about this writer.
+/// Logs an opened writer, and adds its name to the log lines of its connection.
 fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
     if let (RequestBody::OpenWriter { open, .. }, Ok(ReplyBody::Writer(opened))) = (request, reply)
     {

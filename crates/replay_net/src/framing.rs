@@ -1,29 +1,29 @@
-//! Frames of [`replay_wire::frame`] over streams. Both directions survive being dropped between two polls: the progress
-//! is kept in [`FrameReader`] and in [`Outgoing`], so a caller may `select!` on them and call again.
+//! Frames of [`replay_wire::frame`] over streams. Reading and writing are cancel safe: progress is kept in [`FrameReader`]
+//! and [`OutgoingFrame`], so a caller may `select!` on them and call again.
 
 use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use replay_core::error::{Error, Result};
-use replay_wire::frame::{Frame, HEADER_BYTES, Header, Incoming, Limits, Outgoing};
+use replay_wire::frame::{Frame, FrameLimits, HEADER_BYTES, Header, IncomingFrame, OutgoingFrame};
 
-/// Reads frames. Wrap the reader in a [`tokio::io::BufReader`], or small frames cost three system calls.
+/// Reads frames. The reader should be a [`tokio::io::BufReader`]: without one a small frame takes three system calls.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     reader: R,
     peer: String,
-    limits: Limits,
+    limits: FrameLimits,
     start: [u8; HEADER_BYTES],
     /// Bytes read of `start`.
     filled: usize,
     header: Option<Header>,
-    /// The frame whose body is being read.
-    incoming: Option<Incoming>,
+    /// Frame whose body is being read.
+    incoming: Option<IncomingFrame>,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads from `reader`; `peer` names the other end in errors.
-    pub fn new(reader: R, limits: Limits, peer: impl Into<String>) -> Self {
+    /// Reads from `reader`. Errors name the other end by `peer`.
+    pub fn new(reader: R, limits: FrameLimits, peer: impl Into<String>) -> Self {
         FrameReader {
             reader,
             peer: peer.into(),
@@ -36,11 +36,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 
     /// Sets the limits for the next frame, as after the handshake.
-    pub fn set_limits(&mut self, limits: Limits) {
+    pub fn set_limits(&mut self, limits: FrameLimits) {
         self.limits = limits;
     }
 
-    /// The next frame, or `None` where the peer ended the connection between two frames.
+    /// The next frame, or `None` when the peer closed the connection between two frames.
     ///
     /// # Errors
     /// [`Error::Disconnected`] in the middle of a frame; those of [`FrameReader::header`].
@@ -51,11 +51,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The lengths of the next frame, before anything is allocated for it; `None` where the peer ended the
-    /// connection. Asked again before [`FrameReader::body`], the answer is the same.
+    /// The lengths of the next frame, before memory is allocated for it; `None` when the peer closed the connection. A
+    /// repeated call before [`FrameReader::body`] returns the same header.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] and [`Error::Protocol`]: the stream has no next frame then.
+    /// [`Error::TooLarge`] and [`Error::Protocol`]: the stream cannot be read any further.
     pub async fn header(&mut self) -> Result<Option<Header>> {
         if let Some(header) = self.header {
             return Ok(Some(header));
@@ -82,7 +82,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         let Some(header) = self.header else {
             return Err(Error::Internal("a frame's body before its header".into()));
         };
-        let incoming = self.incoming.get_or_insert_with(|| Incoming::new(header));
+        let incoming = self
+            .incoming
+            .get_or_insert_with(|| IncomingFrame::new(header));
         loop {
             let rest = incoming.control_rest();
             if rest.is_empty() {
@@ -111,12 +113,12 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// Writes the rest of a frame, and flushes; `peer` names the other end in errors.
+/// Writes the rest of a frame and flushes. Errors name the other end by `peer`.
 ///
 /// # Errors
 /// [`Error::Disconnected`].
 pub async fn write_frame<W: AsyncWrite + Unpin>(
-    frame: &mut Outgoing,
+    frame: &mut OutgoingFrame,
     writer: &mut W,
     peer: &str,
 ) -> Result<()> {
@@ -146,6 +148,6 @@ fn broken(peer: &str, error: std::io::Error) -> Error {
 fn truncated(peer: &str, (filled, wanted): (usize, usize)) -> Error {
     Error::Disconnected {
         address: peer.into(),
-        reason: format!("it ended within a frame, {filled} bytes into a part of {wanted}"),
+        reason: format!("it ended within a frame, after {filled} of {wanted} bytes"),
     }
 }

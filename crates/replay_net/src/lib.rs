@@ -1,5 +1,5 @@
-//! Whatever touches a network: the server and the client of a replay memory, the stacks under both, and the command
-//! `innet-replay`.
+//! Everything that touches a network: the server and the client of a replay memory, their network stacks, and the
+//! command `innet-replay`.
 //!
 //! # Layout
 //!
@@ -7,12 +7,12 @@
 //! | --- | --- |
 //! | [`stack`] | the `Stack` trait: `kernel`, `sim` (feature `sim`), and `fstack` (feature `fstack`) |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
-//! | [`receive`] | room for receive buffers within the byte limit |
-//! | [`service`] | a request in, a reply out, no socket in sight |
+//! | [`receive`] | memory for receive buffers within the byte limit |
+//! | [`service`] | a request in, a reply out, without sockets |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown |
 //! | [`aggregators`] | gradient jobs of a server, and its parent |
-//! | [`client`] | the `Replay` of a server, and a worker's membership in a gradient job |
+//! | [`client`] | `Replay` over a connection, and a worker of a gradient job |
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`config`] | the server's configuration |
 //! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |

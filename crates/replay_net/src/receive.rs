@@ -1,7 +1,7 @@
-//! Room for receive buffers, within a memory's byte limit: [`MemoryLimits::receive_bytes`].
+//! Memory for receive buffers: [`MemoryLimits::receive_bytes`] of a memory's byte limit.
 //!
-//! Pushes may have to wait for draws. So connections that have opened a writer share one half of the room, and all
-//! others (the learner's parameters, say) the other: these wait only for frames that are arriving or being answered.
+//! Pushes may have to wait for draws. So connections with an open writer share one half of the memory and all other
+//! connections (the learner's parameters, for example) the other half, where no request waits.
 
 use std::sync::Arc;
 
@@ -9,66 +9,65 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use replay_core::memory::MemoryLimits;
 
-/// The two halves of a server's room for receive buffers.
-pub struct ReceiveRooms {
-    /// For the frames of connections that have opened a writer.
-    pub pushes: ReceiveRoom,
-    /// For the frames of all other connections.
-    pub others: ReceiveRoom,
+/// A server's two budgets for receive buffers.
+pub struct ReceiveBudgets {
+    /// Frames of connections with an open writer.
+    pub pushes: ReceiveBudget,
+    /// Frames of all other connections.
+    pub others: ReceiveBudget,
 }
 
-impl ReceiveRooms {
-    /// The rooms within a memory's limits.
+impl ReceiveBudgets {
+    /// The budgets within a memory's limits.
     pub fn new(limits: &MemoryLimits) -> Self {
         let half = limits.receive_bytes.min(limits.max_bytes) / 2;
-        ReceiveRooms {
-            pushes: ReceiveRoom::new(half),
-            others: ReceiveRoom::new(half),
+        ReceiveBudgets {
+            pushes: ReceiveBudget::new(half),
+            others: ReceiveBudget::new(half),
         }
     }
 
-    /// Bytes taken now.
+    /// Bytes reserved now.
     pub fn reserved(&self) -> u64 {
         self.pushes.reserved() + self.others.reserved()
     }
 }
 
-/// Room for receive buffers, given in the order in which it is asked for: a long frame is not overtaken for ever by
-/// short ones.
-pub struct ReceiveRoom {
+/// Bytes for receive buffers, granted in the order of the requests: short frames do not starve a long one.
+pub struct ReceiveBudget {
     limit: usize,
     left: Arc<Semaphore>,
 }
 
-/// Room that a receive buffer takes until this is dropped.
-pub type ReceiveBuffer = OwnedSemaphorePermit;
+/// Bytes of one receive buffer, returned when dropped.
+pub type ReceivePermit = OwnedSemaphorePermit;
 
-impl ReceiveRoom {
-    /// Room for `limit` bytes.
+impl ReceiveBudget {
+    /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
         let limit = usize::try_from(limit).map_or(Semaphore::MAX_PERMITS, |limit| {
             limit.min(Semaphore::MAX_PERMITS)
         });
-        ReceiveRoom {
+        ReceiveBudget {
             limit,
             left: Arc::new(Semaphore::new(limit)),
         }
     }
 
-    /// Waits for room for `bytes`, which have to be within the limit.
-    pub async fn reserve(&self, bytes: u32) -> ReceiveBuffer {
+    /// Waits for `bytes`, at most the limit.
+    pub async fn reserve(&self, bytes: u32) -> ReceivePermit {
         let left = Arc::clone(&self.left);
         left.acquire_many_owned(bytes)
             .await
-            .expect("nobody closes the semaphore")
+            .expect("the semaphore is never closed")
     }
 
-    /// Room for `bytes`; `None` where it would have to be waited for.
-    pub fn try_reserve(&self, bytes: u32) -> Option<ReceiveBuffer> {
+    /// Reserves `bytes` without waiting; `None` when they are not free.
+    pub fn try_reserve(&self, bytes: u32) -> Option<ReceivePermit> {
         Arc::clone(&self.left).try_acquire_many_owned(bytes).ok()
     }
 
-    /// Bytes taken now, and those set aside for whoever waits first.
+    /// Bytes reserved now, with those set aside for the first waiting frame.
     pub fn reserved(&self) -> u64 {
         (self.limit - self.left.available_permits()) as u64
     }
@@ -84,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_long_frame_is_not_overtaken() {
-        let room = ReceiveRoom::new(100);
+        let room = ReceiveBudget::new(100);
         let first = room.try_reserve(60).unwrap();
         let mut long = pin!(room.reserve(80));
         assert!(long.as_mut().now_or_never().is_none());

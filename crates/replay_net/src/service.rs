@@ -1,6 +1,5 @@
-//! A request in, a reply out: the server's behaviour against the memory, with no socket, clock or task in
-//! sight. A request that cannot be answered yet is [`Outcome::Blocked`]; whoever asked waits for
-//! [`Service::changed`] and asks again.
+//! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
+//! result is [`Outcome::Blocked`]: the caller waits for [`Service::changed`] and tries again.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -11,7 +10,7 @@ use event_listener::EventListener;
 use serde_json::{Value, json};
 
 use crate::aggregators::{Aggregators, JoinOutcome};
-use crate::receive::ReceiveRooms;
+use crate::receive::ReceiveBudgets;
 use gradients::JoinJob;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
@@ -20,42 +19,42 @@ use replay_core::schema::TableConfig;
 use replay_core::table::Attempt;
 use replay_wire::{GradientsJoined, RELEASE, ReplyBody, RequestBody};
 
-/// What became of one attempt.
+/// Result of one attempt at a request.
 pub enum Outcome {
     /// The answer.
     Ready(ReplyBody),
     /// Not yet.
     Blocked {
-        /// Whose next change may let the request through.
+        /// What has to change first.
         by: BlockedBy,
-        /// Who is waited for, and by how much.
+        /// The reason, for an error at the deadline.
         waited_for: String,
     },
 }
 
-/// What a request waits for.
+/// Cause of a blocked request.
 pub enum BlockedBy {
     /// The table of this name.
     Table(String),
-    /// The server above this one, which sums on.
+    /// The parent of this server in a gradient job.
     Parent,
 }
 
-/// The memory, and the sums of gradients, as clients of a server see them.
+/// The memory and the gradient aggregators behind a server.
 pub struct Service {
     memory: Arc<Memory>,
-    receive_rooms: ReceiveRooms,
+    receive_budgets: ReceiveBudgets,
     /// Tables of the server's own configuration.
     configured: HashSet<String>,
     max_frame_bytes: u64,
     gradients: Option<Aggregators>,
-    /// There is nothing else: the memory stays empty.
+    /// Whether requests to the memory are refused.
     gradients_only: bool,
-    /// What the connections count; it stands in the statistics.
+    /// Counters of the connections, part of [`Service::stats`].
     pub counters: Counters,
 }
 
-/// Counters of a server's connections. Each is a count alone: no other data is published with it.
+/// Counters of a server's connections. Relaxed, all of them: no other data is published with a count.
 #[derive(Debug, Default)]
 pub struct Counters {
     connections: AtomicU64,
@@ -79,7 +78,7 @@ impl Service {
             memory.create_table(table)?;
         }
         Ok(Service {
-            receive_rooms: ReceiveRooms::new(&memory.limits()),
+            receive_budgets: ReceiveBudgets::new(&memory.limits()),
             memory,
             configured: tables.iter().map(|table| table.name.clone()).collect(),
             max_frame_bytes,
@@ -89,31 +88,32 @@ impl Service {
         })
     }
 
-    /// Sums gradients, too; with `nothing_else`, requests for the memory are refused.
-    pub fn sum_gradients(&mut self, aggregators: Aggregators, nothing_else: bool) {
+    /// Adds gradient aggregators; with `only`, requests to the memory are refused.
+    pub fn sum_gradients(&mut self, aggregators: Aggregators, only: bool) {
         self.gradients = Some(aggregators);
-        self.gradients_only = nothing_else;
+        self.gradients_only = only;
     }
 
-    /// The aggregators, if the server sums gradients.
+    /// The gradient aggregators, if there are any.
     pub fn gradients(&self) -> Option<&Aggregators> {
         self.gradients.as_ref()
     }
 
-    /// The memory that is served.
+    /// The served memory.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Room for the frames of its connections.
-    pub fn receive_rooms(&self) -> &ReceiveRooms {
-        &self.receive_rooms
+    /// Budgets for receive buffers.
+    pub fn receive_budgets(&self) -> &ReceiveBudgets {
+        &self.receive_budgets
     }
 
-    /// One attempt at a request. `last`: there will be no other, so a draw that may be short takes what there is.
+    /// One attempt at a request. `last` says that no other attempt follows: a draw with `allow_short` then takes the items
+    /// there are.
     ///
     /// # Errors
-    /// Any: the request's answer is then that error.
+    /// The error to answer the request with.
     pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Outcome> {
         self.check_there_is_memory(request)?;
         let reply = match request {
@@ -182,8 +182,7 @@ impl Service {
         Ok(Outcome::Ready(reply))
     }
 
-    /// Hears of the next change of what blocked a request. Listen first, then attempt: a change in between is not
-    /// missed.
+    /// Listens for the next change of what blocks a request. Attempt again after this call, so that no change is missed.
     ///
     /// # Errors
     /// [`Error::UnknownTable`] when the table is gone.
@@ -194,18 +193,17 @@ impl Service {
         }
     }
 
-    /// Removes a member of a gradient job, whose connection has ended.
+    /// Ends the membership of a gradient worker whose connection has ended.
     pub fn leave_gradients(&self, at: SocketAddr, session: u32) {
         if let Some(aggregators) = &self.gradients {
             aggregators.leave(at, session);
         }
     }
 
-    /// Counters and gauges: the memory's, bytes of receive buffers under `receive_bytes`, the server's own under
-    /// `server`, and those of gradient jobs under `gradients`.
+    /// Counters and gauges: the memory's, `receive_bytes` (reserved for receive buffers), `server`, and `gradients` (jobs).
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
-        stats["receive_bytes"] = self.receive_rooms.reserved().into();
+        stats["receive_bytes"] = self.receive_budgets.reserved().into();
         stats["server"] = self.counters.to_json();
         if let Some(aggregators) = &self.gradients {
             stats["gradients"] = aggregators.stats();
@@ -255,7 +253,9 @@ impl Service {
             {
                 Err(Error::TableDiffers {
                     table,
-                    difference: format!("{difference} (the server's own configuration makes it)"),
+                    difference: format!(
+                        "{difference} (the table is in the server's configuration)"
+                    ),
                 })
             }
             Err(error) => Err(error),
@@ -265,7 +265,7 @@ impl Service {
     fn drop_table(&self, name: &str) -> Result<ReplyBody> {
         if self.configured.contains(name) {
             return Err(Error::Config(format!(
-                "table {name:?} is made by the server's own configuration and is not dropped; empty it instead"
+                "table {name:?} is in the server's configuration and cannot be dropped: empty it instead"
             )));
         }
         self.memory.drop_table(name)?;
@@ -300,7 +300,7 @@ fn blocked(table: &str, waited_for: String) -> Outcome {
     }
 }
 
-/// A connection that is counted as open for as long as this lives.
+/// An open connection: dropped, it no longer counts.
 pub struct OpenConnection<'a>(&'a Counters);
 
 impl Drop for OpenConnection<'_> {
@@ -317,17 +317,17 @@ impl Counters {
         OpenConnection(self)
     }
 
-    /// Counts a connection that was refused: too many, or without the token.
+    /// Counts a refused connection: over the limit, or without the token.
     pub fn refuse(&self) {
         add(&self.refused, 1);
     }
 
-    /// Counts a frame that is no request.
+    /// Counts an invalid frame.
     pub fn bad_frame(&self) {
         add(&self.bad_frames, 1);
     }
 
-    /// Counts a reader that was dropped at the write deadline.
+    /// Counts a client that was dropped at the write deadline.
     pub fn slow_reader(&self) {
         add(&self.slow_readers, 1);
     }
@@ -338,7 +338,7 @@ impl Counters {
         add(&self.bytes_received, bytes);
     }
 
-    /// Counts a reply that is an error.
+    /// Counts an error reply.
     pub fn error(&self) {
         add(&self.errors, 1);
     }

@@ -377,7 +377,7 @@ fn a_sampler_draws_everything_once_and_in_order() {
     let error = batches.next(&one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
 
-    // The requests that failed under way do not stand in the way of the next batch.
+    // Requests in flight that failed do not affect the next batch.
     let mut pushes = client.open_writer(writer("steps", 2), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.close(&soon()).unwrap();

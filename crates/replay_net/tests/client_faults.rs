@@ -221,17 +221,17 @@ fn keys(sampled: &Sampled) -> Vec<u64> {
     sampled.items.iter().map(|item| item.key).collect()
 }
 
-/// A place at which one server after the other is started.
-struct Place {
+/// An address at which servers are started one after another.
+struct RestartableServer {
     address: String,
     _folder: tempfile::TempDir,
 }
 
-impl Place {
+impl RestartableServer {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Place {
-            address: fixed_place(&folder),
+        RestartableServer {
+            address: fixed_address(&folder),
             _folder: folder,
         }
     }
@@ -251,8 +251,8 @@ impl Place {
 #[test]
 fn keys_of_a_server_that_was_started_again_are_stale() {
     const ITEMS: u32 = 10;
-    let place = Place::new();
-    let server = place.serve();
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
     let client = client(&server);
     let fill = || {
         let mut pushes = client.open_writer(writer("replay", 1), &soon()).unwrap();
@@ -265,7 +265,7 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
     let old = keys(&client.sample(&all, &soon()).unwrap());
     drop(server);
 
-    let _server = place.serve();
+    let _server = restartable.serve();
     fill();
     let mut batches = client.sampler(all.clone(), 1).unwrap();
     let new = keys(&batches.next(&soon()).unwrap());
@@ -296,15 +296,15 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
 
 #[test]
 fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
-    let place = Place::new();
-    let server = place.serve();
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
     let client = client(&server);
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.flush(&soon()).unwrap();
     drop(server);
 
-    let _server = place.serve();
+    let _server = restartable.serve();
     for _ in 0..2 {
         let error = pushes.push(steps(10, 10), &soon()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Expired, "{error}");
@@ -318,14 +318,14 @@ fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
 
 #[test]
 fn a_writer_is_not_opened_anew_behind_its_back() {
-    let place = Place::new();
-    let server = place.serve();
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
     let client = client(&server);
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     drop(server);
 
     // The client has no acknowledgement, but the answer to a push may have been on its way.
-    let _server = place.serve();
+    let _server = restartable.serve();
     for _ in 0..2 {
         let error = pushes.push(steps(0, 10), &soon()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Expired, "{error}");
@@ -335,8 +335,8 @@ fn a_writer_is_not_opened_anew_behind_its_back() {
 
 #[test]
 fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
-    let place = Place::new();
-    let server = place.serve();
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
     let client = client(&server);
     for _ in 0..3 {
         client
@@ -350,7 +350,7 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
     assert_eq!(old.version, 3);
     drop(server);
 
-    let _server = place.serve();
+    let _server = restartable.serve();
     assert_eq!(
         client
             .get_parameters("policy", old.version, &soon())
@@ -375,8 +375,8 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
 
 #[test]
 fn a_sampler_with_short_deadlines_waits_for_its_server() {
-    let place = Place::new();
-    let server = place.serve();
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
     let client = client(&server);
     // As many as one draw takes: the next one cannot be answered before the server is gone.
     let fill = |id| {
@@ -392,7 +392,7 @@ fn a_sampler_with_short_deadlines_waits_for_its_server() {
         let error = batches.next(&one_try()).err().unwrap();
         assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     }
-    let _server = place.serve();
+    let _server = restartable.serve();
     fill(2);
     assert_eq!(numbers(&batches.next(&soon()).unwrap()), [0, 1, 2, 3]);
 }
@@ -413,8 +413,8 @@ fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
 
 #[test]
 fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
-    let place = Place::new();
-    let server = place.serve();
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
     let client = client(&server);
     std::thread::scope(|scope| {
         let drawn = scope.spawn(|| {
@@ -428,7 +428,7 @@ fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
         server.shut_down();
         server.wait().unwrap();
 
-        let server = place.serve();
+        let server = restartable.serve();
         let filling = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
         let mut pushes = filling.open_writer(writer("steps", 1), &soon()).unwrap();
         pushes.push(steps(0, 10), &soon()).unwrap();

@@ -43,7 +43,7 @@ fn wire_bytes(request: &Request) -> Vec<u8> {
 }
 
 /// What a reader with these limits says about these bytes, after which the peer hangs up.
-fn read(bytes: &[u8], limits: Limits) -> Result<Option<Frame>, Error> {
+fn read(bytes: &[u8], limits: FrameLimits) -> Result<Option<Frame>, Error> {
     block_on(FrameReader::new(bytes, limits, "peer").frame())
 }
 
@@ -58,7 +58,7 @@ fn frames_come_one_after_the_other_and_then_the_end() {
         },
     );
     let bytes = [wire_bytes(&first), wire_bytes(&second)].concat();
-    let mut frames = FrameReader::new(&bytes[..], Limits::default(), "peer");
+    let mut frames = FrameReader::new(&bytes[..], FrameLimits::default(), "peer");
     block_on(async {
         for request in [first, second] {
             let frame = frames.frame().await.unwrap().unwrap();
@@ -72,7 +72,7 @@ fn frames_come_one_after_the_other_and_then_the_end() {
 fn a_connection_that_ends_within_a_frame_is_an_error_at_every_byte() {
     let bytes = wire_bytes(&put("some payload"));
     for end in 1..bytes.len() {
-        let error = read(&bytes[..end], Limits::default()).err().unwrap();
+        let error = read(&bytes[..end], FrameLimits::default()).err().unwrap();
         assert_eq!(error.code(), ErrorCode::Disconnected, "{end}: {error}");
         assert!(error.to_string().contains("within a frame"), "{error}");
     }
@@ -80,7 +80,7 @@ fn a_connection_that_ends_within_a_frame_is_an_error_at_every_byte() {
 
 #[test]
 fn lengths_over_the_limits_are_refused_before_the_rest_arrives() {
-    let limits = Limits {
+    let limits = FrameLimits {
         max_frame_bytes: 1000,
         max_control_bytes: 512,
     };
@@ -122,7 +122,7 @@ fn lengths_over_the_limits_are_refused_before_the_rest_arrives() {
 
 #[test]
 fn another_protocol_is_named_as_such() {
-    let error = read(b"GET / HTTP/1.1\r\n\r\n", Limits::default())
+    let error = read(b"GET / HTTP/1.1\r\n\r\n", FrameLimits::default())
         .err()
         .unwrap();
     assert!(
@@ -136,7 +136,7 @@ fn reads_and_writes_go_on_where_they_were_dropped() {
     let request = put(vec![7; 1000]);
     let mut outgoing = encode_request(&request).unwrap();
     let (mut near, far) = duplex(3);
-    let mut frames = FrameReader::new(far, Limits::default(), "peer");
+    let mut frames = FrameReader::new(far, FrameLimits::default(), "peer");
     let frame = block_on(async {
         loop {
             // Each turn moves at most three bytes, then both futures are dropped.
@@ -205,7 +205,7 @@ impl SampleCredit for Credit {
     }
 }
 
-fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> Outgoing {
+fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
     let sampled = Sampled {
         items: vec![],
         live_items: 0,
@@ -231,7 +231,7 @@ proptest! {
         let mut writer = Trickle { step, taken: Vec::new() };
         block_on(write_frame(&mut batch(&blobs, &delivered), &mut writer, "peer")).unwrap();
         prop_assert_eq!(delivered.load(Ordering::Relaxed), 1);
-        let frame = read(&writer.taken, Limits::default()).unwrap().unwrap();
+        let frame = read(&writer.taken, FrameLimits::default()).unwrap().unwrap();
         let ReplyBody::Sampled(sampled) = decode_reply(frame).unwrap().body else {
             panic!("another reply");
         };

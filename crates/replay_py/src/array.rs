@@ -51,10 +51,10 @@ pub struct Input {
     pub bytes: ArrayBytes,
 }
 
-/// What a value is meant to be: Python scalars and lists, which have no dtype of their own, become this where
+/// What a value is expected to be: Python scalars and lists, which have no dtype of their own, become this where
 /// no number changes its kind or overflows. A scalar stands for every element.
 #[derive(Clone, Copy)]
-pub struct Meant<'a> {
+pub struct Expected<'a> {
     pub dtype: Dtype,
     pub shape: &'a [usize],
 }
@@ -62,14 +62,14 @@ pub struct Meant<'a> {
 /// Reads an array: NumPy's, or anything with `__array__`, such as a torch tensor. Arrays are never converted.
 pub fn read(
     value: &Bound<'_, PyAny>,
-    meant: Option<Meant<'_>>,
+    expected: Option<Expected<'_>>,
 ) -> PyResult<Result<Input, Refusal>> {
     let array = match as_array(value)? {
         Ok(array) => array,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let array = match meant {
-        Some(meant) if is_literal(value)? => convert_literal(value, array, meant)?,
+    let array = match expected {
+        Some(expected) if is_literal(value)? => convert_literal(value, array, expected)?,
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
@@ -212,16 +212,16 @@ fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
         && !value.hasattr(intern!(value.py(), "__array__"))?)
 }
 
-/// A scalar or list as the array it is meant to be, or as it is when a number would change.
+/// A scalar or list as the array it is expected to be, or as it is when a number would change.
 fn convert_literal<'py>(
     value: &Bound<'py, PyAny>,
     array: Bound<'py, PyUntypedArray>,
-    meant: Meant<'_>,
+    expected: Expected<'_>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = value.py();
     let numpy = py.import("numpy")?;
-    let convert = || array.call_method1("astype", (dtype::to_numpy(py, meant.dtype),));
-    let converted = match (array.dtype().kind(), dtype::kind(meant.dtype)) {
+    let convert = || array.call_method1("astype", (dtype::to_numpy(py, expected.dtype),));
+    let converted = match (array.dtype().kind(), dtype::kind(expected.dtype)) {
         (b'b', b'b') | (b'f', b'f') => convert()?,
         (b'i' | b'u', b'i' | b'u' | b'f') => {
             let converted = convert()?;
@@ -237,7 +237,7 @@ fn convert_literal<'py>(
         || value.is_instance_of::<PyInt>()
         || value.is_instance_of::<PyFloat>();
     let converted = if scalar {
-        numpy.call_method1("full", (meant.shape, &converted))?
+        numpy.call_method1("full", (expected.shape, &converted))?
     } else {
         converted
     };

@@ -1,8 +1,8 @@
-//! `Batches`: draws again and again, a background thread decoding ahead of the reader.
+//! `Batches`: an iterator of draws, with a background thread that decodes ahead of the reader.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -18,10 +18,10 @@ use crate::handle::Handle;
 use crate::turns::Turns;
 use crate::{error, wait};
 
-/// Requests under way at a server at a time: one in the network while one is decoded.
+/// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
 
-/// What errors call it.
+/// Its name in errors.
 const WHAT: &str = "iterator of batches";
 
 /// An iterator over batches that ends only with an error or `close`.
@@ -33,7 +33,7 @@ pub struct PyBatches {
     description: String,
 }
 
-/// The importance-sampling exponent: a number, or a schedule that is asked before every batch.
+/// The importance-sampling exponent: a number, or a schedule that is called before every batch.
 pub enum Beta {
     Number(f64),
     Schedule(Py<PyAny>),
@@ -59,11 +59,11 @@ impl Beta {
     }
 }
 
-/// Where the next batch comes from.
+/// Source of the batches.
 enum Source {
-    /// Drawn and decoded when it is asked for.
+    /// Draws and decodes in the call of the reader.
     Direct(Turns<Direct>),
-    /// Decoded ahead.
+    /// A background thread.
     Ahead(Turns<Ahead>),
 }
 
@@ -130,8 +130,8 @@ impl PyBatches {
 
     /// Stops drawing ahead and waits for the background thread.
     ///
-    /// In process, batches that were not handed out do not count for the rate limiter: dropped, a `Drawn` gives
-    /// its credit back. A server has counted what it has sent, and has no way to hear that it was not wanted.
+    /// In process, undelivered batches do not count for the rate limiter: a dropped `Drawn` returns its credit. A server
+    /// counts a batch when it is sent, so there they do count.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
         py.detach(|| drop(source));
@@ -151,16 +151,16 @@ impl PyBatches {
 /// The reader's end of the background thread.
 struct Ahead {
     batches: Option<Receiver<Result<Drawn>>>,
-    shared: Arc<Shared>,
+    shared: Arc<DecoderState>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the reader tells the background thread, and what it hears of it.
-struct Shared {
+/// State that the reader and the background thread share.
+struct DecoderState {
     stop: AtomicBool,
-    /// The bits of the float64 that the next batch to be decoded is weighted with.
+    /// Bits of the float64 exponent for the next decoded batch.
     beta: AtomicU64,
-    /// Why there is no batch yet: what the last draw in vain waited for.
+    /// What the last draw without a batch was waiting for.
     waited_for: Mutex<String>,
 }
 
@@ -172,7 +172,7 @@ impl Ahead {
         beta: f64,
     ) -> Result<Self> {
         let (sender, receiver) = mpsc::sync_channel(prefetch.saturating_sub(1));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DecoderState {
             stop: AtomicBool::new(false),
             beta: AtomicU64::new(beta.to_bits()),
             waited_for: Mutex::new("the first draw is under way".into()),
@@ -193,57 +193,46 @@ impl Ahead {
     }
 
     fn next(&mut self, beta: f64, wait: &Wait<'_>) -> Result<Drawn> {
-        // Relaxed: a number on its own; the thread may use it one batch later.
+        // Relaxed, as the load in `decode_ahead`: no other data is published with it, and one batch later is early enough.
         self.shared.beta.store(beta.to_bits(), Ordering::Relaxed);
         let Some(batches) = &self.batches else {
             return Err(Error::Closed("this iterator of batches"));
         };
+        let mut slices = wait.slices(wait.deadline);
         loop {
-            let left = wait.deadline.map_or(Wait::CHECK_EVERY, |deadline| {
-                deadline
-                    .saturating_duration_since(Instant::now())
-                    .min(Wait::CHECK_EVERY)
-            });
-            match batches.recv_timeout(left) {
+            let now = Instant::now();
+            let slice = slices.next_wake(now)?.saturating_duration_since(now);
+            match batches.recv_timeout(slice) {
                 Ok(result) => return result,
-                // The error that ended the thread was delivered before.
+                // An earlier call has returned the error that ended the thread.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::Closed("this iterator of batches, after an error,"));
                 }
-                Err(RecvTimeoutError::Timeout) => wait.check()?,
+                Err(RecvTimeoutError::Timeout) => {}
             }
-            if wait
-                .deadline
-                .is_some_and(|deadline| Instant::now() >= deadline)
-            {
-                let waited_for = self.shared.waited_for();
+            if wait.deadline.is_some_and(|end| Instant::now() >= end) {
+                let waited_for = lock(&self.shared.waited_for).clone();
                 return Err(Error::Deadline { waited_for });
             }
         }
     }
 }
 
-impl Shared {
-    fn waited_for(&self) -> String {
-        self.waited_for
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
+fn lock(waited_for: &Mutex<String>) -> MutexGuard<'_, String> {
+    waited_for.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Draws and decodes until the reader stops it or an error other than a deadline ends it.
+/// Draws and decodes until the reader stops it or an error occurs other than a deadline.
 fn decode_ahead(
     draw: &Draw,
     mut channel: Box<dyn SampleChannel>,
-    shared: &Shared,
+    shared: &DecoderState,
     batches: &SyncSender<Result<Drawn>>,
 ) {
-    // Relaxed: the flag carries no data; `Drop` joins the thread.
+    // Relaxed, as the store in `Drop`, which joins the thread: no other data is published with the flag.
     let stopped = || shared.stop.load(Ordering::Relaxed);
     while !stopped() {
-        // The reader has the deadline that counts. Draws end in vain now and then so that it can say what
-        // it waits for.
+        // The reader's own deadline ends its call. The short one here is for the reader's error: it updates `waited_for`.
         let wait = Wait {
             deadline: Some(Instant::now() + 2 * Wait::CHECK_EVERY),
             interrupted: &stopped,
@@ -252,14 +241,7 @@ fn decode_ahead(
         let result = draw.next(&wait, beta, |wait| channel.next(wait));
         match result {
             Err(error) if error.code() == ErrorCode::Deadline => {
-                let reason = match error {
-                    Error::Deadline { waited_for } => waited_for,
-                    other => other.to_string(),
-                };
-                *shared
-                    .waited_for
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = reason;
+                *lock(&shared.waited_for) = error.into_waited_for().unwrap_or_default();
             }
             Err(Error::Interrupted) => return,
             result => {
@@ -275,10 +257,10 @@ fn decode_ahead(
 impl Drop for Ahead {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // Wakes the thread where it waits for room.
+        // Wakes the thread if it waits for space in the channel.
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was its last result; there is nobody left to tell.
+            // A panic is ignored: the panic hook has printed it.
             let _ = thread.join();
         }
     }

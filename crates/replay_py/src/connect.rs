@@ -64,7 +64,7 @@ pub fn connect(
     let client = wait::blocking(py, deadline, |wait| {
         Client::connect(&address, options, wait)
     })?;
-    let replay = PyReplay::remote(Arc::new(client), address.to_string());
+    let replay = PyReplay::remote(Arc::new(client), &address.to_string());
     replay.make_tables(py, tables, timeout)?;
     Ok(replay)
 }

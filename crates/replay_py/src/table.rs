@@ -4,7 +4,7 @@ use numpy::PyArrayDescr;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyTuple};
 
-use replay_core::schema::{Codec, Column, Sampler, TableConfig};
+use replay_core::schema::{Codec, Column, TableConfig};
 
 use crate::{dtype, error};
 
@@ -165,19 +165,9 @@ impl PyTable {
             columns,
             capacity,
             capacity_bytes,
-            sampler: match sampler {
-                "prioritized" => Sampler::Prioritized,
-                "uniform" => Sampler::Uniform,
-                "fifo" => Sampler::Fifo,
-                other => {
-                    return Err(error::config(
-                        py,
-                        format!(
-                            "sampler is \"prioritized\", \"uniform\" or \"fifo\", got {other:?}"
-                        ),
-                    ));
-                }
-            },
+            sampler: sampler
+                .parse()
+                .map_err(|reason| error::config(py, format!("sampler: {reason}")))?,
             priority_exponent,
             priority_unit_log2,
             max_times_sampled,
@@ -227,12 +217,8 @@ impl PyTable {
 
     /// How items are chosen.
     #[getter]
-    fn sampler(&self) -> &'static str {
-        match self.config.sampler {
-            Sampler::Prioritized => "prioritized",
-            Sampler::Uniform => "uniform",
-            Sampler::Fifo => "fifo",
-        }
+    fn sampler(&self) -> String {
+        self.config.sampler.to_string()
     }
 
     /// Alpha.

@@ -45,27 +45,21 @@ impl<T> Turns<T> {
     /// # Errors
     /// [`Error::Deadline`] and [`Error::Interrupted`].
     pub fn take(&self, wait: &Wait<'_>) -> Result<Turn<'_, T>> {
-        let mut taken = lock(&self.taken);
-        while *taken {
+        let mut slices = wait.slices(wait.deadline);
+        while std::mem::replace(&mut *lock(&self.taken), true) {
             let now = Instant::now();
             if wait.deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Error::Deadline {
                     waited_for: format!("another thread is using this {}", self.what),
                 });
             }
-            let check = now + Wait::CHECK_EVERY;
-            let until = wait.deadline.map_or(check, |deadline| deadline.min(check));
-            (taken, _) = self
-                .ended
-                .wait_timeout(taken, until - now)
-                .unwrap_or_else(PoisonError::into_inner);
-            // The check waits for the interpreter: nobody may wait for the lock meanwhile.
-            drop(taken);
-            wait.check()?;
-            taken = lock(&self.taken);
+            // Before the lock: an interrupt check waits for the interpreter.
+            let slice = slices.next_wake(now)?.saturating_duration_since(now);
+            let taken = lock(&self.taken);
+            if *taken {
+                drop(self.ended.wait_timeout(taken, slice));
+            }
         }
-        *taken = true;
-        drop(taken);
         let end = End {
             taken: &self.taken,
             ended: &self.ended,

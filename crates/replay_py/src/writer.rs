@@ -14,7 +14,7 @@ use replay_core::writer::{
     FinalObservations, StepBatch, Values, Writer, WriterCounters, WriterOptions,
 };
 
-use crate::array::{self, Input, Meant};
+use crate::array::{self, Expected, Input};
 use crate::context::context_manager;
 use crate::handle::Handle;
 use crate::turns::Turns;
@@ -26,7 +26,7 @@ const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Writes the steps of `streams` environments: one `append` a step, one row a stream.
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
-    writer: Handle<Arc<Shared>>,
+    writer: Handle<Arc<WriterState>>,
     config: Arc<TableConfig>,
     name: String,
     streams: usize,
@@ -35,12 +35,12 @@ pub struct PyWriter {
 }
 
 /// The writer, and what it had done when its last append ended: to be read while the next one waits.
-struct Shared {
+struct WriterState {
     turns: Turns<Writer>,
     counters: Mutex<WriterCounters>,
 }
 
-impl Shared {
+impl WriterState {
     fn append(&self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
         let mut writer = self.turns.take(wait)?;
         writer.append(step, wait)?;
@@ -71,7 +71,7 @@ impl PyWriter {
             })?;
             Ok((config, writer))
         })?;
-        let shared = Shared {
+        let shared = WriterState {
             turns: Turns::new("writer", writer),
             counters: Mutex::default(),
         };
@@ -95,11 +95,11 @@ impl PyWriter {
         let shape: Vec<usize> = std::iter::once(self.streams)
             .chain(row.iter().map(|&n| n as usize))
             .collect();
-        let meant = Meant {
+        let expected = Expected {
             dtype,
             shape: &shape,
         };
-        array::read(value, Some(meant))?.map_err(|reason| {
+        array::read(value, Some(expected))?.map_err(|reason| {
             error::schema(
                 value.py(),
                 &self.config.name,

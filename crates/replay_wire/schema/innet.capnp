@@ -186,6 +186,9 @@ enum Sampler {
   prioritized @0;
   uniform @1;
   fifo @2;
+  lifo @3;
+  maxHeap @4;
+  minHeap @5;
 }
 
 struct Column {

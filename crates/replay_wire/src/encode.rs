@@ -4,7 +4,7 @@ use bytes::Bytes;
 use capnp::message::{Builder, HeapAllocator};
 use capnp::serialize;
 
-use super::frame::{HEADER_BYTES, Outgoing};
+use super::frame::{HEADER_BYTES, OutgoingFrame};
 use super::innet_capnp as wire;
 use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
 use gradients::JoinJob;
@@ -20,7 +20,7 @@ const MAX_LIST: usize = (1 << 29) - 1;
 /// # Errors
 /// [`Error::TooLarge`] for lists and payloads that the format has no room for, [`Error::Priority`] for
 /// a push with a priority that is NaN, infinite or negative.
-pub fn encode_request(request: &Request) -> Result<Outgoing> {
+pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
     let mut message = builder(match &request.body {
         RequestBody::Push(push) => 64 + 3 * (push.body.chunks.len() + push.body.items.len()),
         RequestBody::UpdatePriorities { keys, .. } => 64 + 2 * keys.len(),
@@ -91,14 +91,14 @@ pub fn encode_request(request: &Request) -> Result<Outgoing> {
             set_join(out, job);
         }
     }
-    Outgoing::new(head(&message)?, vec![payload], None)
+    OutgoingFrame::new(head(&message)?, vec![payload], None)
 }
 
 /// The frame of a reply. It takes over the blobs, which stay pinned until it is dropped, and the credit.
 ///
 /// # Errors
 /// [`Error::TooLarge`] for batches and payloads that the format has no room for.
-pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
+pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
     let mut message = builder(match &reply.body {
         ReplyBody::Sampled(sampled) => 64 + 4 * sampled.items.len(),
         ReplyBody::Stats(text) | ReplyBody::Error { message: text, .. } => 64 + text.len() / 8,
@@ -147,7 +147,7 @@ pub fn encode_reply(reply: Reply) -> Result<Outgoing> {
         ReplyBody::Listing(listing) => set_listing(root.init_listing(), &listing)?,
         ReplyBody::Gradients(joined) => set_joined(root.init_gradients(), &joined),
     }
-    Outgoing::new(head(&message)?, payload, credit)
+    OutgoingFrame::new(head(&message)?, payload, credit)
 }
 
 fn builder(words: usize) -> Builder<HeapAllocator> {

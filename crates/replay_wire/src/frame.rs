@@ -1,5 +1,5 @@
-//! Frames: two lengths, a control message, a payload. No I/O: a receiver fills an [`Incoming`] frame, a sender writes
-//! what [`Outgoing::unwritten`] lists. Both keep how far they are, so a transfer may be interrupted and resumed.
+//! Frames: two lengths, a control message, a payload. No I/O: a receiver fills an [`IncomingFrame`] frame, a sender writes
+//! what [`OutgoingFrame::unwritten`] lists. Both keep how far they are, so a transfer may be interrupted and resumed.
 
 use std::io::IoSlice;
 
@@ -18,16 +18,16 @@ const MAX_SEGMENTS: usize = 1024;
 
 /// What a receiver accepts. Lengths are held against it before anything is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct FrameLimits {
     /// Most bytes of one frame, control message and payload together.
     pub max_frame_bytes: u64,
     /// Most bytes of a control message. It also bounds every list in it: see [`super::decode_request`].
     pub max_control_bytes: u32,
 }
 
-impl Limits {
+impl FrameLimits {
     /// For a peer that has not shown who it is.
-    pub const HANDSHAKE: Limits = Limits {
+    pub const HANDSHAKE: FrameLimits = FrameLimits {
         max_frame_bytes: 1 << 16,
         max_control_bytes: 1 << 16,
     };
@@ -40,17 +40,17 @@ impl Limits {
         } else {
             1 << 24
         };
-        Limits {
+        FrameLimits {
             max_frame_bytes,
             max_control_bytes: control,
         }
     }
 }
 
-impl Default for Limits {
+impl Default for FrameLimits {
     /// Frames of up to 256 MiB.
     fn default() -> Self {
-        Limits::new(256 << 20)
+        FrameLimits::new(256 << 20)
     }
 }
 
@@ -68,7 +68,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Protocol`] for lengths that no frame has; [`Error::TooLarge`] beyond the limits.
-    pub fn parse(bytes: [u8; HEADER_BYTES], limits: &Limits) -> Result<Self> {
+    pub fn parse(bytes: [u8; HEADER_BYTES], limits: &FrameLimits) -> Result<Self> {
         let [a, b, c, d, e, f, g, h] = bytes;
         let header = Header {
             control: u32::from_le_bytes([a, b, c, d]),
@@ -129,7 +129,7 @@ impl Frame {
 
 /// A frame that is being received: first the control message, then the payload.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct IncomingFrame {
     header: Header,
     control: Vec<Word>,
     /// Bytes received of the control message.
@@ -137,12 +137,12 @@ pub struct Incoming {
     payload: Vec<u8>,
 }
 
-impl Incoming {
+impl IncomingFrame {
     /// Allocates the buffers of a frame whose header was read.
     pub fn new(header: Header) -> Self {
         let mut payload = Vec::with_capacity(header.payload as usize);
         advise_huge_pages(payload.spare_capacity_mut());
-        Incoming {
+        IncomingFrame {
             control: Word::allocate_zeroed_vec(header.control as usize / 8),
             filled: 0,
             payload,
@@ -198,7 +198,7 @@ impl Incoming {
 
 /// A frame to be sent: the header and the control message in one buffer, then the payload's segments where
 /// they lie.
-pub struct Outgoing {
+pub struct OutgoingFrame {
     head: Vec<u8>,
     payload: Vec<Bytes>,
     payload_bytes: u32,
@@ -208,7 +208,7 @@ pub struct Outgoing {
     offset: usize,
 }
 
-impl Outgoing {
+impl OutgoingFrame {
     /// A frame of a control message that stands behind [`HEADER_BYTES`] free bytes in `head`.
     /// `credit` counts as delivered once the last byte is written, and goes back if it never is.
     pub(super) fn new(
@@ -221,7 +221,7 @@ impl Outgoing {
         let payload_bytes = limited("a payload, in bytes,", payload_bytes)?;
         head[..4].copy_from_slice(&control.to_le_bytes());
         head[4..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
-        Ok(Outgoing {
+        Ok(OutgoingFrame {
             head,
             payload,
             payload_bytes,

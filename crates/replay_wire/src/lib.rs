@@ -1,8 +1,8 @@
 //! The protocol between clients and a server, without I/O: frames, the Cap'n Proto messages in them, the handshake and
 //! its proofs. `schema/innet.capnp` is the contract; this crate is its Rust side.
 //!
-//! A sender makes an [`Outgoing`] frame of a [`Request`] or a [`Reply`] and writes its bytes; a receiver fills an
-//! [`Incoming`](frame::Incoming) one and decodes it:
+//! A sender makes an [`OutgoingFrame`] frame of a [`Request`] or a [`Reply`] and writes its bytes; a receiver fills an
+//! [`IncomingFrame`](frame::IncomingFrame) one and decodes it:
 //!
 //! ```
 //! # use replay_wire::{frame::*, *};
@@ -24,7 +24,7 @@
 //! | `names` | the schema's enumerations and ours |
 //! | [`handshake`] | versions and tokens: the server's side |
 //! | [`auth`] | challenge and response |
-//! | `innet_capnp` | generated from the schema (`examples/generate_wire.rs`) and committed |
+//! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
 mod decode;
@@ -39,7 +39,7 @@ mod innet_capnp;
 
 pub use decode::{decode_reply, decode_request, decode_table};
 pub use encode::{encode_reply, encode_request};
-pub use frame::{Frame, Header, Limits, Outgoing};
+pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
 
 use std::net::SocketAddr;
 
@@ -178,7 +178,7 @@ pub struct Challenge {
     pub token_needed: bool,
     /// The server's own proof that it knows the token; `None` without one.
     pub proof: Option<[u8; 32]>,
-    /// The server's [`Limits::max_frame_bytes`].
+    /// The server's [`FrameLimits::max_frame_bytes`].
     pub max_frame_bytes: u64,
 }
 

@@ -36,7 +36,9 @@ prop_compose! {
         (capacity, capacity_bytes, min_size, max_times_sampled) in any::<(u64, u64, u64, u32)>(),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
         priority_unit_log2: i32,
-        sampler in prop::sample::select(vec![Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo]),
+        sampler in prop::sample::select(vec![
+            Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
+        ]),
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
@@ -354,7 +356,7 @@ fn seen(reply: Reply) -> Answer {
 }
 
 /// The frame as the other end has it.
-fn received(outgoing: &Outgoing) -> Frame {
+fn received(outgoing: &OutgoingFrame) -> Frame {
     let payload = outgoing
         .payload()
         .iter()

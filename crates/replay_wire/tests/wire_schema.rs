@@ -1,13 +1,13 @@
 //! The committed Rust of the schema is the schema's.
 
-#[path = "../examples/generate_wire.rs"]
+#[path = "../schema/generate.rs"]
 #[allow(dead_code)]
-mod generate_wire;
+mod generate;
 
 use std::path::Path;
 use std::process::Command;
 
-use generate_wire::{CHECKSUMS, GENERATED, checksums, generate};
+use generate::{CHECKSUMS, GENERATED, checksums, generate};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -16,11 +16,7 @@ fn root() -> &'static Path {
 #[test]
 fn schema_and_generated_rust_are_those_of_the_checksums() {
     let committed = std::fs::read_to_string(root().join(CHECKSUMS)).unwrap();
-    assert_eq!(
-        committed,
-        checksums(root()).unwrap(),
-        "run `cargo run -p replay_wire --example generate_wire`"
-    );
+    assert_eq!(committed, checksums(root()).unwrap(), "run `make wire`");
 }
 
 #[test]
@@ -44,8 +40,5 @@ fn generating_again_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     generate(root(), folder.path()).unwrap();
     let again = std::fs::read_to_string(folder.path().join("innet_capnp.rs")).unwrap();
-    assert!(
-        committed == again,
-        "run `cargo run -p replay_wire --example generate_wire`"
-    );
+    assert!(committed == again, "run `make wire`");
 }

@@ -80,7 +80,8 @@ const UNDER_WAY: u64 = 1;
 /// One draw of an item that was counted.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    key: ItemKey,
+    /// The item.
+    pub key: ItemKey,
     lifetime: u32,
     /// Its mass when it was drawn, to put back if this claim took the last draw and is undone.
     units: u64,

@@ -40,14 +40,14 @@ pub fn count_all() -> BTreeMap<String, Counts> {
         seed: Some(0),
         ..MemoryLimits::default()
     };
-    Place {
+    Fixture {
         name: "in process",
         replay: &*Memory::new(limits),
         count: in_process,
         all: &mut all,
     }
     .count_all();
-    Place {
+    Fixture {
         name: "remote",
         replay: &world::connect(Memory::new(limits)).expect("a server that answers"),
         count: remote,
@@ -59,7 +59,7 @@ pub fn count_all() -> BTreeMap<String, Counts> {
 }
 
 /// Where operations run, and how they are counted there.
-struct Place<'a> {
+struct Fixture<'a> {
     name: &'static str,
     replay: &'a dyn Replay,
     /// [`remote`] or [`in_process`].
@@ -67,7 +67,7 @@ struct Place<'a> {
     all: &'a mut BTreeMap<String, Counts>,
 }
 
-impl Place<'_> {
+impl Fixture<'_> {
     fn count_all(&mut self) {
         let table = breakout::table(CAPACITY as u64);
         self.replay.create_table(&table, &FOREVER).expect("a table");

@@ -22,12 +22,12 @@ struct Pipe {
     writer: Option<Waker>,
 }
 
-type Shared = Arc<Mutex<Pipe>>;
+type SharedPipe = Arc<Mutex<Pipe>>;
 
 /// One end of a connection.
 pub struct End {
-    incoming: Shared,
-    outgoing: Shared,
+    incoming: SharedPipe,
+    outgoing: SharedPipe,
 }
 
 /// Both ends of a new connection.
@@ -50,7 +50,7 @@ pub fn connection() -> (End, End) {
     (near, far)
 }
 
-fn lock(pipe: &Shared) -> MutexGuard<'_, Pipe> {
+fn lock(pipe: &SharedPipe) -> MutexGuard<'_, Pipe> {
     pipe.lock().expect("nothing panics with the lock")
 }
 

@@ -37,13 +37,13 @@ thread_local! {
 
 struct World {
     tasks: FuturesUnordered<Task>,
-    shared: Shared,
+    shared: SharedTasks,
     woken: Arc<Woken>,
 }
 
 /// What the tasks of a server leave for the world.
 #[derive(Clone, Default)]
-struct Shared(Rc<RefCell<Left>>);
+struct SharedTasks(Rc<RefCell<Left>>);
 
 #[derive(Default)]
 struct Left {
@@ -66,7 +66,7 @@ pub fn connect(memory: Arc<Memory>) -> Result<Client> {
     let server = Arc::new(Server::new(&ServerConfig::default(), memory)?);
     let stack = Counted {
         started: Instant::now(),
-        shared: Shared::default(),
+        shared: SharedTasks::default(),
     };
     let world = World {
         tasks: FuturesUnordered::new(),
@@ -126,25 +126,25 @@ impl World {
 #[derive(Clone)]
 struct Counted {
     started: Instant,
-    shared: Shared,
+    shared: SharedTasks,
 }
 
 impl Stack for Counted {
     type Stream = End;
-    type Listener = Shared;
+    type Listener = SharedTasks;
     type Incoming = End;
 
-    fn listen(&self, _: &Address) -> Result<Shared> {
+    fn listen(&self, _: &Address) -> Result<SharedTasks> {
         Ok(self.shared.clone())
     }
 
-    fn address(&self, _: &Shared) -> Address {
+    fn address(&self, _: &SharedTasks) -> Address {
         Address::Unix {
             path: "/counted".into(),
         }
     }
 
-    async fn accept(&self, listener: &mut Shared) -> io::Result<(End, String)> {
+    async fn accept(&self, listener: &mut SharedTasks) -> io::Result<(End, String)> {
         std::future::poll_fn(|context| {
             let mut left = listener.0.borrow_mut();
             match left.connections.pop_front() {

@@ -1,9 +1,8 @@
-//! A connection and what drives it: inside blocking calls alone a small runtime, with no thread of its own, so that
-//! nothing happens on it between two calls; or F-Stack's reactor, which carries each call out while its caller waits.
+//! A connection to a server, and its driver: a tokio runtime without a thread of its own, which runs only inside blocking
+//! calls, or F-Stack's reactor, which runs each call while the caller waits.
 
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
@@ -13,62 +12,64 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
-use super::keys::{Incarnations, Stamp};
-use super::link::{self, Link};
+use super::keys::{IncarnationTag, Incarnations};
+use super::pipeline::RequestPipeline;
 use super::{ConnectOptions, tls};
 use crate::stack::{Address, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
-use replay_wire::{Limits, ReplyBody, RequestBody};
+use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
-/// A server that vanished without a word (its machine lost power) is noticed after about this time.
+/// TCP keepalive time: a server whose machine lost power is noticed after about this time.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Any stream that a link may run on.
-pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Transport for S {}
+/// A stream for a [`RequestPipeline`].
+pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for S {}
 
 /// Opens a stream to the server.
-pub type OpenStream = dyn Fn() -> io::Result<Box<dyn Transport>> + Send + Sync;
+pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
 
-/// How to reach the server.
+/// Opens connections to one server.
 pub struct Dialer {
-    /// Where it is.
+    /// Address of the server.
     pub address: Address,
-    /// What the user asked for.
+    /// The user's options.
     pub options: ConnectOptions,
     tls: Option<TlsConnector>,
-    /// In place of the kernel's sockets.
+    /// Replaces the network's sockets.
     open: Option<Box<OpenStream>>,
     #[cfg(feature = "fstack")]
-    reactor: Option<fstack::Handle>,
+    reactor: Option<fstack::ReactorHandle>,
     incarnations: Incarnations,
-    /// The process that connected; a forked child must not touch what it inherited.
+    /// The process that connected: a forked child must not use its parent's connections.
     process: u32,
 }
 
 impl Dialer {
-    /// Reads the certificates that the options name, and starts F-Stack for an address that goes by it.
+    /// Reads the certificates of the options, and starts F-Stack for an `innet+fstack` address.
     ///
     /// # Errors
-    /// [`Error::Config`] when address and options do not fit, or F-Stack cannot start.
+    /// [`Error::Config`] when the options do not fit the address, or F-Stack cannot start.
     pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
         let refuse = |reason: String| Err(Error::Config(reason));
         let tls = match (&address, &options.tls_ca) {
             (Address::Tcp { port: 0, .. }, _) => {
-                return refuse(format!("{address} has port 0, where no server can be"));
+                return refuse(format!(
+                    "{address} has port 0: write the port that the server printed at its start"
+                ));
             }
             (Address::Tcp { tls: true, .. }, Some(path)) => Some(tls::client_config(path)?.into()),
             (Address::Tcp { tls: true, .. }, None) => {
                 return refuse(format!(
-                    "{address} needs tls_ca: a PEM file with the server's certificate or that of its authority"
+                    "{address} needs tls_ca: a PEM file with the server's certificate or its authority's"
                 ));
             }
             (_, Some(_)) => {
                 return refuse(format!(
-                    "tls_ca is set, but {address} is without TLS: write innets://host:port"
+                    "tls_ca is set, but {address} does not use TLS: write innets://host:port, or leave tls_ca out"
                 ));
             }
             (_, None) => None,
@@ -76,13 +77,15 @@ impl Dialer {
         let over_fstack = match (address.stack(), &options.stack_config) {
             (StackName::Kernel, Some(_)) => {
                 return refuse(format!(
-                    "{address} goes by the kernel's TCP, which has no configuration file: write innet+fstack://address:port, \
+                    "{address} uses the kernel's TCP, which has no configuration file: write innet+fstack://address:port, \
                      or leave the file out"
                 ));
             }
             (StackName::Kernel, None) => None,
             (_, _) if options.spin => {
-                return refuse(format!("{address} polls by itself: leave spin out"));
+                return refuse(format!(
+                    "spin is for the kernel's sockets, and {address} uses F-Stack, which polls anyway: leave spin out"
+                ));
             }
             (stack, file) => {
                 stack.check_built_in()?;
@@ -116,7 +119,7 @@ impl Dialer {
         })
     }
 
-    /// Reaches the server over streams that `open` makes, without TLS; `address` is its name in errors.
+    /// A dialer over the streams of `open`, without TLS. Errors name the server by `address`.
     ///
     /// # Errors
     /// Those of [`Dialer::new`].
@@ -127,19 +130,19 @@ impl Dialer {
     }
 
     /// # Errors
-    /// [`Error::Config`] in a process that forked off the one that connected.
+    /// [`Error::Config`] in a forked child of the process that connected.
     pub fn check_process(&self) -> Result<()> {
         let here = std::process::id();
         if here != self.process {
             return Err(Error::Config(format!(
-                "the connection to {} belongs to process {}, this is its fork {here}: connect again after a fork",
+                "the connection to {} belongs to process {}, and this is its fork {here}: connect again after a fork",
                 self.address, self.process
             )));
         }
         Ok(())
     }
 
-    /// Opens a connection and shakes hands.
+    /// Opens a connection and completes the handshake.
     ///
     /// # Errors
     /// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`].
@@ -148,7 +151,7 @@ impl Dialer {
         self.dial_until(until, wait)
     }
 
-    /// The same, for as long as [`ConnectOptions::connect_timeout`] and `until` allow.
+    /// [`Dialer::dial`] until `until`, at most for [`ConnectOptions::connect_timeout`].
     ///
     /// # Errors
     /// Those of [`Dialer::dial`].
@@ -162,20 +165,20 @@ impl Dialer {
             let text = format!("no answer within {} ms", begun.elapsed().as_millis());
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
-        let limits = Limits::new(self.options.max_frame_bytes);
-        let (link, greeting) = driver.drive(wait, Some(until), late, async {
+        let limits = FrameLimits::new(self.options.max_frame_bytes);
+        let (pipeline, server) = driver.drive(wait, Some(until), late, async {
             let stream = self.stream().await?;
-            let mut link = Link::new(stream, limits, self.address.to_string());
-            let greeting = link
+            let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
+            let server = pipeline
                 .handshake(self.options.token.as_deref())
                 .await
                 .map_err(|error| self.explain(error))?;
-            Ok((link, greeting))
+            Ok((pipeline, server))
         })?;
         Ok(Connection {
-            stamp: self.incarnations.stamp(greeting.incarnation)?,
+            tag: self.incarnations.tag(server.incarnation)?,
             process: self.process,
-            open: Some((link, driver)),
+            open: Some((pipeline, driver)),
         })
     }
 
@@ -197,7 +200,7 @@ impl Dialer {
         Ok(Driver::Runtime(runtime))
     }
 
-    async fn stream(&self) -> Result<Box<dyn Transport>> {
+    async fn stream(&self) -> Result<Box<dyn ByteStream>> {
         if let Some(open) = &self.open {
             return open().map_err(|e| self.unreachable(e));
         }
@@ -219,21 +222,21 @@ impl Dialer {
             .map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
         let stream = tls.connect(name, stream).await.map_err(|error| {
             Error::Authentication(format!(
-                "TLS with {} failed: {error}; it has to run with --tls-cert and --tls-key, and tls_ca has to hold its certificate or that of its authority",
+                "TLS with {} failed: {error}; start the server with --tls-cert and --tls-key, and put its certificate or its authority's into tls_ca",
                 self.address
             ))
         })?;
         Ok(Box::new(stream))
     }
 
-    async fn tcp(&self, host: &str, port: u16) -> io::Result<Box<dyn Transport>> {
+    async fn tcp(&self, host: &str, port: u16) -> io::Result<Box<dyn ByteStream>> {
         #[cfg(feature = "fstack")]
         if self.reactor.is_some() {
             let peer = fstack::socket_address(&self.address).map_err(io::Error::other)?;
             return Ok(Box::new(fstack::socket::Stream::connect(peer).await?));
         }
         let stream = TcpStream::connect((host, port)).await?;
-        // A request is one vectored write: nothing is gained by waiting for more.
+        // A request is one vectored write, so Nagle's algorithm would only delay it.
         stream.set_nodelay(true)?;
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
@@ -247,12 +250,12 @@ impl Dialer {
         }
     }
 
-    /// Adds what a handshake that ends in an odd way often means: something else answers there, or a server with
-    /// TLS, which answers plain bytes with a few of its own and hangs up.
+    /// Adds the usual causes of a failed handshake: another program at the address, or a server with TLS, which answers
+    /// plain bytes with a TLS alert and closes the connection.
     fn explain(&self, error: Error) -> Error {
         let hint = match self.address {
             Address::Tcp { tls: false, .. } => {
-                "is it an innet-replay server, and one without TLS (that would be innets://)?"
+                "is it an innet-replay server, and one without TLS? For one with TLS write innets://"
             }
             _ => "is it an innet-replay server?",
         };
@@ -262,7 +265,7 @@ impl Dialer {
                 address,
                 reason: format!("{reason}; {hint}"),
             },
-            // No handshake is as long: these lengths are another protocol's first bytes.
+            // No handshake is this long: these lengths are the first bytes of another protocol.
             Error::TooLarge {
                 what, size, limit, ..
             } => Error::TooLarge {
@@ -278,16 +281,15 @@ impl Dialer {
 
 /// An open connection.
 pub struct Connection {
-    /// Of the server's incarnation.
-    pub stamp: Stamp,
+    /// Tag of the server's incarnation.
+    pub tag: IncarnationTag,
     process: u32,
-    /// Always there; a forked child takes it out to leak it.
-    open: Option<(Link<Box<dyn Transport>>, Driver)>,
+    /// `None` only in a forked child, which leaks it.
+    open: Option<(RequestPipeline<Box<dyn ByteStream>>, Driver)>,
 }
 
 impl Connection {
-    /// Drives `work` on the link until it is done, `until` passes (then the error is `late`) or the call is
-    /// interrupted.
+    /// Runs `work` on the pipeline until it is done, `until` passes (then the error is `late`) or the call is interrupted.
     ///
     /// # Errors
     /// [`Error::Interrupted`], and those of `late` and `work`.
@@ -296,14 +298,14 @@ impl Connection {
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
-        work: impl FnOnce(&'a mut Link<Box<dyn Transport>>) -> F,
+        work: impl FnOnce(&'a mut RequestPipeline<Box<dyn ByteStream>>) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'a,
         T: Send,
     {
         match &mut self.open {
-            Some((link, driver)) => driver.drive(wait, until, late, work(link)),
+            Some((pipeline, driver)) => driver.drive(wait, until, late, work(pipeline)),
             None => Err(Error::Closed("the connection")),
         }
     }
@@ -311,10 +313,10 @@ impl Connection {
     /// Queues a request and returns its id.
     ///
     /// # Errors
-    /// Those of [`Link::send`].
+    /// Those of [`RequestPipeline::send`].
     pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
         match &mut self.open {
-            Some((link, _)) => link.send(deadline_ms, body),
+            Some((pipeline, _)) => pipeline.send(deadline_ms, body),
             None => Err(Error::Closed("the connection")),
         }
     }
@@ -323,25 +325,24 @@ impl Connection {
     /// [`Error::TooLarge`] for a frame that the server would refuse.
     pub fn check_frame(&self, bytes: u64) -> Result<()> {
         match &self.open {
-            Some((link, _)) => link.check_frame(bytes),
+            Some((pipeline, _)) => pipeline.check_frame(bytes),
             None => Err(Error::Closed("the connection")),
         }
     }
 
-    /// Writes what is queued for a moment that no interrupt check is due in. What is left then, or fails, is
-    /// the next call's.
-    pub fn nudge(&mut self) {
+    /// Writes queued requests for at most one slice of a wait. Errors and unwritten requests are left to the next call.
+    pub fn try_flush(&mut self) {
         let until = Instant::now() + Wait::CHECK_EVERY;
         let late = || Error::Interrupted;
-        if let Err(error) = self.run(&Wait::forever(), Some(until), late, Link::flush) {
+        if let Err(error) = self.run(&Wait::forever(), Some(until), late, RequestPipeline::flush) {
             tracing::trace!(%error, "requests are left to the next call");
         }
     }
 
-    /// Asks one question.
+    /// Sends one request and waits for its reply.
     ///
     /// # Errors
-    /// [`Error::Deadline`] when the server does not answer; those of [`Link::call`].
+    /// [`Error::Deadline`] when the server does not answer; those of [`RequestPipeline::call`].
     pub fn call(
         &mut self,
         dialer: &Dialer,
@@ -351,12 +352,19 @@ impl Connection {
         let until = wait.deadline.map(|d| d + dialer.options.grace);
         let late = || no_answer(&dialer.address);
         let deadline_ms = deadline_ms(wait.deadline);
-        self.run(wait, until, late, |link| link.call(deadline_ms, body))
+        self.run(wait, until, late, |pipeline| {
+            pipeline.call(deadline_ms, body)
+        })
     }
 
-    /// Whether the connection, on which nothing is under way, still stands.
+    /// Whether an idle connection is still open.
     pub fn is_alive(&mut self) -> bool {
-        let arrived = self.run(&Wait::forever(), None, || Error::Interrupted, Link::arrived);
+        let arrived = self.run(
+            &Wait::forever(),
+            None,
+            || Error::Interrupted,
+            RequestPipeline::arrived,
+        );
         matches!(arrived, Ok(None))
     }
 }
@@ -364,21 +372,20 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // Parent and child share the epoll set: to let go of it in order would take the
-            // parent's sockets out of it.
+            // Parent and child share the epoll set: an orderly drop would remove the parent's sockets from it.
             std::mem::forget(self.open.take());
         }
     }
 }
 
-/// The error of a server that does not answer in time.
+/// The error for a server that does not answer in time.
 pub fn no_answer(address: &Address) -> Error {
     Error::Deadline {
         waited_for: format!("{address} did not answer"),
     }
 }
 
-/// The milliseconds to a deadline, rounded up, as the wire has them.
+/// Milliseconds to a deadline as in a request, rounded up.
 pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
     let Some(deadline) = deadline else {
         return u32::MAX;
@@ -390,18 +397,18 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
         .unwrap_or(u32::MAX)
 }
 
-/// Where a connection's work is done.
+/// Runs a connection's futures.
 enum Driver {
-    /// On the thread that calls.
+    /// On the calling thread.
     Runtime(Runtime),
-    /// On F-Stack's thread, while the one that calls waits.
+    /// On F-Stack's thread, while the calling thread waits.
     #[cfg(feature = "fstack")]
-    Reactor(fstack::Handle),
+    Reactor(fstack::ReactorHandle),
 }
 
 impl Driver {
-    /// Drives `work` until it is done, `until` passes (then the error is `late`), or the call is interrupted. It is
-    /// polled at least once.
+    /// Runs `work` until it is done, `until` passes (then the error is `late`) or the call is interrupted. Polls it at
+    /// least once.
     fn drive<T: Send>(
         &self,
         wait: &Wait<'_>,
@@ -412,7 +419,7 @@ impl Driver {
         match self {
             Driver::Runtime(runtime) => drive(runtime, wait, until, late, work),
             #[cfg(feature = "fstack")]
-            Driver::Reactor(reactor) => reactor.carry_out(wait, until, late, work),
+            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, work),
         }
     }
 }
@@ -426,99 +433,17 @@ fn drive<T>(
 ) -> Result<T> {
     runtime.block_on(async {
         let mut work = pin!(work);
+        let mut slices = wait.slices(until);
         loop {
-            let now = Instant::now();
-            let check = now + Wait::CHECK_EVERY;
-            let wake = until.map_or(check, |until| check.min(until));
+            let wake = slices.next_wake(Instant::now())?;
             tokio::select! {
                 biased;
                 done = &mut work => return done,
-                () = tokio::time::sleep_until(wake.into()) => wait.check()?,
+                () = tokio::time::sleep_until(wake.into()) => {}
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(late());
             }
         }
     })
-}
-
-/// Tries again after a broken connection: at once, then after pauses that double up to a second.
-pub struct Retry<'a> {
-    wait: &'a Wait<'a>,
-    until: Instant,
-    pause: Duration,
-}
-
-impl<'a> Retry<'a> {
-    /// Gives up at the caller's deadline, and after [`ConnectOptions::reconnect_for`].
-    pub fn new(dialer: &Dialer, wait: &'a Wait<'a>) -> Self {
-        let until = Instant::now() + dialer.options.reconnect_for;
-        Retry {
-            wait,
-            until: wait.deadline.map_or(until, |d| until.min(d)),
-            pause: Duration::ZERO,
-        }
-    }
-
-    /// Returns when it is time for the next try after `error`.
-    ///
-    /// # Errors
-    /// `error` itself when another connection would not help, or time is up; [`Error::Interrupted`].
-    pub fn after(&mut self, error: Error) -> Result<()> {
-        let next = Instant::now() + self.pause;
-        if !link::is_broken(&error) || next >= self.until {
-            return Err(error);
-        }
-        tracing::debug!(%error, pause = ?self.pause, "connecting again");
-        loop {
-            self.wait.check()?;
-            let left = next.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            std::thread::sleep(left.min(Wait::CHECK_EVERY));
-        }
-        self.pause = (2 * self.pause).clamp(Duration::from_millis(20), Duration::from_secs(1));
-        Ok(())
-    }
-}
-
-/// Connections with nothing under way, for the next blocking calls.
-#[derive(Default)]
-pub struct Pool(std::sync::Mutex<Vec<Connection>>);
-
-impl Pool {
-    /// More are closed: they come from a moment with many threads.
-    const MAX_IDLE: usize = 8;
-
-    /// A connection that is free, or a new one.
-    ///
-    /// # Errors
-    /// Those of [`Dialer::dial`].
-    pub fn take(&self, dialer: &Arc<Dialer>, wait: &Wait<'_>) -> Result<Connection> {
-        dialer.check_process()?;
-        loop {
-            let idle = self.lock().pop();
-            let Some(mut connection) = idle else {
-                return dialer.dial(wait);
-            };
-            if connection.is_alive() {
-                return Ok(connection);
-            }
-        }
-    }
-
-    /// Keeps a connection for the next call.
-    pub fn give(&self, connection: Connection) {
-        let mut idle = self.lock();
-        if idle.len() < Self::MAX_IDLE {
-            idle.push(connection);
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
-        self.0
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }

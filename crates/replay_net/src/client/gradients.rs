@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::link::unexpected;
+use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
 use gradients::plane::DpdkConfig;
 use gradients::{self, AnyTransport, Control, JoinJob, Sum, Ticket, UdpTransport, Worker};

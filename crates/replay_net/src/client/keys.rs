@@ -1,34 +1,34 @@
-//! Keys of a server that was started again name nothing. The upper bits of a key, which servers leave 0, say
-//! which of the incarnations that this client has seen the key is of.
+//! Keys across restarts of a server: a key from before a restart is stale. Servers leave the upper bits of keys 0; the
+//! client stores there which incarnation of the server a key belongs to.
 
 use std::sync::{Mutex, PoisonError};
 
 use replay_core::error::{Error, Result};
 
-const STAMP_SHIFT: u32 = 49;
-const MAX_INCARNATIONS: usize = 1 << (64 - STAMP_SHIFT);
-const KEY_MASK: u64 = (1 << STAMP_SHIFT) - 1;
+const TAG_SHIFT: u32 = 49;
+const MAX_INCARNATIONS: usize = 1 << (64 - TAG_SHIFT);
+const KEY_MASK: u64 = (1 << TAG_SHIFT) - 1;
 
-/// The incarnations that a client has seen; a stamp is a position in this list.
+/// Incarnations of the server that this client has seen. A tag is a position in this list.
 #[derive(Debug, Default)]
 pub struct Incarnations(Mutex<Vec<u64>>);
 
-/// The position of an incarnation in the list of those seen.
+/// Position of an incarnation in [`Incarnations`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp(u16);
+pub struct IncarnationTag(u16);
 
 impl Incarnations {
-    /// The stamp of an incarnation, a new one if it has not been seen.
+    /// Tag of an incarnation; a new one gets the next tag.
     ///
     /// # Errors
-    /// [`Error::Config`] after 32,768 of them.
-    pub fn stamp(&self, incarnation: u64) -> Result<Stamp> {
+    /// [`Error::Config`] after 32,768 incarnations.
+    pub fn tag(&self, incarnation: u64) -> Result<IncarnationTag> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = match seen.iter().position(|&i| i == incarnation) {
             Some(at) => at,
             None if seen.len() == MAX_INCARNATIONS => {
                 return Err(Error::Config(format!(
-                    "this client has seen {MAX_INCARNATIONS} starts of its server, and keys have no room for more: connect again"
+                    "the server was started {MAX_INCARNATIONS} times since this client connected, and its keys have no bits for more: connect again"
                 )));
             }
             None => {
@@ -36,19 +36,19 @@ impl Incarnations {
                 seen.len() - 1
             }
         };
-        Ok(Stamp(at as u16))
+        Ok(IncarnationTag(at as u16))
     }
 }
 
-impl Stamp {
+impl IncarnationTag {
     /// The client's key for a server's key.
-    pub fn mark(self, key: u64) -> u64 {
-        key & KEY_MASK | u64::from(self.0) << STAMP_SHIFT
+    pub fn tag_key(self, key: u64) -> u64 {
+        key & KEY_MASK | u64::from(self.0) << TAG_SHIFT
     }
 
-    /// The server's key for a client's key, `None` when it is of another incarnation.
-    pub fn open(self, key: u64) -> Option<u64> {
-        (key >> STAMP_SHIFT == u64::from(self.0)).then_some(key & KEY_MASK)
+    /// The server's key for a client's key; `None` for a key of another incarnation.
+    pub fn untag_key(self, key: u64) -> Option<u64> {
+        (key >> TAG_SHIFT == u64::from(self.0)).then_some(key & KEY_MASK)
     }
 }
 
@@ -59,23 +59,23 @@ mod tests {
     #[test]
     fn keys_open_under_their_own_incarnation_alone() {
         let seen = Incarnations::default();
-        let (first, second) = (seen.stamp(77).unwrap(), seen.stamp(5).unwrap());
-        assert_eq!(seen.stamp(77).unwrap(), first);
-        assert_eq!(first.mark(KEY_MASK), KEY_MASK);
-        assert_eq!(first.open(first.mark(42)), Some(42));
-        assert_eq!(second.open(second.mark(42)), Some(42));
-        assert_eq!(second.open(first.mark(42)), None);
-        assert_eq!(first.open(second.mark(42)), None);
+        let (first, second) = (seen.tag(77).unwrap(), seen.tag(5).unwrap());
+        assert_eq!(seen.tag(77).unwrap(), first);
+        assert_eq!(first.tag_key(KEY_MASK), KEY_MASK);
+        assert_eq!(first.untag_key(first.tag_key(42)), Some(42));
+        assert_eq!(second.untag_key(second.tag_key(42)), Some(42));
+        assert_eq!(second.untag_key(first.tag_key(42)), None);
+        assert_eq!(first.untag_key(second.tag_key(42)), None);
     }
 
     #[test]
     fn incarnations_are_never_taken_for_one_another() {
         let seen = Incarnations::default();
         for incarnation in 0..MAX_INCARNATIONS as u64 {
-            let stamp = seen.stamp(incarnation).unwrap();
-            assert_eq!(stamp.mark(0) >> STAMP_SHIFT, incarnation);
+            let tag = seen.tag(incarnation).unwrap();
+            assert_eq!(tag.tag_key(0) >> TAG_SHIFT, incarnation);
         }
-        assert!(seen.stamp(u64::MAX).is_err());
-        assert!(seen.stamp(3).is_ok());
+        assert!(seen.tag(u64::MAX).is_err());
+        assert!(seen.tag(3).is_ok());
     }
 }

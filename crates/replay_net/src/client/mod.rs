@@ -1,25 +1,27 @@
-//! The `Replay` of a server: the same calls as in process, over TCP, TLS or a Unix socket.
+//! `Replay` over a connection to a server: the same calls as in process, over TCP, TLS or a Unix socket.
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`link`] | requests and replies over any stream, and the handshake |
-//! | [`connection`] | sockets, TLS, the runtime inside blocking calls, tries after a broken connection, the pool |
+//! | [`pipeline`] | requests and replies over any stream, and the handshake |
+//! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
+//! | `pool` | idle connections, retries after broken ones |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
-//! | [`sample`] | draws with several requests under way |
+//! | [`sample`] | draws with several requests in flight |
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
-//! | [`keys`] | keys of a server that was started again |
-//! | [`tls`] | which servers are trusted |
+//! | [`keys`] | keys across restarts of a server |
+//! | [`tls`] | trusted certificates |
 //!
-//! Calls block, so they must not be made inside a tokio runtime. Every call may be made again without harm,
-//! so each is, on a new connection, when a connection breaks before the answer came; only a caller's
-//! deadline and [`ConnectOptions::reconnect_for`] end that.
+//! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before
+//! the answer arrived, the client repeats the call on a new connection, until the caller's deadline or for
+//! [`ConnectOptions::reconnect_for`].
 
 pub mod connection;
 pub mod gradient_updates;
 pub mod gradients;
 pub mod keys;
-pub mod link;
+pub mod pipeline;
+mod pool;
 pub mod push;
 pub mod sample;
 pub mod tls;
@@ -36,11 +38,12 @@ use bytes::Bytes;
 pub use crate::stack::Address;
 use ::gradients::JoinJob;
 use ::gradients::plane::DpdkConfig;
-use connection::{Dialer, Pool, Retry};
+use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use keys::Stamp;
-use link::{is_broken, unexpected};
+use keys::IncarnationTag;
+use pipeline::{is_broken, unexpected};
+use pool::{ConnectionPool, Retry};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -49,29 +52,29 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
-/// How to connect, and how long to hold on.
+/// Options of a connection: credentials, timeouts and limits.
 #[derive(Clone)]
 pub struct ConnectOptions {
-    /// The server's token. It never travels: both ends prove that they know it.
+    /// The server's token. It is never sent: both ends prove that they know it.
     pub token: Option<String>,
-    /// For `innets://`: a PEM file with the server's certificate, or with that of the authority which signed it.
+    /// For `innets://`: a PEM file with the server's certificate, or with its authority's.
     pub tls_ca: Option<PathBuf>,
-    /// Look for answers without sleeping while a call waits: lower latency, and the calling thread takes a core whole.
+    /// Poll for answers without sleeping: lower latency, but a waiting call takes a whole core.
     pub spin: bool,
     /// For `innet+fstack://`: F-Stack's configuration file, see [`ServerConfig::stack_config`](crate::config::ServerConfig).
     pub stack_config: Option<PathBuf>,
-    /// How long connecting and shaking hands may take.
+    /// Longest time for connecting and the handshake.
     pub connect_timeout: Duration,
-    /// How long after a call's deadline its answer is still waited for. The server keeps the deadline and says who
-    /// was waited for; this covers the way of its answer, and ends a call where there is none.
+    /// Longest wait for an answer after a call's deadline. At the deadline the server answers with what the call was
+    /// waiting for; the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
-    /// How long a call tries to connect again after its connection broke, deadline or not.
+    /// Longest time for which a call reconnects after a broken connection, also without a deadline.
     pub reconnect_for: Duration,
-    /// Largest frame taken from the server, in bytes.
+    /// Largest frame accepted from the server, in bytes.
     pub max_frame_bytes: u64,
-    /// Pushes of one writer that may be under way without an acknowledgement, at least 1.
+    /// Unacknowledged pushes of one writer, at least 1.
     pub push_window: usize,
-    /// Bytes of such pushes, kept to be sent again; one push may be larger.
+    /// Bytes of unacknowledged pushes, kept for sending them again; a single push may be larger.
     pub push_window_bytes: usize,
 }
 
@@ -112,12 +115,12 @@ impl std::fmt::Debug for ConnectOptions {
 /// A replay memory on a server.
 pub struct Client {
     dialer: Arc<Dialer>,
-    idle: Pool,
-    /// The server's start and version of the parameters last received, by name.
-    parameters: Mutex<HashMap<String, (Stamp, u64)>>,
+    idle: ConnectionPool,
+    /// The server's incarnation and the version of the parameters received last, by name.
+    parameters: Mutex<HashMap<String, (IncarnationTag, u64)>>,
 }
 
-/// Connects to a server, once: where nobody answers, the error comes at once or after
+/// Connects to a server, without retries: a refused connection fails at once, an unanswered one after
 /// [`ConnectOptions::connect_timeout`].
 ///
 /// # Errors
@@ -136,13 +139,13 @@ impl Client {
         Self::through(Dialer::new(address.clone(), options)?, wait)
     }
 
-    /// [`connect`] by way of `dialer`.
+    /// [`connect`] through `dialer`.
     ///
     /// # Errors
     /// Those of [`Client::connect`].
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let dialer = Arc::new(dialer);
-        let idle = Pool::default();
+        let idle = ConnectionPool::default();
         idle.give(dialer.dial(wait)?);
         Ok(Client {
             dialer,
@@ -205,22 +208,22 @@ impl Client {
         GradientUpdates::join(&self.dialer, request, last, wait)
     }
 
-    /// Asks until there is an answer or an error that another connection would not cure. The stamp is
-    /// that of the connection's server, which may have been started again since the last try.
+    /// Sends a request, again on a new connection after a broken one. Its argument is the tag of the connection's server,
+    /// which may have restarted since the last try.
     fn ask(
         &self,
         wait: &Wait<'_>,
-        question: impl Fn(Stamp) -> RequestBody,
-    ) -> Result<(ReplyBody, Stamp)> {
+        question: impl Fn(IncarnationTag) -> RequestBody,
+    ) -> Result<(ReplyBody, IncarnationTag)> {
         let mut retry = Retry::new(&self.dialer, wait);
         loop {
             let answer = self
                 .idle
                 .take(&self.dialer, wait)
                 .and_then(|mut connection| {
-                    let stamp = connection.stamp;
-                    let reply = connection.call(&self.dialer, wait, question(stamp));
-                    // Anything but an answer leaves a request under way, or a broken connection.
+                    let tag = connection.tag;
+                    let reply = connection.call(&self.dialer, wait, question(tag));
+                    // Any other error leaves a request in flight or a broken connection.
                     match &reply {
                         Ok(_) => self.idle.give(connection),
                         Err(error @ Error::Remote { .. }) if !is_broken(error) => {
@@ -228,7 +231,7 @@ impl Client {
                         }
                         Err(_) => {}
                     }
-                    Ok((reply?, stamp))
+                    Ok((reply?, tag))
                 });
             match answer {
                 Err(error) => retry.after(error)?,
@@ -237,7 +240,11 @@ impl Client {
         }
     }
 
-    fn ask_done(&self, wait: &Wait<'_>, question: impl Fn(Stamp) -> RequestBody) -> Result<()> {
+    fn ask_done(
+        &self,
+        wait: &Wait<'_>,
+        question: impl Fn(IncarnationTag) -> RequestBody,
+    ) -> Result<()> {
         match self.ask(wait, question)? {
             (ReplyBody::Done, _) => Ok(()),
             (other, _) => Err(unexpected(&other)),
@@ -281,7 +288,7 @@ impl Replay for Client {
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
         match self.ask(wait, |_| RequestBody::Sample(request.clone()))? {
-            (ReplyBody::Sampled(sampled), stamp) => Ok(sample::marked(sampled, stamp)),
+            (ReplyBody::Sampled(sampled), tag) => Ok(sample::with_tagged_keys(sampled, tag)),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -305,9 +312,9 @@ impl Replay for Client {
                 reason: format!("{} keys and {} priorities", keys.len(), priorities.len()),
             });
         }
-        let (reply, stamp) = self.ask(wait, |stamp| {
+        let (reply, tag) = self.ask(wait, |tag| {
             let (keys, priorities) = std::iter::zip(keys, priorities)
-                .filter_map(|(&key, &priority)| Some((stamp.open(key)?, priority)))
+                .filter_map(|(&key, &priority)| Some((tag.untag_key(key)?, priority)))
                 .unzip();
             RequestBody::UpdatePriorities {
                 table: table.into(),
@@ -317,7 +324,7 @@ impl Replay for Client {
         })?;
         let stale = keys
             .iter()
-            .filter(|&&key| stamp.open(key).is_none())
+            .filter(|&&key| tag.untag_key(key).is_none())
             .count() as u32;
         match reply {
             ReplyBody::Updated(receipt) => Ok(UpdateReceipt {
@@ -335,11 +342,11 @@ impl Replay for Client {
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>> {
-        // A key that no item can have: the server answers that it is gone.
+        // A key that no item has: the server answers that the item is gone.
         const NO_KEY: u64 = u64::MAX;
-        let (reply, _) = self.ask(wait, |stamp| RequestBody::ReportCorrupt {
+        let (reply, _) = self.ask(wait, |tag| RequestBody::ReportCorrupt {
             table: table.into(),
-            key: stamp.open(key).unwrap_or(NO_KEY),
+            key: tag.untag_key(key).unwrap_or(NO_KEY),
             reason: reason.into(),
         })?;
         match reply {
@@ -349,7 +356,7 @@ impl Replay for Client {
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        // A second try may store the same bytes under a second version, which harms nobody.
+        // A retry may store the same bytes as a second version, which is harmless.
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
             name: name.into(),
             bytes: bytes.clone(),
@@ -367,11 +374,11 @@ impl Replay for Client {
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
         let last = self.lock_parameters().get(name).copied();
-        let (reply, stamp) = self.ask(wait, |stamp| RequestBody::GetParameters {
+        let (reply, tag) = self.ask(wait, |tag| RequestBody::GetParameters {
             name: name.into(),
-            // A server that was started again counts versions anew, so none of the old ones is newer.
+            // A restarted server counts versions from 1, so all of its versions are newer.
             newer_than: match last {
-                Some((of, version)) if of != stamp && version == newer_than => 0,
+                Some((of, version)) if of != tag && version == newer_than => 0,
                 _ => newer_than,
             },
         })?;
@@ -379,7 +386,7 @@ impl Replay for Client {
             return Err(unexpected(&reply));
         };
         if let Some(parameters) = &parameters {
-            let seen = (stamp, parameters.version);
+            let seen = (tag, parameters.version);
             self.lock_parameters().insert(name.into(), seen);
         }
         Ok(parameters)
@@ -395,14 +402,14 @@ impl Replay for Client {
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
         match self.ask(wait, |_| RequestBody::Stats)? {
             (ReplyBody::Stats(json), _) => serde_json::from_str(&json)
-                .map_err(|e| Error::Protocol(format!("the server's stats are no JSON: {e}"))),
+                .map_err(|e| Error::Protocol(format!("the server's stats are not JSON: {e}"))),
             (other, _) => Err(unexpected(&other)),
         }
     }
 }
 
 impl Client {
-    fn lock_parameters(&self) -> std::sync::MutexGuard<'_, HashMap<String, (Stamp, u64)>> {
+    fn lock_parameters(&self) -> std::sync::MutexGuard<'_, HashMap<String, (IncarnationTag, u64)>> {
         self.parameters
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

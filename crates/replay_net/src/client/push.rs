@@ -1,13 +1,14 @@
-//! A writer's pushes over a connection of its own: several are under way at a time, each is kept until it is
-//! acknowledged, and after a broken connection the rest is sent again under the same sequence numbers, so
-//! that none is lost and none applied twice.
+//! A writer's pushes over a connection of its own. Several are in flight at a time, and each is kept until it is
+//! acknowledged. After a broken connection the unacknowledged ones are sent again under their sequence numbers, so each
+//! is applied exactly once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer, Retry, deadline_ms};
-use super::link::{Link, is_broken, unexpected};
+use super::connection::{Connection, Dialer, deadline_ms};
+use super::pipeline::{RequestPipeline, is_broken, unexpected};
+use super::pool::Retry;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -18,29 +19,29 @@ pub struct Pushes {
     open: OpenWriter,
     connection: Option<Connection>,
     epoch: u32,
-    /// The last push that the server is known to have applied.
+    /// Sequence number of the last acknowledged push.
     applied: u64,
     /// Pushes after `applied`, in the order of their sequence numbers.
-    pending: VecDeque<Pending>,
+    pending: VecDeque<PendingPush>,
     pending_bytes: usize,
-    /// Why the server did not take the first pending push. Until it does, that one is sent alone.
+    /// Reason of the rate limiter for refusing the first pending push, which is sent alone until it is accepted.
     held_back: Option<String>,
-    /// The error that ended the writer.
+    /// Error that ended the writer.
     failed: Option<(ErrorCode, String)>,
     closed: bool,
 }
 
-struct Pending {
+struct PendingPush {
     body: PushBody,
     bytes: usize,
-    /// The request on this connection that carries it.
-    sent: Option<Sent>,
+    /// Its request on this connection.
+    sent: Option<SentPush>,
 }
 
 #[derive(Clone, Copy)]
-struct Sent {
+struct SentPush {
     id: u64,
-    /// The deadline that the server was told.
+    /// Deadline in the request.
     deadline: Option<Instant>,
 }
 
@@ -74,8 +75,7 @@ impl Pushes {
         }
     }
 
-    /// Connects and takes the writer over: from now on the server refuses what an older connection of it
-    /// still has under way.
+    /// Connects and takes the writer over: the server then refuses pushes of its earlier connections.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
         let body = RequestBody::OpenWriter {
@@ -97,7 +97,7 @@ impl Pushes {
 
     fn connect_again(&mut self, wait: &Wait<'_>) -> Result<()> {
         let opened = match self.connect(wait) {
-            // Nobody knows any more which of the pending pushes were applied.
+            // The server no longer knows which of the pending pushes were applied.
             Err(Error::Remote {
                 code: ErrorCode::Expired,
                 message,
@@ -125,7 +125,7 @@ impl Pushes {
         Ok(())
     }
 
-    /// Sends, and takes acknowledgements, until `done`; on new connections where one breaks.
+    /// Sends pushes and receives acknowledgements until `done`, over new connections after broken ones.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
         let mut retry = Retry::new(&dialer, wait);
@@ -148,7 +148,10 @@ impl Pushes {
         if self.connection.is_none() {
             self.connect_again(wait)?;
         }
-        while let Some(reply) = self.connection()?.run(wait, None, never, Link::arrived)? {
+        while let Some(reply) =
+            self.connection()?
+                .run(wait, None, never, RequestPipeline::arrived)?
+        {
             self.settle(reply)?;
         }
         loop {
@@ -156,7 +159,7 @@ impl Pushes {
             if done(self) {
                 return Ok(());
             }
-            // Only where the server was told this deadline, or an earlier one, is its answer worth the grace.
+            // The grace covers the server's answer at the deadline; it does not apply if the request has a later deadline.
             let told = self.pending.front().and_then(|p| p.sent?.deadline);
             let grace = match told.is_some_and(|told| Some(told) <= wait.deadline) {
                 true => self.dialer.options.grace,
@@ -164,7 +167,9 @@ impl Pushes {
             };
             let until = wait.deadline.map(|d| d + grace);
             let late = self.late();
-            let reply = self.connection()?.run(wait, until, || late, Link::reply)?;
+            let reply = self
+                .connection()?
+                .run(wait, until, || late, RequestPipeline::reply)?;
             self.settle(reply)?;
             if let Some(message) = &self.held_back
                 && wait.deadline.is_some_and(|d| Instant::now() >= d)
@@ -196,24 +201,24 @@ impl Pushes {
                 body: pending.body.clone(),
             });
             match connection.send(deadline_ms(deadline), push) {
-                Ok(id) => pending.sent = Some(Sent { id, deadline }),
+                Ok(id) => pending.sent = Some(SentPush { id, deadline }),
                 Err(error) => return Err(self.fail(error.code(), error.to_string())),
             }
         }
         Ok(())
     }
 
-    /// Takes the answer to a push.
+    /// Handles the answer to a push.
     fn settle(&mut self, reply: Reply) -> Result<()> {
-        let carries = |pending: &Pending| pending.sent.is_some_and(|sent| sent.id == reply.id);
+        let carries = |pending: &PendingPush| pending.sent.is_some_and(|sent| sent.id == reply.id);
         let Some(at) = self.pending.iter().position(carries) else {
-            // Sent behind a push that was held back, and since taken back.
+            // It was in flight behind a refused push, and is to be sent again.
             return Ok(());
         };
         match reply.body {
             ReplyBody::Pushed { .. } => {
                 self.held_back = None;
-                // In the order of the sequence numbers: those before it are applied too.
+                // Pushes are applied in order, so the earlier ones are applied too.
                 self.applied_up_to(self.applied + 1 + at as u64);
                 Ok(())
             }
@@ -222,7 +227,7 @@ impl Pushes {
                 message,
             } => {
                 self.held_back = Some(message);
-                // The server refuses what comes behind it as out of order.
+                // The server refuses the pushes behind it as out of order.
                 for pending in self.pending.iter_mut().skip(at) {
                     pending.sent = None;
                 }
@@ -281,7 +286,7 @@ impl Pushes {
         }
     }
 
-    /// Ends the writer: the stream of its steps has a hole that nobody could fill.
+    /// Ends the writer: its stream of steps has a gap that cannot be filled.
     fn fail(&mut self, code: ErrorCode, message: String) -> Error {
         self.connection = None;
         self.pending.clear();
@@ -309,7 +314,7 @@ impl Pushes {
     }
 }
 
-/// What a push takes in a frame, at most.
+/// Upper bound of a push's frame in bytes.
 fn frame_bytes(open: &OpenWriter, body: &PushBody) -> usize {
     const FIXED: usize = 256;
     const CHUNK: usize = 24;
@@ -322,25 +327,25 @@ fn frame_bytes(open: &OpenWriter, body: &PushBody) -> usize {
 }
 
 fn never() -> Error {
-    Error::Internal("a wait without an end came to it".into())
+    Error::Internal("a wait without a deadline reached one".into())
 }
 
 impl PushChannel for Pushes {
-    /// A push that was refused with [`Error::Deadline`], or because there was no connection, was not taken;
-    /// one that was taken is sent by this call or the next ones.
+    /// A push that fails with [`Error::Deadline`] or without a connection is not accepted. An accepted push is sent by this
+    /// call or a later one.
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let bytes = frame_bytes(&self.open, &body);
         self.work(wait, |channel| channel.has_room(bytes))?;
         self.connection()?.check_frame(bytes as u64)?;
         self.pending_bytes += bytes;
-        self.pending.push_back(Pending {
+        self.pending.push_back(PendingPush {
             body,
             bytes,
             sent: None,
         });
         self.send_pending(wait.deadline)?;
-        self.connection()?.nudge();
+        self.connection()?.try_flush();
         Ok(())
     }
 
@@ -358,7 +363,7 @@ impl PushChannel for Pushes {
         let mut retry = Retry::new(&dialer, wait);
         loop {
             match self.close_on_this_connection(wait) {
-                // A server without the writer is what was asked for.
+                // An expired writer is closed.
                 Ok(()) => break,
                 Err(error) if error.code() == ErrorCode::Expired => break,
                 Err(error) => {

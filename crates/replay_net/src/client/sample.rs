@@ -1,44 +1,45 @@
-//! Draws with several requests under way: while one batch is decoded, the server prepares the next ones.
+//! Draws with several requests in flight: the server prepares the next batches while the client decodes one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer, Retry, deadline_ms, no_answer};
-use super::keys::Stamp;
-use super::link::{Link, answer, is_broken, unexpected};
+use super::connection::{Connection, Dialer, deadline_ms, no_answer};
+use super::keys::IncarnationTag;
+use super::pipeline::{RequestPipeline, answer, is_broken, unexpected};
+use super::pool::Retry;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
-/// The same draw again and again over a connection of its own.
+/// One draw repeated over a connection of its own.
 pub struct Samples {
     dialer: Arc<Dialer>,
     request: SampleRequest,
     in_flight: usize,
     connection: Option<Connection>,
-    under_way: Vec<Asked>,
-    /// Since when calls end without a connection.
+    pending: Vec<PendingDraw>,
+    /// Start of the current time without a connection.
     broken_since: Option<Instant>,
 }
 
-/// A request that waits for its batch.
-struct Asked {
+/// A request in flight.
+struct PendingDraw {
     id: u64,
-    /// The deadline that the server was told.
+    /// Deadline in the request.
     deadline: Option<Instant>,
-    /// Asked by an earlier call: its batch is as good as any, its error has nothing to say to this call.
+    /// Whether an earlier call sent it: its batch is used, its error is not this call's.
     earlier: bool,
 }
 
 impl Samples {
-    /// A channel that connects with its first batch.
+    /// A channel that connects on its first batch.
     pub fn new(dialer: Arc<Dialer>, request: SampleRequest, in_flight: usize) -> Self {
         Samples {
             dialer,
             request,
             in_flight: in_flight.max(1),
             connection: None,
-            under_way: Vec::new(),
+            pending: Vec::new(),
             broken_since: None,
         }
     }
@@ -50,7 +51,7 @@ impl Samples {
     ) -> Result<Sampled> {
         loop {
             self.top_up(wait.deadline, wait)?;
-            let (asked, body, stamp) = self.reply(wait)?;
+            let (draw, body, tag) = self.reply(wait)?;
             match answer(body) {
                 Ok(ReplyBody::Sampled(sampled)) => {
                     // The server draws the next batch while the caller decodes this one.
@@ -58,29 +59,29 @@ impl Samples {
                     if self.top_up(deadline, wait).is_ok()
                         && let Some(connection) = &mut self.connection
                     {
-                        connection.nudge();
+                        connection.try_flush();
                     }
-                    return Ok(marked(sampled, stamp));
+                    return Ok(with_tagged_keys(sampled, tag));
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                Err(error) if asked.earlier && !is_broken(&error) => {}
+                Err(error) if draw.earlier && !is_broken(&error) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Keeps `in_flight` requests queued or under way.
+    /// Sends requests until `in_flight` are pending.
     fn top_up(&mut self, deadline: Option<Instant>, wait: &Wait<'_>) -> Result<()> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => {
-                self.under_way.clear();
+                self.pending.clear();
                 self.connection.insert(self.dialer.dial(wait)?)
             }
         };
-        while self.under_way.len() < self.in_flight {
+        while self.pending.len() < self.in_flight {
             let body = RequestBody::Sample(self.request.clone());
-            self.under_way.push(Asked {
+            self.pending.push(PendingDraw {
                 id: connection.send(deadline_ms(deadline), body)?,
                 deadline,
                 earlier: false,
@@ -89,8 +90,8 @@ impl Samples {
         Ok(())
     }
 
-    /// What a call says that ends without a connection. A reader that asks again and again with short deadlines
-    /// waits for a server as long as one that has none.
+    /// Error of a call that ends without a connection. Within `reconnect_for` a call with a deadline gets
+    /// [`Error::Deadline`], so that a reader with short deadlines waits for its server as long as one without.
     fn ended(&mut self, error: Error, wait: &Wait<'_>) -> Error {
         let since = *self.broken_since.get_or_insert_with(Instant::now);
         let patient = since.elapsed() < self.dialer.options.reconnect_for;
@@ -101,22 +102,22 @@ impl Samples {
         error
     }
 
-    /// The next reply, and what it answers.
-    fn reply(&mut self, wait: &Wait<'_>) -> Result<(Asked, ReplyBody, Stamp)> {
+    /// The next reply, with its request and the server's tag.
+    fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingDraw, ReplyBody, IncarnationTag)> {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        // Only where the server was told this deadline, or an earlier one, is its answer worth the grace.
-        let told = |asked: &Asked| asked.deadline.is_some_and(|d| Some(d) <= wait.deadline);
-        let grace = match self.under_way.iter().any(told) {
+        // The grace covers the server's answer at the deadline; it does not apply if all requests have later deadlines.
+        let told = |draw: &PendingDraw| draw.deadline.is_some_and(|d| Some(d) <= wait.deadline);
+        let grace = match self.pending.iter().any(told) {
             true => self.dialer.options.grace,
             false => Duration::ZERO,
         };
         let late = || no_answer(&self.dialer.address);
         let until = wait.deadline.map(|d| d + grace);
-        let Reply { id, body } = connection.run(wait, until, late, Link::reply)?;
-        match self.under_way.iter().position(|asked| asked.id == id) {
-            Some(at) => Ok((self.under_way.remove(at), body, connection.stamp)),
+        let Reply { id, body } = connection.run(wait, until, late, RequestPipeline::reply)?;
+        match self.pending.iter().position(|draw| draw.id == id) {
+            Some(at) => Ok((self.pending.remove(at), body, connection.tag)),
             None => Err(Error::Protocol(format!(
-                "the server answered request {id}, which is not under way"
+                "the server answered request {id}, which is not in flight"
             ))),
         }
     }
@@ -128,8 +129,8 @@ impl SampleChannel for Samples {
         let patience = wait
             .deadline
             .map(|d| d.saturating_duration_since(Instant::now()));
-        for asked in &mut self.under_way {
-            asked.earlier = true;
+        for draw in &mut self.pending {
+            draw.earlier = true;
         }
         let dialer = self.dialer.clone();
         let mut retry = Retry::new(&dialer, wait);
@@ -139,9 +140,9 @@ impl SampleChannel for Samples {
                     self.broken_since = None;
                     return Ok(sampled);
                 }
-                // A server that is going away says so with an answer.
+                // Before the next arm: a server that shuts down answers with `Error::Remote`.
                 Err(error) if is_broken(&error) => error,
-                // The connection is as good as before: what is under way stays so.
+                // The connection still works, and its requests stay in flight.
                 Err(
                     error @ (Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted),
                 ) => {
@@ -157,10 +158,10 @@ impl SampleChannel for Samples {
     }
 }
 
-/// The batch with its server's stamp on the keys.
-pub(super) fn marked(mut sampled: Sampled, stamp: Stamp) -> Sampled {
+/// The batch with its server's tag on all keys.
+pub(super) fn with_tagged_keys(mut sampled: Sampled, tag: IncarnationTag) -> Sampled {
     for item in &mut sampled.items {
-        item.key = stamp.mark(item.key);
+        item.key = tag.tag_key(item.key);
     }
     sampled
 }

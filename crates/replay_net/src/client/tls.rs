@@ -1,5 +1,5 @@
-//! TLS from the client's side. There is no public certificate authority in it: the certificates that are
-//! trusted stand in a PEM file, an authority's or the server's own.
+//! The client's side of TLS. Only the certificates of a PEM file are trusted, an authority's or the server's own; public
+//! certificate authorities are not.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     let config = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|e| refuse(e.to_string()))?
-        // Not less strict than the default: it adds certificates that are trusted byte for byte.
+        // As strict as the default, but for certificates that are trusted byte for byte.
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(TrustedFile {
             trusted,
@@ -49,12 +49,12 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// Accepts the very certificates of the file, and those that an authority in the file has signed for the
-/// server's name.
+/// Verifier that accepts the certificates in the file, and certificates for the server's name signed by an authority in
+/// the file.
 ///
-/// The first case is for `openssl req -x509`, which marks the server's own certificate as an authority's;
-/// the standard verifier refuses such a certificate at the end of a chain. The server still has to prove
-/// that it holds the key, and its name and dates do not matter when the certificate itself is the one agreed on.
+/// The first case is for `openssl req -x509`, which marks a server's own certificate as an authority's; the standard
+/// verifier refuses such a certificate at the end of a chain. The server still has to prove that it holds the key. Name
+/// and dates are not checked, since the certificate itself was agreed on.
 #[derive(Debug)]
 struct TrustedFile {
     trusted: Vec<CertificateDer<'static>>,

@@ -1,22 +1,23 @@
-//! TCP without the kernel: F-Stack's, on one reactor thread. What is here is used through the feature `fstack`.
+//! F-Stack's TCP, which bypasses the kernel, on one reactor thread (cargo feature `fstack`).
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `start` | F-Stack's start: once in a process, tried in a child first |
-//! | [`reactor`] | tasks, timers and events, turned by F-Stack's loop |
-//! | `readiness` | which sockets may be read and written |
+//! | `start` | F-Stack's start, once in a process |
+//! | `trial` | a start in a forked child, before the real one |
+//! | [`reactor`] | tasks, timers and events, run by F-Stack's loop |
+//! | `readiness` | readiness of sockets for reading and writing |
 //! | [`socket`] | streams and listeners |
-//! | [`handle`] | work for the reactor from other threads |
+//! | [`handle`] | calls to the reactor from other threads |
 //!
-//! F-Stack's calls are made on the reactor thread alone; from another one they would crash. A [`Fstack`] and a
-//! [`socket::Stream`] may therefore go anywhere, but they find their reactor by the thread they are on, and elsewhere
-//! fail with an error.
+//! F-Stack's functions crash on any thread but the reactor's. A [`Fstack`] and a [`socket::Stream`] may be moved to other
+//! threads, but they look their reactor up by the current thread, and elsewhere fail with an error.
 
 pub mod handle;
 pub mod reactor;
 mod readiness;
 pub mod socket;
 mod start;
+mod trial;
 
 use std::future::Future;
 use std::io;
@@ -24,7 +25,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::{Address, Stack};
-pub use handle::Handle;
+pub use handle::ReactorHandle;
 use reactor::{Reactor, Sleep};
 use replay_core::error::{Error, Result};
 use socket::{Listener, Stream};
@@ -69,15 +70,15 @@ impl Stack for Fstack {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        // Elsewhere than on the reactor nobody would ever run it; a `Stack` is not used there.
+        // Does nothing on other threads, where a `Stack` is not used.
         Reactor::with(|reactor| reactor.spawn(task));
     }
 }
 
-/// The address for F-Stack's sockets. Names are not looked up: the kernel's resolver would block the reactor.
+/// The address for F-Stack's sockets. Host names are not resolved: the kernel's resolver would block the reactor.
 ///
 /// # Errors
-/// [`Error::Config`] for what is no IP address.
+/// [`Error::Config`] for anything but an IP address.
 pub fn socket_address(address: &Address) -> Result<SocketAddr> {
     let refuse = |reason: &str| Err(Error::Config(format!("{address} {reason}")));
     let Address::Tcp { host, port, .. } = address else {

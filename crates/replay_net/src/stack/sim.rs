@@ -25,7 +25,7 @@ use replay_core::error::{Error, Result};
 
 mod link;
 
-pub use link::{Link, SimStream};
+pub use link::{SimLink, SimStream};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 

@@ -76,7 +76,7 @@ pub fn any_port(scheme: &str) -> String {
 }
 
 /// Where one server after the other listens: a socket file, or over F-Stack a port that nobody else uses.
-pub fn fixed_place(folder: &tempfile::TempDir) -> String {
+pub fn fixed_address(folder: &tempfile::TempDir) -> String {
     static PORT: AtomicU16 = AtomicU16::new(20_000);
     if !goes_through_fstack() {
         return format!("unix://{}/replay.sock", folder.path().display());

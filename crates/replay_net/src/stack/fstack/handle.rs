@@ -1,5 +1,5 @@
-//! Work for the reactor from other threads. The reactor looks at its queue in every turn, and whoever waits for the
-//! work is woken when it is done; nothing wakes the reactor, which never sleeps for long.
+//! Calls to the reactor from other threads. The reactor reads its queue of submissions in every turn and wakes the
+//! submitting thread when the work is done. The reactor itself needs no wake-up: it polls.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 use futures_util::task::AtomicWaker;
 
 use super::Fstack;
-use super::reactor::Job;
+use super::reactor::Submission;
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
-/// The way to the reactor thread.
+/// Handle to the reactor thread.
 #[derive(Clone)]
-pub struct Handle {
-    jobs: mpsc::Sender<Job>,
+pub struct ReactorHandle {
+    submissions: mpsc::Sender<Submission>,
     stop: Arc<AtomicBool>,
 }
 
-impl Handle {
-    pub(super) fn new(jobs: mpsc::Sender<Job>, stop: Arc<AtomicBool>) -> Self {
-        Handle { jobs, stop }
+impl ReactorHandle {
+    pub(super) fn new(submissions: mpsc::Sender<Submission>, stop: Arc<AtomicBool>) -> Self {
+        ReactorHandle { submissions, stop }
     }
 
-    /// Runs on the reactor what `start` makes there.
+    /// Calls `start` on the reactor thread and runs the future it returns there.
     ///
     /// # Errors
     /// [`Error::Closed`] when the reactor has ended.
@@ -37,11 +37,12 @@ impl Handle {
         &self,
         start: impl FnOnce(Fstack) -> F + Send + 'static,
     ) -> Result<()> {
-        self.hand_over(Box::new(move |reactor| reactor.spawn(start(Fstack(())))))
+        self.submit(Box::new(move |reactor| reactor.spawn(start(Fstack(())))))
     }
 
-    pub(super) fn hand_over(&self, job: Job) -> Result<()> {
-        self.jobs.send(job).map_err(|_| Error::Closed("F-Stack"))
+    pub(super) fn submit(&self, submission: Submission) -> Result<()> {
+        let submitted = self.submissions.send(submission);
+        submitted.map_err(|_| Error::Closed("F-Stack"))
     }
 
     /// Asks the reactor to drop its tasks, send what their sockets still hold, and end.
@@ -50,59 +51,61 @@ impl Handle {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Carries `work` out on the reactor while this thread waits; `work` is polled at least once, and is gone when this
-    /// returns. `until` and `late` end it as they do a blocking call of the client; interrupts are checked on this thread.
+    /// Runs `work` on the reactor and blocks this thread until it is done, `until` passes (then the error is `late`) or
+    /// the call is interrupted. `work` is polled at least once, and dropped before this returns. Interrupts are checked
+    /// on this thread.
     ///
     /// # Errors
     /// Those of `work`, `late` and the check, and [`Error::Closed`] when the reactor has ended.
-    pub fn carry_out<T: Send>(
+    pub fn run_blocking<T: Send>(
         &self,
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        let (give, take) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let cancel = Arc::new(Cancel::default());
-        let lent: Pin<Box<dyn Future<Output = ()> + Send + '_>> = Box::pin(Lent {
+        let task: Pin<Box<dyn Future<Output = ()> + Send + '_>> = Box::pin(ScopedTask {
             work: Some(Box::pin(work)),
             cancel: cancel.clone(),
-            give,
+            sender,
         });
-        // SAFETY: only the lifetime changes, and nothing of the future is used after this function: it returns, or
-        // unwinds, only when `take` has seen `give` go, which is dropped after `work` (see `Lent`), be it with the
-        // task, with the reactor, or with a job that was never taken.
-        let lent: Pin<Box<dyn Future<Output = ()> + Send>> = unsafe { std::mem::transmute(lent) };
-        let back = GivenBack {
-            take,
+        // SAFETY: only the lifetime changes, and the future is not used after this function. `guard` makes the function
+        // return, or unwind, only once `receiver` has seen a result or the end of `sender`, and `ScopedTask` drops `work`
+        // before both: in `poll`, or by the order of its fields when the task is dropped, be it by the reactor, with the
+        // reactor, or inside a submission that never ran.
+        let task: Pin<Box<dyn Future<Output = ()> + Send>> = unsafe { std::mem::transmute(task) };
+        let guard = WaitGuard {
+            receiver,
             cancel: &cancel,
-            gone: Cell::new(false),
+            dropped: Cell::new(false),
         };
-        self.hand_over(Box::new(move |reactor| reactor.spawn(lent)))?;
+        self.submit(Box::new(move |reactor| reactor.spawn(task)))?;
+        let mut slices = wait.slices(until);
         loop {
-            let check = Instant::now() + Wait::CHECK_EVERY;
-            let wake = until.map_or(check, |until| check.min(until));
-            if let Some(done) = back.wait(wake.saturating_duration_since(Instant::now())) {
+            let now = Instant::now();
+            let wake = slices.next_wake(now)?;
+            if let Some(done) = guard.wait(wake.saturating_duration_since(now)) {
                 return done;
             }
-            wait.check()?;
             if until.is_some_and(|until| Instant::now() >= until) {
                 // It may have been done meanwhile.
-                return back.cancel().unwrap_or_else(|| Err(late()));
+                return guard.cancel().unwrap_or_else(|| Err(late()));
             }
         }
     }
 }
 
-/// Work that belongs to a thread which waits for it.
-struct Lent<'a, T> {
-    // The order of the fields is that of their end: `give` tells the owner that `work` is gone.
+/// Work on the reactor that borrows from a thread which waits for it.
+struct ScopedTask<'a, T> {
+    // Fields are dropped in this order: the end of `sender` shows the waiting thread that `work` is gone.
     work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>>,
     cancel: Arc<Cancel>,
-    give: mpsc::Sender<Result<T>>,
+    sender: mpsc::Sender<Result<T>>,
 }
 
-impl<T> Future for Lent<'_, T> {
+impl<T> Future for ScopedTask<'_, T> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -112,68 +115,65 @@ impl<T> Future for Lent<'_, T> {
         };
         match work.as_mut().poll(context) {
             Poll::Ready(done) => {
-                // First, for the owner goes on with the result.
+                // Before the result is sent: the waiting thread returns with it.
                 self.work = None;
-                let _ = self.give.send(done);
+                let _ = self.sender.send(done);
                 Poll::Ready(())
             }
-            // Acquire: synchronizes with the release store in `Cancel::ask`.
-            Poll::Pending if self.cancel.asked.load(Ordering::Acquire) => Poll::Ready(()),
+            // Acquire: synchronizes with the release store in `Cancel::request`.
+            Poll::Pending if self.cancel.requested.load(Ordering::Acquire) => Poll::Ready(()),
             Poll::Pending => Poll::Pending,
         }
     }
 }
 
-/// The owner's wish to have its work back.
+/// The waiting thread's request to drop the work.
 #[derive(Default)]
 struct Cancel {
-    asked: AtomicBool,
+    requested: AtomicBool,
     waker: AtomicWaker,
 }
 
 impl Cancel {
-    fn ask(&self) {
-        // Release: synchronizes with the acquire load in `Lent::poll`.
-        self.asked.store(true, Ordering::Release);
+    fn request(&self) {
+        // Release: synchronizes with the acquire load in `ScopedTask::poll`.
+        self.requested.store(true, Ordering::Release);
         self.waker.wake();
     }
 }
 
-/// The owner's end. Dropped, it waits until the work is gone.
-struct GivenBack<'a, T> {
-    take: mpsc::Receiver<Result<T>>,
+/// The waiting thread's end of a [`ScopedTask`]. Dropped, it cancels the work and waits until it is gone.
+struct WaitGuard<'a, T> {
+    receiver: mpsc::Receiver<Result<T>>,
     cancel: &'a Cancel,
-    gone: Cell<bool>,
+    /// Whether the work is known to be dropped.
+    dropped: Cell<bool>,
 }
 
-impl<T> GivenBack<'_, T> {
-    /// The result, if it comes within `duration`.
+impl<T> WaitGuard<'_, T> {
+    /// The result, if it arrives within `duration`.
     fn wait(&self, duration: Duration) -> Option<Result<T>> {
-        match self.take.recv_timeout(duration) {
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => {
-                self.gone.set(true);
-                Some(Err(Error::Closed("F-Stack")))
-            }
-            Ok(done) => {
-                self.gone.set(true);
-                Some(done)
-            }
-        }
+        let done = match self.receiver.recv_timeout(duration) {
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => Err(Error::Closed("F-Stack")),
+            Ok(done) => done,
+        };
+        self.dropped.set(true);
+        Some(done)
     }
 
-    /// Ends the work; its result, if it was done before.
+    /// Cancels the work and waits until it is dropped; its result, if it was done before.
     fn cancel(&self) -> Option<Result<T>> {
-        self.cancel.ask();
-        let done = self.take.recv().ok();
-        self.gone.set(true);
+        self.cancel.request();
+        let done = self.receiver.recv().ok();
+        self.dropped.set(true);
         done
     }
 }
 
-impl<T> Drop for GivenBack<'_, T> {
+impl<T> Drop for WaitGuard<'_, T> {
     fn drop(&mut self) {
-        if !self.gone.get() {
+        if !self.dropped.get() {
             self.cancel();
         }
     }

@@ -1,8 +1,7 @@
-//! The reactor: a run queue, timers and events, turned by F-Stack's loop on its own thread.
+//! The reactor: tasks, timers and events, run by F-Stack's loop on its own thread.
 //!
-//! A turn looks at what became ready (`ff_kevent`, which never waits), takes work that other threads handed in, fires
-//! timers, and polls the tasks that were woken. F-Stack turns it after packets have come, and every `pkt_tx_delay`
-//! microseconds when none have.
+//! One turn reads socket events (`ff_kevent`, which never waits), runs submissions of other threads, fires timers, and
+//! polls woken tasks. F-Stack calls a turn after received packets, and every `pkt_tx_delay` µs without any.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -25,7 +24,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::readiness::{Direction, Sockets, Token};
 
-/// Events taken from the queue at a time; more wait for the next turn.
+/// Events read in one turn; further ones stay in the queue.
 const EVENTS: usize = 64;
 
 const NO_EVENT: ff::kevent = ff::kevent {
@@ -48,10 +47,10 @@ const ROUNDS: usize = 16;
 /// After the last task is gone the loop goes on for so long, so that what the sockets still hold is sent.
 const LAST_SENDS: Duration = Duration::from_millis(20);
 
-/// Something to do on the reactor.
-pub type Job = Box<dyn FnOnce(&Rc<Reactor>) + Send>;
+/// A call to run on the reactor thread.
+pub type Submission = Box<dyn FnOnce(&Rc<Reactor>) + Send>;
 
-/// Set when any task was woken.
+/// Flag that any task was woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -60,7 +59,7 @@ impl Wake for Woken {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Release: synchronizes with the acquire swap in `run_tasks`, so that the queue the task was put into is seen.
+        // Release: synchronizes with the acquire swap in `run_tasks`, which then sees the task in its queue.
         self.0.store(true, Ordering::Release);
     }
 }
@@ -69,7 +68,7 @@ thread_local! {
     static HERE: RefCell<Option<Rc<Reactor>>> = const { RefCell::new(None) };
 }
 
-/// The state of the reactor thread. Holding one by reference proves that the thread is the right one for F-Stack's calls.
+/// State of the reactor thread. A reference to it proves that the current thread may call F-Stack.
 pub struct Reactor {
     queue: c_int,
     events: RefCell<[ff::kevent; EVENTS]>,
@@ -81,11 +80,11 @@ pub struct Reactor {
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     next_timer: Cell<u64>,
     turns: Cell<u32>,
-    /// Those that have written their share of this turn.
+    /// Tasks that have used up their write quota of this turn.
     next_turn: RefCell<Vec<Waker>>,
-    jobs: mpsc::Receiver<Job>,
+    submissions: mpsc::Receiver<Submission>,
     stop: Arc<AtomicBool>,
-    /// When the loop ends, once it has been asked to.
+    /// End of the loop, once it was asked to stop.
     end: Cell<Option<Instant>>,
     panicked: Cell<bool>,
 }
@@ -96,10 +95,10 @@ impl Reactor {
     /// # Safety
     /// F-Stack was initialised on this thread, and its loop has not run yet.
     pub(super) unsafe fn enter(
-        jobs: mpsc::Receiver<Job>,
+        submissions: mpsc::Receiver<Submission>,
         stop: Arc<AtomicBool>,
     ) -> io::Result<Rc<Self>> {
-        // SAFETY: the thread is the right one, by the contract of this function.
+        // SAFETY: by the contract of this function, on F-Stack's thread.
         let queue = check(unsafe { ff::ff_kqueue() })?;
         let woken = Arc::new(Woken(AtomicBool::new(false)));
         let reactor = Rc::new(Reactor {
@@ -114,7 +113,7 @@ impl Reactor {
             next_timer: Cell::new(0),
             turns: Cell::new(0),
             next_turn: RefCell::default(),
-            jobs,
+            submissions,
             stop,
             end: Cell::new(None),
             panicked: Cell::new(false),
@@ -138,22 +137,22 @@ impl Reactor {
         })
     }
 
-    /// Runs F-Stack's loop until it is asked to stop; whether a panic of the reactor itself ended it.
+    /// Runs F-Stack's loop until it is asked to stop. Returns whether it ended by a panic or an error of the reactor.
     pub(super) fn run(self: Rc<Self>) -> bool {
         let state: *const Reactor = Rc::as_ptr(&self);
-        // SAFETY: a reactor exists on this thread, so the thread is the right one; `self` outlives the loop.
+        // SAFETY: `self` exists, so this is F-Stack's thread; it outlives the loop.
         unsafe { ff::ff_run(turn, state.cast_mut().cast()) };
-        // No socket is left that could be used, and what is handed in from now on is refused.
+        // From here on sockets fail, and submissions are refused.
         HERE.with(|here| here.borrow_mut().take());
         self.panicked.get()
     }
 
-    /// Runs `task` on this thread until it completes or the reactor ends. A panic in it ends it alone.
+    /// Runs `task` on this thread until it completes or the reactor ends. A panic ends only this task.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.spawned.borrow_mut().push(Task(Box::pin(task)));
     }
 
-    /// Watches a socket. F-Stack reports what has come before, too.
+    /// Starts watching a socket. F-Stack also reports data that arrived before.
     pub(super) fn register(&self, fd: c_int, ready: bool) -> io::Result<Token> {
         let token = self.sockets.borrow_mut().insert(fd, ready);
         match self.watch(token, Direction::Read) {
@@ -165,12 +164,12 @@ impl Reactor {
         }
     }
 
-    /// Asks F-Stack to tell when the socket is ready.
+    /// Asks F-Stack for an event when the socket is ready.
     fn watch(&self, token: Token, direction: Direction) -> io::Result<()> {
         let fd = {
             let mut sockets = self.sockets.borrow_mut();
             let fd = sockets.fd(token).ok_or(io::ErrorKind::NotConnected)?;
-            match sockets.side(token, direction) {
+            match sockets.direction(token, direction) {
                 Some(side) if !side.watched => side.watched = true,
                 _ => return Ok(()),
             }
@@ -187,7 +186,7 @@ impl Reactor {
             udata: token.as_pointer(),
             ..NO_EVENT
         };
-        // SAFETY: on the reactor thread; one change, and no room for events, which 0 says.
+        // SAFETY: on the reactor thread; one change, and no memory for events, as the 0 says.
         let changed = unsafe {
             ff::ff_kevent(
                 self.queue,
@@ -201,12 +200,12 @@ impl Reactor {
         check(changed).map(drop)
     }
 
-    /// Stops watching; to be called when the descriptor is closed, which takes it out of the queue.
+    /// Stops watching a descriptor that is being closed; closing removes it from F-Stack's event queue.
     pub(super) fn forget(&self, token: Token) {
         self.sockets.borrow_mut().forget(token);
     }
 
-    /// Calls `operation` when the socket is ready for it, and lets the task wait where it would block.
+    /// Calls `operation` if the socket is ready, and registers the task for an event if not, or if it would block.
     pub(super) fn poll_socket<T>(
         &self,
         token: Token,
@@ -229,14 +228,17 @@ impl Reactor {
         }
     }
 
-    /// A read has taken `count` bytes: see [`Sockets::took`].
-    pub(super) fn took(&self, token: Token, count: usize, all: bool) {
-        self.sockets.borrow_mut().took(token, count, all);
+    /// [`Sockets::consumed`].
+    pub(super) fn consumed(&self, token: Token, count: usize, all: bool) {
+        self.sockets.borrow_mut().consumed(token, count, all);
     }
 
-    /// Bytes that the socket may still write in this turn. With none left, the task goes on in the next one.
-    pub(super) fn share(&self, token: Token, context: &Context<'_>) -> usize {
-        let left = self.sockets.borrow_mut().share(token, self.turns.get());
+    /// Bytes that the socket may still write in this turn. With none left, the task is woken in the next turn.
+    pub(super) fn write_quota(&self, token: Token, context: &Context<'_>) -> usize {
+        let left = self
+            .sockets
+            .borrow_mut()
+            .write_quota(token, self.turns.get());
         if left == 0 {
             let waker = context.waker().clone();
             self.next_turn.borrow_mut().push(waker);
@@ -255,7 +257,7 @@ impl Reactor {
         direction: Direction,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<T>> {
-        match self.sockets.borrow_mut().side(token, direction) {
+        match self.sockets.borrow_mut().direction(token, direction) {
             Some(side) => side.wake_later(context.waker()),
             None => return Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
         }
@@ -268,7 +270,7 @@ impl Reactor {
     fn look_at_sockets(&self) -> io::Result<()> {
         let mut events = self.events.borrow_mut();
         let room = events.len() as c_int;
-        // SAFETY: on the reactor thread; there is room for as many events as it is told.
+        // SAFETY: on the reactor thread; `events` has memory for `room` events.
         let count = check(unsafe {
             ff::ff_kevent(
                 self.queue,
@@ -316,7 +318,8 @@ impl Reactor {
         let mut context = Context::from_waker(&self.waker);
         for _ in 0..ROUNDS {
             let spawned = self.spawned.take();
-            // Acquire: synchronizes with the release store in `Woken::wake_by_ref`. A load first: most turns find nothing.
+            // Acquire: synchronizes with the release store in `Woken::wake_by_ref`. The relaxed load comes first because it
+            // is cheaper and most turns find no woken task.
             let woken =
                 self.woken.0.load(Ordering::Relaxed) && self.woken.0.swap(false, Ordering::Acquire);
             if spawned.is_empty() && !woken {
@@ -328,7 +331,7 @@ impl Reactor {
         }
     }
 
-    /// One turn; whether the loop should end.
+    /// Runs one turn. Returns whether the loop should end.
     fn turn(self: &Rc<Self>) -> io::Result<bool> {
         if let Some(end) = self.end.get() {
             return Ok(Instant::now() >= end);
@@ -336,21 +339,21 @@ impl Reactor {
         self.turns.set(self.turns.get().wrapping_add(1));
         self.look_at_sockets()?;
         self.next_turn.take().into_iter().for_each(Waker::wake);
-        while let Ok(job) = self.jobs.try_recv() {
+        while let Ok(job) = self.submissions.try_recv() {
             job(self);
         }
         if self.turns.get().is_multiple_of(CLOCK_EVERY) {
             self.fire_timers();
         }
         self.run_tasks();
-        // Acquire: synchronizes with the release store in `Handle::stop`.
+        // Acquire: synchronizes with the release store in `ReactorHandle::stop`.
         if self.stop.load(Ordering::Acquire) {
             self.close();
         }
         Ok(false)
     }
 
-    /// Drops every task, and with them their sockets.
+    /// Drops all tasks and with them their sockets.
     fn close(&self) {
         self.spawned.take();
         self.tasks.borrow_mut().clear();
@@ -360,10 +363,10 @@ impl Reactor {
     }
 }
 
-/// F-Stack's loop calls this.
+/// Callback of F-Stack's loop.
 unsafe extern "C" fn turn(reactor: *mut std::ffi::c_void) -> c_int {
-    // SAFETY: `Reactor::run` passes its own reactor, which is held by an `Rc` until the loop has ended; the count is
-    // raised for the one that this function drops.
+    // SAFETY: `Reactor::run` passes its own reactor and keeps an `Rc` of it until the loop has ended. The count is raised
+    // first because this function drops the `Rc` it makes.
     let reactor = unsafe {
         Rc::increment_strong_count(reactor.cast::<Reactor>());
         Rc::from_raw(reactor.cast::<Reactor>())
@@ -382,17 +385,17 @@ unsafe extern "C" fn turn(reactor: *mut std::ffi::c_void) -> c_int {
         }
     };
     if ended {
-        // SAFETY: called by the loop.
+        // SAFETY: called by F-Stack's loop, on its thread.
         unsafe { end_loop() };
     }
     0
 }
 
-/// Stops the ports and ends the loop. F-Stack closes them without stopping them, which DPDK refuses; it would then free
-/// what its other threads still use.
+/// Stops the ports and ends the loop. F-Stack alone would close the ports without stopping them, which DPDK refuses, and
+/// would then free memory that DPDK's threads still use.
 ///
 /// # Safety
-/// Called by F-Stack's loop, on its thread: no burst follows.
+/// Called by F-Stack's loop, on its thread, so that no burst follows.
 pub(super) unsafe fn end_loop() {
     // SAFETY: by the contract of this function.
     unsafe {
@@ -403,19 +406,19 @@ pub(super) unsafe fn end_loop() {
     }
 }
 
-/// A task whose panic ends it alone: a connection's fault is not the others'.
+/// A task. A panic ends only this task, so that one connection cannot end the others.
 struct Task(Pin<Box<dyn Future<Output = ()>>>);
 
 impl Future for Task {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // The panic's message was printed by the hook.
+        // The panic hook has printed the message.
         catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or(Poll::Ready(()))
     }
 }
 
-/// Completes at an instant by the machine's clock.
+/// Future that completes at an instant of the system's clock.
 pub struct Sleep {
     deadline: Instant,
     timer: Option<u64>,
@@ -448,7 +451,7 @@ impl Future for Sleep {
         }
         let deadline = self.deadline;
         let known = self.timer;
-        // Elsewhere there are no timers: the future then stays as it is, like every other use of a stack off its thread.
+        // On other threads there are no timers, and the future never completes.
         self.timer = Reactor::with(|reactor| {
             let number = known.unwrap_or_else(|| {
                 let number = reactor.next_timer.get();
@@ -472,7 +475,7 @@ impl Drop for Sleep {
     }
 }
 
-/// The result of a call of F-Stack's: -1 is the error in `errno`.
+/// Result of an F-Stack call: -1 stands for the error in `errno`.
 pub(super) fn check(result: c_int) -> io::Result<c_int> {
     match result {
         -1 => Err(io::Error::last_os_error()),

@@ -1,15 +1,15 @@
-//! Which sockets may be read and written: what F-Stack's events said, and what has been done since.
+//! Readiness of sockets for reading and writing, from F-Stack's events and the calls since.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::task::Waker;
 
-/// Bytes that a socket may write in one turn. They leave at its end: of a longer write the first packet would wait for the last one's
-/// making, and so would the other end.
-const SHARE: usize = 64 << 10;
+/// Bytes that a socket may write in one turn. Packets are sent at the end of the turn, so a longer write would delay its
+/// first packet until the last one is built.
+const WRITE_QUOTA: usize = 64 << 10;
 
-/// A socket's place in the table: its index, and its generation in the upper half, so that a late event of an
-/// earlier socket finds nobody. Never 0, which F-Stack would take for no token.
+/// Index of a socket in the table, with the entry's generation in the upper half, so that a late event of an earlier
+/// socket is ignored. Never 0, which F-Stack treats as no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token(usize);
 
@@ -18,12 +18,12 @@ impl Token {
         Token((generation as usize) << 32 | (index + 1))
     }
 
-    /// As an event carries it.
+    /// Value for an event's `udata`.
     pub(super) fn as_pointer(self) -> *mut c_void {
         ptr::without_provenance_mut(self.0)
     }
 
-    /// Of what an event carries.
+    /// Token in an event's `udata`.
     pub(super) fn of(carried: *mut c_void) -> Self {
         Token(carried.addr())
     }
@@ -37,34 +37,34 @@ impl Token {
     }
 }
 
-/// Reading or writing.
+/// Direction of an operation.
 #[derive(Debug, Clone, Copy)]
 pub enum Direction {
     /// Data, connections or the end have arrived.
     Read,
-    /// There is room to write, or a connection has been made or refused.
+    /// There is buffer space to write, or a connection was established or refused.
     Write,
 }
 
-/// One direction of a socket. An event comes when a state is entered, so readiness is kept until a call says that it
-/// would block, or it is known that it would.
+/// State of one direction of a socket. Events are edge-triggered, so readiness is kept until a call would block or is known
+/// to.
 #[derive(Default)]
-pub(super) struct Side {
+pub(super) struct DirectionState {
     ready: bool,
-    /// The other end has closed: no event will follow.
+    /// The other end has closed: no event follows.
     ended: bool,
-    /// Whether F-Stack will tell. It always does for reading; for writing it would do so with every acknowledgement, so
-    /// it is asked each time.
+    /// Whether F-Stack reports events. For reading it always does. For writing it would with every acknowledgement, so
+    /// each event is requested.
     pub watched: bool,
-    /// For reading: bytes that the last event told of and nothing has taken yet.
+    /// Reading: unread bytes of the last event.
     waiting: usize,
-    /// For writing: bytes written in the turn of this number.
+    /// Writing: a turn, and the bytes written in it.
     written: (u32, usize),
     waker: Option<Waker>,
 }
 
-impl Side {
-    /// Whose task goes on with the next event.
+impl DirectionState {
+    /// Registers the task to wake at the next event.
     pub fn wake_later(&mut self, waker: &Waker) {
         match &mut self.waker {
             Some(known) => known.clone_from(waker),
@@ -77,8 +77,8 @@ impl Side {
 struct Socket {
     generation: u32,
     fd: c_int,
-    read: Side,
-    write: Side,
+    read: DirectionState,
+    write: DirectionState,
 }
 
 /// All sockets of a reactor.
@@ -89,7 +89,7 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// `ready` is whether the first operation may be tried at once.
+    /// Adds a socket. `ready` says whether an operation may be tried before the first event.
     pub fn insert(&mut self, fd: c_int, ready: bool) -> Token {
         let index = self.free.pop().unwrap_or_else(|| {
             self.all.push(Socket::default());
@@ -102,7 +102,7 @@ impl Sockets {
         Token::new(index, socket.generation)
     }
 
-    /// A socket that is closed. One that is forgotten already stays so.
+    /// Removes a closed socket; does nothing if it is removed already.
     pub fn forget(&mut self, token: Token) {
         if let Some(socket) = self.socket(token) {
             *socket = Socket {
@@ -122,7 +122,7 @@ impl Sockets {
         self.socket(token).map(|socket| socket.fd)
     }
 
-    pub fn side(&mut self, token: Token, direction: Direction) -> Option<&mut Side> {
+    pub fn direction(&mut self, token: Token, direction: Direction) -> Option<&mut DirectionState> {
         let socket = self.socket(token)?;
         Some(match direction {
             Direction::Read => &mut socket.read,
@@ -132,17 +132,18 @@ impl Sockets {
 
     /// Whether an operation may be tried.
     pub fn is_ready(&mut self, token: Token, direction: Direction) -> bool {
-        self.side(token, direction).is_some_and(|side| side.ready)
+        self.direction(token, direction)
+            .is_some_and(|side| side.ready)
     }
 
-    /// An operation has said that it would block.
+    /// Notes that an operation would block.
     pub fn blocks(&mut self, token: Token, direction: Direction) {
-        if let Some(side) = self.side(token, direction) {
+        if let Some(side) = self.direction(token, direction) {
             side.ready = false;
         }
     }
 
-    /// An event: for reading there are so many `bytes`. Returns who waits for it.
+    /// Notes an event, for reading with the number of available `bytes`. Returns the task that waits for it.
     pub fn event(
         &mut self,
         token: Token,
@@ -150,7 +151,7 @@ impl Sockets {
         bytes: usize,
         ended: bool,
     ) -> Option<Waker> {
-        let side = self.side(token, direction)?;
+        let side = self.direction(token, direction)?;
         side.ready = true;
         side.waiting = bytes;
         side.ended |= ended;
@@ -158,10 +159,10 @@ impl Sockets {
         side.waker.take()
     }
 
-    /// A read has taken `count` bytes, and `all` that there were or as many as the last event told of: then an event tells when there are
-    /// more, and another read would only say that it would block.
-    pub fn took(&mut self, token: Token, count: usize, all: bool) {
-        if let Some(side) = self.side(token, Direction::Read) {
+    /// Notes a read of `count` bytes. If those were `all` bytes there are, or all of the last event, another read would only
+    /// block: the next event reports more.
+    pub fn consumed(&mut self, token: Token, count: usize, all: bool) {
+        if let Some(side) = self.direction(token, Direction::Read) {
             side.waiting = side.waiting.saturating_sub(count);
             if all || side.waiting == 0 {
                 side.ready = side.ended;
@@ -170,16 +171,16 @@ impl Sockets {
     }
 
     /// Bytes that the socket may still write in this turn.
-    pub fn share(&mut self, token: Token, turn: u32) -> usize {
-        match self.side(token, Direction::Write) {
-            Some(side) if side.written.0 == turn => SHARE.saturating_sub(side.written.1),
-            _ => SHARE,
+    pub fn write_quota(&mut self, token: Token, turn: u32) -> usize {
+        match self.direction(token, Direction::Write) {
+            Some(side) if side.written.0 == turn => WRITE_QUOTA.saturating_sub(side.written.1),
+            _ => WRITE_QUOTA,
         }
     }
 
-    /// A write in this turn has taken `count` bytes.
+    /// Notes a write of `count` bytes in this turn.
     pub fn wrote(&mut self, token: Token, turn: u32, count: usize) {
-        if let Some(side) = self.side(token, Direction::Write) {
+        if let Some(side) = self.direction(token, Direction::Write) {
             let before = match side.written {
                 (of, bytes) if of == turn => bytes,
                 _ => 0,
@@ -194,23 +195,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_event_told_of_is_read_without_asking_for_more() {
+    fn the_bytes_of_an_event_are_read_without_another_call() {
         let mut sockets = Sockets::default();
         let token = sockets.insert(3, false);
         let ready = |sockets: &mut Sockets| sockets.is_ready(token, Direction::Read);
         assert!(!ready(&mut sockets));
         sockets.event(token, Direction::Read, 64, false);
-        sockets.took(token, 16, false);
+        sockets.consumed(token, 16, false);
         assert!(ready(&mut sockets));
-        sockets.took(token, 48, false);
+        sockets.consumed(token, 48, false);
         assert!(!ready(&mut sockets));
         // A short read has taken all, also what has come since the event.
         sockets.event(token, Direction::Read, 64, false);
-        sockets.took(token, 80, true);
+        sockets.consumed(token, 80, true);
         assert!(!ready(&mut sockets));
-        // The end is no byte, and is told once: it is always there to be read.
+        // The end has no bytes and is reported once, so it stays readable.
         sockets.event(token, Direction::Read, 8, true);
-        sockets.took(token, 8, false);
+        sockets.consumed(token, 8, false);
         assert!(ready(&mut sockets));
     }
 
@@ -218,15 +219,18 @@ mod tests {
     fn a_socket_writes_its_share_of_each_turn() {
         let mut sockets = Sockets::default();
         let [one, other] = [3, 4].map(|fd| sockets.insert(fd, true));
-        assert_eq!(sockets.share(one, 7), SHARE);
+        assert_eq!(sockets.write_quota(one, 7), WRITE_QUOTA);
         sockets.wrote(one, 7, 1000);
-        sockets.wrote(one, 7, SHARE - 1001);
-        assert_eq!(sockets.share(one, 7), 1);
+        sockets.wrote(one, 7, WRITE_QUOTA - 1001);
+        assert_eq!(sockets.write_quota(one, 7), 1);
         sockets.wrote(one, 7, 1);
-        assert_eq!((sockets.share(one, 7), sockets.share(other, 7)), (0, SHARE));
-        assert_eq!(sockets.share(one, 8), SHARE);
+        assert_eq!(
+            (sockets.write_quota(one, 7), sockets.write_quota(other, 7)),
+            (0, WRITE_QUOTA)
+        );
+        assert_eq!(sockets.write_quota(one, 8), WRITE_QUOTA);
         sockets.wrote(one, 8, 5);
-        assert_eq!(sockets.share(one, 8), SHARE - 5);
+        assert_eq!(sockets.write_quota(one, 8), WRITE_QUOTA - 5);
     }
 
     #[test]

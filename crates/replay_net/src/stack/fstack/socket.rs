@@ -23,23 +23,24 @@ use crate::stack::Address;
 /// Connections held ready before `accept`.
 const BACKLOG: c_int = 1024;
 
-/// Seconds until a peer that says nothing is asked whether it is there.
+/// TCP keepalive time in seconds.
 const KEEPALIVE: c_int = 60;
 
-/// Slices that one call writes.
+/// Slices of one write.
 const MAX_SLICES: usize = 256;
 
-/// Bytes of one call: it takes lengths as a C int.
+/// Bytes of one read or write: F-Stack takes lengths as a C int.
 const MAX_BYTES: usize = 1 << 30;
 
-/// An open descriptor that the reactor watches. Closed when it is dropped: at once on the reactor, else by a job for it.
+/// An open descriptor that the reactor watches. Dropping closes it: at once on the reactor thread, elsewhere by a
+/// submission.
 struct Descriptor {
     fd: c_int,
     token: Token,
 }
 
 impl Descriptor {
-    /// Takes a descriptor over. `ready` is whether the first operation may be tried at once.
+    /// Takes ownership of a descriptor. `ready` says whether an operation may be tried before the first event.
     fn watch(fd: c_int, ready: bool) -> io::Result<Self> {
         Reactor::for_socket(|reactor| {
             let token = reactor.register(fd, ready).inspect_err(|_| close(fd))?;
@@ -80,8 +81,8 @@ impl Drop for Descriptor {
             close(fd);
         });
         if here.is_none() {
-            // Where the loop has ended there is nothing left to close.
-            start::on_reactor(Box::new(move |reactor| {
+            // Ignored after the end of the loop, which has closed all sockets.
+            start::submit_to_reactor(Box::new(move |reactor| {
                 reactor.forget(token);
                 close(fd);
             }));
@@ -89,14 +90,14 @@ impl Drop for Descriptor {
     }
 }
 
-/// A new socket for addresses like `address`, which does not block.
+/// A new non-blocking socket for the family of `address`.
 fn socket(address: &SocketAddr) -> io::Result<c_int> {
     let domain = match address {
         SocketAddr::V4(_) => libc::AF_INET,
         SocketAddr::V6(_) => ff::AF_INET6_LINUX,
     };
     Reactor::for_socket(|_| {
-        // SAFETY: on the reactor thread, like every call in this file: `for_socket` and `poll_socket` say so.
+        // SAFETY: on the reactor thread, as every call in this file: `for_socket` and `poll_socket` make sure of it.
         let fd = check(unsafe { ff::ff_socket(domain, libc::SOCK_STREAM, 0) })?;
         unblock(fd).inspect_err(|_| close(fd))?;
         Ok(fd)
@@ -105,7 +106,7 @@ fn socket(address: &SocketAddr) -> io::Result<c_int> {
 
 /// Only on the reactor thread.
 fn close(fd: c_int) {
-    // SAFETY: called with a descriptor of F-Stack's that nothing else refers to, on the reactor thread.
+    // SAFETY: on the reactor thread, with an F-Stack descriptor that nothing else refers to.
     unsafe { ff::ff_close(fd) };
 }
 
@@ -116,12 +117,12 @@ fn unblock(fd: c_int) -> io::Result<()> {
     check(unsafe { ff::ff_ioctl(fd, libc::FIONBIO, &raw mut on) }).map(drop)
 }
 
-/// F-Stack's result of a read or a write as a number of bytes.
+/// Number of bytes, or the error, of a read or a write.
 fn bytes(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Calls `get` with room for any address: F-Stack writes a whole one whatever the length says.
+/// Calls `get` with memory for any address: F-Stack writes a whole one and ignores the length.
 fn address_from(
     get: impl FnOnce(*mut ff::linux_sockaddr, *mut socklen_t) -> c_int,
 ) -> io::Result<(c_int, SocketAddr)> {
@@ -130,13 +131,13 @@ fn address_from(
     let result = check(get((&raw mut storage).cast(), &raw mut length))?;
     // SAFETY: all zero, or an address in Linux's layout.
     let address = unsafe { SockAddr::new(storage, length) };
-    let unknown = || io::Error::other("F-Stack gave an address that is none of IPv4 or IPv6");
+    let unknown = || io::Error::other("F-Stack returned an address that is neither IPv4 nor IPv6");
     Ok((result, address.as_socket().ok_or_else(unknown)?))
 }
 
-/// Binds to an address, and to any free port of it for port 0: F-Stack chooses ports for connections alone.
+/// Binds to an address, for port 0 to a random free port: F-Stack chooses ports only for outgoing connections.
 fn bind(fd: c_int, at: SocketAddr) -> io::Result<SocketAddr> {
-    /// Where Linux looks for them, too.
+    /// Linux's default range of ephemeral ports.
     const PORTS: Range<u16> = 32_768..60_999;
     const TRIES: usize = 100;
     let mut tries = match at.port() {
@@ -172,7 +173,7 @@ impl Listener {
     pub(super) fn bind(at: SocketAddr, address: &Address) -> io::Result<Self> {
         let fd = socket(&at)?;
         let descriptor = Descriptor::watch(fd, true)?;
-        // A server that is started again may bind while old connections are still in TIME_WAIT.
+        // Lets a restarted server bind while old connections are in TIME_WAIT.
         descriptor.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
         let bound = bind(fd, at)?;
         // SAFETY: a bound socket.
@@ -199,7 +200,7 @@ impl Listener {
                 // SAFETY: there is room for any address.
                 let (accepted, peer) =
                     address_from(|address, length| unsafe { ff::ff_accept(fd, address, length) })?;
-                // Whether it blocks is inherited in some releases and not in others.
+                // Only some releases let it inherit the listener's non-blocking mode.
                 unblock(accepted).inspect_err(|_| close(accepted))?;
                 let stream = Stream(Descriptor::watch(accepted, true)?);
                 Ok((stream, peer))
@@ -236,14 +237,14 @@ impl Stream {
             Err(error) => return Err(error),
         }
         let stream = Stream(Descriptor::watch(fd, false)?);
-        // Room to write comes with the connection, or with its refusal.
+        // The socket is writable once it is connected or refused.
         poll_fn(|context| stream.0.poll(Direction::Write, context, || Ok(()))).await?;
         stream.take_error()?;
         stream.prepare()?;
         Ok(stream)
     }
 
-    /// Sets what every connection has: a frame is one vectored write, so nothing is gained by waiting for more.
+    /// Sets the options of a connection. No delay: a frame is one vectored write, which Nagle's algorithm would only delay.
     pub(super) fn prepare(&self) -> io::Result<()> {
         self.0.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
         self.0.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
@@ -283,11 +284,11 @@ impl AsyncRead for Stream {
         let count = ready!(self.0.poll(Direction::Read, context, || {
             // SAFETY: nothing is read from the buffer before the call has written it.
             let room: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
-            // SAFETY: there is room for so many bytes.
+            // SAFETY: `room` has at least `length` bytes.
             bytes(unsafe { ff::ff_read(fd, room.as_mut_ptr().cast(), length) })
         }))?;
-        Reactor::with(|reactor| reactor.took(self.0.token, count, count < length));
-        // SAFETY: the call has written so many bytes.
+        Reactor::with(|reactor| reactor.consumed(self.0.token, count, count < length));
+        // SAFETY: `ff_read` has written `count` bytes.
         unsafe { buffer.assume_init(count) };
         buffer.advance(count);
         Poll::Ready(Ok(()))
@@ -309,12 +310,12 @@ impl AsyncWrite for Stream {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let Descriptor { fd, token } = self.0;
-        let share = Reactor::with(|reactor| reactor.share(token, context));
+        let share = Reactor::with(|reactor| reactor.write_quota(token, context));
         if share == Some(0) {
             return Poll::Pending;
         }
         let written = ready!(self.0.poll(Direction::Write, context, || {
-            // A copy: F-Stack advances the slices that it is given.
+            // A copy, because F-Stack modifies the slices.
             let mut copy = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SLICES];
             let (mut count, mut left) = (0, share.unwrap_or(0));
             for (to, slice) in copy.iter_mut().zip(slices) {
@@ -329,7 +330,7 @@ impl AsyncWrite for Stream {
                     break;
                 }
             }
-            // SAFETY: so many slices were written just now; what they name is only read.
+            // SAFETY: the first `count` slices are initialised; F-Stack only reads their bytes.
             bytes(unsafe { ff::ff_writev(fd, copy.as_ptr().cast(), count) })
         }))?;
         Reactor::with(|reactor| reactor.wrote(token, written));
@@ -350,7 +351,7 @@ impl AsyncWrite for Stream {
             check(unsafe { ff::ff_shutdown(self.0.fd, libc::SHUT_WR) }).map(drop)
         });
         Poll::Ready(match shut {
-            // The other end was faster.
+            // The other end has closed already.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             shut => shut,
         })

@@ -23,7 +23,7 @@ pub struct SimStream {
 
 /// The faults of one connection, seen from one end of it.
 #[derive(Clone)]
-pub struct Link {
+pub struct SimLink {
     stack: SimStack,
     connection: Rc<RefCell<Connection>>,
     end: usize,
@@ -90,8 +90,8 @@ impl SimStream {
     }
 
     /// The faults of this connection, from this end.
-    pub fn link(&self) -> Link {
-        Link {
+    pub fn link(&self) -> SimLink {
+        SimLink {
             stack: self.stack.clone(),
             connection: self.connection.clone(),
             end: self.end,
@@ -99,8 +99,8 @@ impl SimStream {
     }
 }
 
-impl Link {
-    /// A partition: nothing arrives at either end until [`Link::release`].
+impl SimLink {
+    /// A partition: nothing arrives at either end until [`SimLink::release`].
     pub fn hold(&self) {
         self.connection.borrow_mut().held = true;
     }

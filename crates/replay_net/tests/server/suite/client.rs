@@ -4,7 +4,7 @@ use replay_core::{Error, ErrorCode, Result};
 use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::auth::{self, Role};
 use replay_wire::{
-    Challenge, Hello, Limits, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
+    Challenge, FrameLimits, Hello, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
     decode_reply, encode_request,
 };
 use serde_json::Value;
@@ -32,7 +32,7 @@ impl TestClient {
     pub fn new(connection: Connection) -> Self {
         let (read, write) = tokio::io::split(connection.stream);
         TestClient {
-            frames: FrameReader::new(read, Limits::default(), "the server"),
+            frames: FrameReader::new(read, FrameLimits::default(), "the server"),
             write,
             cut: connection.cut,
             next_id: 1,

@@ -6,7 +6,7 @@ mod faults;
 mod handshake;
 mod messages;
 mod protocol;
-mod room;
+mod receive_budget;
 mod shutdown;
 mod world;
 

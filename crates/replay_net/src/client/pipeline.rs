@@ -1,5 +1,5 @@
-//! Requests and replies over any stream: the part of the client that knows neither sockets nor waiting.
-//! Everything here may be dropped between two polls and called again.
+//! The client's protocol over any stream: the handshake, pipelined requests and their replies. No sockets, no deadlines:
+//! every future here is cancel safe, so a caller drops it at its deadline and calls again.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -12,55 +12,55 @@ use crate::framing::{FrameReader, write_frame};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_wire::auth::{self, Role};
 use replay_wire::{
-    Frame, Hello, Limits, NO_REQUEST, Outgoing, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
-    RequestBody, decode_reply, encode_request,
+    Frame, FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody,
+    Request, RequestBody, decode_reply, encode_request,
 };
 
-/// A connection that pipelines: requests queue up, replies come by their ids.
-pub struct Link<S> {
+/// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
+pub struct RequestPipeline<S> {
     reader: FrameReader<BufReader<ReadHalf<S>>>,
     writer: WriteHalf<S>,
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<OutgoingFrame>,
     arrived: VecDeque<Reply>,
     peer: String,
     last_id: u64,
     max_frame_bytes: u64,
 }
 
-/// What [`Link::turn`] came to.
-enum Turn {
+/// Result of [`RequestPipeline::transfer`].
+enum Transferred {
+    /// The queue is written.
     Written,
     Reply(Reply),
 }
 
-/// What the server said of itself in the handshake.
+/// The server's part of the handshake.
 #[derive(Debug, Clone, Copy)]
-pub struct Greeting {
-    /// Keys of another incarnation name nothing.
+pub struct ServerInfo {
+    /// Drawn at random at the server's start: keys of another incarnation are stale.
     pub incarnation: u64,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
-    /// Speaks over `stream` to a server that errors call `peer`; frames up to `limits` are taken from it.
-    pub fn new(stream: S, limits: Limits, peer: String) -> Self {
+impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
+    /// A pipeline over `stream`. Errors name the server by `peer`; replies beyond `limits` are refused.
+    pub fn new(stream: S, limits: FrameLimits, peer: String) -> Self {
         let (reader, writer) = split(stream);
-        Link {
+        RequestPipeline {
             reader: FrameReader::new(BufReader::new(reader), limits, peer.clone()),
             writer,
             queue: VecDeque::new(),
             arrived: VecDeque::new(),
             peer,
             last_id: NO_REQUEST,
-            max_frame_bytes: Limits::HANDSHAKE.max_frame_bytes,
+            max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
         }
     }
 
-    /// Shows who both ends are, and that they speak the same protocol.
+    /// Compares protocol versions and proves at both ends that the other one knows the token.
     ///
     /// # Errors
-    /// [`Error::Version`] that names both versions; [`Error::Authentication`] when either end does not know
-    /// the token.
-    pub async fn handshake(&mut self, token: Option<&str>) -> Result<Greeting> {
+    /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.
+    pub async fn handshake(&mut self, token: Option<&str>) -> Result<ServerInfo> {
         let nonce = auth::nonce()?;
         let hello = RequestBody::Hello(Hello {
             protocol: PROTOCOL,
@@ -90,12 +90,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             (None, _) => None,
             (Some(_), None) => {
                 return refuse(format!(
-                    "{peer} did not show that it knows the token: start it with the token, or connect without one (INNET_TOKEN counts, too)"
+                    "{peer} did not prove that it knows the token: start it with the token, or connect without one (unset INNET_TOKEN, too)"
                 ));
             }
             (Some(token), Some(proof)) => {
                 if !auth::verify(token, Role::Server, &nonce, &challenge.nonce, &proof) {
-                    return refuse(format!("{peer} has another token"));
+                    return refuse(format!(
+                        "{peer} has another token: use the token it was started with"
+                    ));
                 }
                 Some(auth::proof(token, Role::Client, &nonce, &challenge.nonce))
             }
@@ -105,7 +107,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             other => return Err(unexpected(&other)),
         }
         self.max_frame_bytes = challenge.max_frame_bytes;
-        Ok(Greeting {
+        Ok(ServerInfo {
             incarnation: challenge.incarnation,
         })
     }
@@ -113,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     /// Queues a request and returns its id.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] when the server would refuse the frame: nothing is queued then.
+    /// [`Error::TooLarge`] for a frame that the server would refuse; it is not queued.
     pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
         let id = self.last_id + 1;
         let request = Request {
@@ -142,44 +144,44 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         Ok(())
     }
 
-    /// Writes what is queued; replies that come in meanwhile are kept.
+    /// Writes the queue. Replies that arrive meanwhile are kept.
     ///
     /// # Errors
-    /// Those of [`Link::reply`].
+    /// Those of [`RequestPipeline::reply`].
     pub async fn flush(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
-            if let Turn::Reply(reply) = self.turn().await? {
+            if let Transferred::Reply(reply) = self.transfer().await? {
                 self.arrived.push_back(reply);
             }
         }
         Ok(())
     }
 
-    /// The next reply, after what is queued is written.
+    /// Writes the queue and returns the next reply.
     ///
     /// # Errors
-    /// [`Error::Disconnected`], [`Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] where the server
-    /// gives the connection up. The link is of no more use then.
+    /// [`Error::Disconnected`], [`Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] when the server ends the
+    /// connection. The pipeline cannot be used after an error.
     pub async fn reply(&mut self) -> Result<Reply> {
         loop {
             if let Some(reply) = self.arrived.pop_front() {
                 return Ok(reply);
             }
-            if let Turn::Reply(reply) = self.turn().await? {
+            if let Transferred::Reply(reply) = self.transfer().await? {
                 return Ok(reply);
             }
         }
     }
 
-    /// The next reply that is already here.
+    /// The next reply, if one has arrived already.
     ///
     /// # Errors
-    /// Those of [`Link::reply`].
+    /// Those of [`RequestPipeline::reply`].
     pub async fn arrived(&mut self) -> Result<Option<Reply>> {
         if let Some(reply) = self.arrived.pop_front() {
             return Ok(Some(reply));
         }
-        // Lets the runtime look at the socket once.
+        // Lets the runtime poll the socket once.
         tokio::task::yield_now().await;
         let mut frame = pin!(self.reader.frame());
         let frame = poll_fn(|context| match frame.as_mut().poll(context) {
@@ -192,38 +194,38 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         }
     }
 
-    /// Ends the connection, and returns when the server has seen the end.
+    /// Closes the connection, and returns when the server has closed its end.
     ///
     /// # Errors
-    /// Those of a connection that broke: then it has ended, too.
+    /// Those of a broken connection.
     pub async fn finish(&mut self) -> Result<()> {
-        // One that is broken shows so when it is read.
+        // A broken connection shows when it is read.
         let _ = self.writer.shutdown().await;
         while self.reader.frame().await?.is_some() {}
         Ok(())
     }
 
-    /// Asks one question with nothing else under way.
+    /// Sends a request while none is in flight, and returns its reply.
     ///
     /// # Errors
-    /// [`Error::Remote`] with the server's error; those of [`Link::send`] and [`Link::reply`].
+    /// [`Error::Remote`] with the server's error; those of [`RequestPipeline::send`] and [`RequestPipeline::reply`].
     pub async fn call(&mut self, deadline_ms: u32, body: RequestBody) -> Result<ReplyBody> {
         let id = self.send(deadline_ms, body)?;
         let reply = self.reply().await?;
         if reply.id != id {
             return Err(Error::Protocol(format!(
-                "{} answered request {} where request {id} was under way",
+                "{} answered request {} while request {id} was in flight",
                 self.peer, reply.id
             )));
         }
         answer(reply.body)
     }
 
-    /// Writes what is queued and reads at the same time, until either is done: both ends may have more
-    /// under way than their buffers hold.
-    async fn turn(&mut self) -> Result<Turn> {
+    /// Writes the queue and reads a reply concurrently, until either is done. Writing alone could deadlock: the server
+    /// stops reading when its own replies are not read.
+    async fn transfer(&mut self) -> Result<Transferred> {
         if self.queue.is_empty() {
-            return take_reply(self.reader.frame().await, &self.peer).map(Turn::Reply);
+            return take_reply(self.reader.frame().await, &self.peer).map(Transferred::Reply);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
@@ -233,15 +235,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
             Ok(())
         };
         let error = tokio::select! {
-            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Turn::Reply),
+            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Transferred::Reply),
             written = written => match written {
-                Ok(()) => return Ok(Turn::Written),
+                Ok(()) => return Ok(Transferred::Written),
                 Err(error) => error,
             },
         };
-        // A server that gives a connection up says why before it closes it.
+        // A server sends the reason before it closes a connection.
         match self.arrived().await {
-            Ok(Some(reply)) => Ok(Turn::Reply(reply)),
+            Ok(Some(reply)) => Ok(Transferred::Reply(reply)),
             Err(said) if !is_broken(&said) => Err(said),
             _ => Err(error),
         }
@@ -265,7 +267,7 @@ fn take_reply(frame: Result<Option<Frame>>, peer: &str) -> Result<Reply> {
     }
 }
 
-/// The answer, or the error that it is.
+/// The answer; an error reply becomes [`Error::Remote`].
 pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
     match body {
         ReplyBody::Error { code, message } => Err(Error::Remote { code, message }),
@@ -273,12 +275,12 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
     }
 }
 
-/// An answer to another question.
+/// The error for a reply of the wrong kind.
 pub fn unexpected(body: &ReplyBody) -> Error {
     Error::Protocol(format!("the server answered with {:?}", body.name()))
 }
 
-/// Whether another connection may do better: this one broke, or its server is going away.
+/// Whether a new connection may help: this one broke, or its server shuts down.
 pub fn is_broken(error: &Error) -> bool {
     matches!(
         error.code(),

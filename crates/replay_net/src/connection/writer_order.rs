@@ -6,35 +6,35 @@ use tokio::sync::oneshot;
 
 use replay_wire::RequestBody;
 
-/// The writers of one connection: what a writer sends is applied in the order in which it came, also when
-/// some of it has to wait.
+/// Waiting requests of a connection's writers. A writer's requests are applied in the order of their arrival, also when
+/// one of them has to wait.
 #[derive(Default)]
-pub struct Lanes {
-    /// For each writer the end of its last request that waits.
+pub struct WriterOrder {
+    /// End of each writer's last waiting request.
     last: HashMap<u64, oneshot::Receiver<()>>,
 }
 
-/// A place in a lane.
+/// Position of a request behind its writer's earlier ones.
 #[derive(Default)]
-pub struct Turn {
+pub struct Position {
     /// Ends when the request ahead is answered.
     pub ahead: Option<oneshot::Receiver<()>>,
-    /// Dropped when this one is.
+    /// Dropped when this request is answered.
     pub done: Option<oneshot::Sender<()>>,
 }
 
-impl Lanes {
-    /// Nothing of this writer waits.
+impl WriterOrder {
+    /// Whether no request of this writer waits.
     pub fn is_free(&mut self, writer: u64) -> bool {
         self.last.get_mut(&writer).is_none_or(is_over)
     }
 
-    /// The place behind what waits of this writer.
-    pub fn enter(&mut self, writer: u64) -> Turn {
-        // Writers that have nothing waiting are forgotten, so no more are known than requests are under way.
+    /// Position behind this writer's waiting requests.
+    pub fn enter(&mut self, writer: u64) -> Position {
+        // Bounds the map: idle writers are forgotten, so it has at most one entry for each waiting request.
         self.last.retain(|_, last| !is_over(last));
         let (done, last) = oneshot::channel();
-        Turn {
+        Position {
             ahead: self.last.insert(writer, last),
             done: Some(done),
         }
@@ -45,8 +45,8 @@ fn is_over(last: &mut oneshot::Receiver<()>) -> bool {
     !matches!(last.try_recv(), Err(oneshot::error::TryRecvError::Empty))
 }
 
-/// The writer whose order a request has to keep.
-pub fn lane(request: &RequestBody) -> Option<u64> {
+/// The writer of a request that is applied in order; `None` for other requests.
+pub fn ordered_writer(request: &RequestBody) -> Option<u64> {
     match request {
         RequestBody::Push(push) => Some(push.writer),
         RequestBody::CloseWriter { writer, .. } => Some(*writer),

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_net::client::link::Link;
+use replay_net::client::pipeline::RequestPipeline;
 use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::auth::{self, Role};
 use replay_wire::*;
@@ -30,7 +30,7 @@ fn pipes() -> (
     let (client_read, server_write) = duplex(64);
     let (client_write, server_read) = duplex(64);
     let server = Server {
-        frames: FrameReader::new(server_read, Limits::default(), "client"),
+        frames: FrameReader::new(server_read, FrameLimits::default(), "client"),
         write: server_write,
     };
     (tokio::io::join(client_read, client_write), server)
@@ -83,7 +83,8 @@ fn handshake(
 ) -> (Result<u64>, Option<[u8; 32]>) {
     block_on(async {
         let (stream, mut server) = pipes();
-        let mut link = Link::new(stream, Limits::default(), "the server".into());
+        let mut pipeline =
+            RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let mut proved = None;
         let serve = async {
             let request = server.challenge(challenge).await;
@@ -95,7 +96,7 @@ fn handshake(
             std::future::pending().await
         };
         let greeting = tokio::select! {
-            greeting = link.handshake(token) => greeting,
+            greeting = pipeline.handshake(token) => greeting,
             () = serve => unreachable!(),
         };
         (greeting.map(|greeting| greeting.incarnation), proved)
@@ -146,7 +147,7 @@ fn a_token_is_not_proved_to_a_server_that_does_not_know_it() {
         (
             Some("secret"),
             |_, _| open_challenge(),
-            "did not show that it knows the token",
+            "did not prove that it knows the token",
         ),
     ] {
         let (result, proof) = handshake(token, |nonce| challenge("secret", nonce));
@@ -173,11 +174,11 @@ fn another_protocol_version_is_an_error_that_names_both() {
 fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
     block_on(async {
         let (stream, mut server) = pipes();
-        let limits = Limits {
+        let limits = FrameLimits {
             max_frame_bytes: 1024,
             max_control_bytes: 512,
         };
-        let mut link = Link::new(stream, limits, "the server".into());
+        let mut pipeline = RequestPipeline::new(stream, limits, "the server".into());
         let serve = async {
             let request = server.request().await;
             answer(&mut server, request.id).await;
@@ -186,7 +187,7 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
             std::future::pending().await
         };
         tokio::select! {
-            reply = link.call(0, RequestBody::Stats) => reply,
+            reply = pipeline.call(0, RequestBody::Stats) => reply,
             () = serve => unreachable!(),
         }
     })
@@ -282,27 +283,28 @@ fn a_reply_to_another_request_is_refused() {
 fn a_request_over_the_servers_limit_is_not_sent() {
     block_on(async {
         let (stream, mut server) = pipes();
-        let mut link = Link::new(stream, Limits::default(), "the server".into());
+        let mut pipeline =
+            RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             let request = server.challenge(|_| open_challenge()).await;
             server.reply(request.id, ReplyBody::Welcome).await;
             server.request().await
         };
         let ask = async {
-            link.handshake(None).await.unwrap();
+            pipeline.handshake(None).await.unwrap();
             let bytes = Bytes::from(vec![0; 4096]);
             let put = RequestBody::PutParameters {
                 name: "p".into(),
                 bytes,
             };
-            let error = link.call(0, put).await.err().unwrap();
+            let error = pipeline.call(0, put).await.err().unwrap();
             assert!(
                 matches!(error, Error::TooLarge { limit: 4096, .. }),
                 "{error}"
             );
-            // The link is as good as before.
-            link.send(0, RequestBody::Stats).unwrap();
-            link.flush().await.unwrap();
+            // The pipeline is as good as before.
+            pipeline.send(0, RequestBody::Stats).unwrap();
+            pipeline.flush().await.unwrap();
         };
         let (request, ()) = tokio::join!(serve, ask);
         assert_eq!(request.body, RequestBody::Stats);
@@ -311,10 +313,11 @@ fn a_request_over_the_servers_limit_is_not_sent() {
 
 #[test]
 fn replies_are_read_while_requests_are_written() {
-    // Both pipes are smaller than what is under way in either direction.
+    // Both pipes are smaller than the frames in flight in either direction.
     block_on(async {
         let (stream, mut server) = pipes();
-        let mut link = Link::new(stream, Limits::default(), "the server".into());
+        let mut pipeline =
+            RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             for _ in 0..20 {
                 let request = server.request().await;
@@ -326,13 +329,14 @@ fn replies_are_read_while_requests_are_written() {
         let ask = async {
             let ids: Vec<u64> = (0..20)
                 .map(|_| {
-                    link.send(0, RequestBody::DescribeTable("x".repeat(500)))
+                    pipeline
+                        .send(0, RequestBody::DescribeTable("x".repeat(500)))
                         .unwrap()
                 })
                 .collect();
-            link.flush().await.unwrap();
+            pipeline.flush().await.unwrap();
             for id in ids {
-                assert_eq!(link.reply().await.unwrap().id, id);
+                assert_eq!(pipeline.reply().await.unwrap().id, id);
             }
         };
         tokio::join!(serve, ask);

@@ -1,0 +1,86 @@
+//! Sizes in bytes: texts such as `8GiB`, and the memory of the machine.
+
+use serde::{Deserialize, Deserializer};
+
+/// Bytes of memory for this process: the machine's or its control group's, whichever is less; 8 GiB if neither is known.
+pub(super) fn machine_memory() -> u64 {
+    let read = |path| std::fs::read_to_string(path).ok();
+    let machine = read("/proc/meminfo").and_then(|text| {
+        let total = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))?;
+        let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    });
+    let group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse().ok());
+    machine.into_iter().chain(group).min().unwrap_or(8 << 30)
+}
+
+/// A number of bytes: digits, with `KB`, `MB`, `GB` (powers of 1000) or `KiB`, `MiB`, `GiB` (of 1024) behind them or not.
+///
+/// # Errors
+/// A sentence with examples.
+fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let factor: u64 = match text[digits.len()..].trim() {
+        "" | "B" => 1,
+        "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => 0,
+    };
+    match digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(factor))
+    {
+        Some(bytes) if factor > 0 => Ok(bytes),
+        _ => Err(format!(
+            "{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB"
+        )),
+    }
+}
+
+pub(super) fn bytes<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<u64, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(
+        untagged,
+        expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\""
+    )]
+    enum Size {
+        Number(u64),
+        Text(String),
+    }
+    match Size::deserialize(deserializer)? {
+        Size::Number(bytes) => Ok(bytes),
+        Size::Text(text) => parse_bytes(&text).map_err(serde::de::Error::custom),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::read;
+    use super::*;
+
+    #[test]
+    fn sizes_are_numbers_or_texts() {
+        let config = read("max_bytes = \"8GiB\"\nmax_frame_bytes = 1000000").unwrap();
+        assert_eq!(config.max_bytes, 8 << 30);
+        assert_eq!(config.max_frame_bytes, 1_000_000);
+        for text in [
+            "8G",
+            "GiB",
+            "1.5GiB",
+            "-1",
+            "99999999999999999999",
+            "20000000000GiB",
+        ] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Checks of a server's configuration before the start.
+
+use std::fmt;
+use std::net::{IpAddr, ToSocketAddrs};
+
+use super::{FRAMES, ServerConfig};
+use crate::stack::{Address, StackName};
+use replay_core::error::{Error, Result};
+use replay_core::schema::TableConfig;
+
+impl ServerConfig {
+    /// Checks all fields that can be checked before the start.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a field, [`Error::Table`] for a table, with what to write instead.
+    pub fn validate(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        if self.listen.is_empty() {
+            return refuse("listen is empty: name at least one address".to_owned());
+        }
+        if !(Self::MIN_FRAME_BYTES..=u64::from(u32::MAX)).contains(&self.max_frame_bytes) {
+            return refuse(format!(
+                "max_frame_bytes is {} to {}, got {}",
+                Self::MIN_FRAME_BYTES,
+                u32::MAX,
+                self.max_frame_bytes
+            ));
+        }
+        if self.max_bytes > 0 && self.max_bytes / FRAMES < self.max_frame_bytes {
+            return refuse(format!(
+                "max_bytes {} is less than {FRAMES} frames of max_frame_bytes {}: raise max_bytes or lower max_frame_bytes",
+                self.max_bytes, self.max_frame_bytes
+            ));
+        }
+        for (name, value) in [
+            ("max_connections", u64::from(self.max_connections)),
+            ("handshake_deadline_ms", self.handshake_deadline_ms),
+            ("write_deadline_ms", self.write_deadline_ms),
+        ] {
+            if value == 0 {
+                return refuse(format!("{name} is at least 1"));
+            }
+        }
+        if self.token.is_some() && self.token_file.is_some() {
+            return refuse("token and token_file are both set: keep one".to_owned());
+        }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return refuse("tls_cert and tls_key belong together: set both or none".to_owned());
+        }
+        for address in &self.listen {
+            self.validate_address(address)?;
+        }
+        self.validate_stack()?;
+        self.validate_gradients()?;
+        self.tables.iter().try_for_each(TableConfig::validate)
+    }
+
+    fn validate_stack(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Config(reason));
+        match (self.stack, &self.stack_config) {
+            (StackName::Kernel, None) => return Ok(()),
+            (StackName::Kernel, Some(_)) => {
+                return refuse(
+                    "stack_config is set, but stack is kernel: set stack to fstack, or leave stack_config out"
+                        .to_owned(),
+                );
+            }
+            (StackName::Fstack, None) => {
+                return refuse(
+                    "stack is fstack: name F-Stack's configuration file in stack_config".to_owned(),
+                );
+            }
+            (StackName::Fstack, Some(_)) => {}
+        }
+        if self.spin {
+            return refuse(
+                "spin is for the kernel's sockets; F-Stack polls unless idle_sleep is set in its file: leave spin out"
+                    .to_owned(),
+            );
+        }
+        if self.io_threads > 1 {
+            return refuse(format!(
+                "io_threads is {}, but F-Stack has one thread in a process: leave io_threads out",
+                self.io_threads
+            ));
+        }
+        for address in &self.listen {
+            let Address::Tcp { host, .. } = address else {
+                return refuse(format!(
+                    "{address} is a socket file, which F-Stack cannot serve: leave it out, or set stack to kernel"
+                ));
+            };
+            match host.parse::<IpAddr>() {
+                Ok(ip) if ip.is_loopback() => {
+                    return refuse(format!(
+                        "{address} is a loopback address, which F-Stack does not have: listen on the address of one of its \
+                         ports (addr in stack_config)"
+                    ));
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    return refuse(format!(
+                        "{address} has a host name: with F-Stack write its IP address"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_address(&self, address: &Address) -> Result<()> {
+        let Address::Tcp {
+            host,
+            port,
+            tls,
+            stack,
+        } = address
+        else {
+            return Ok(());
+        };
+        if *stack != StackName::Kernel {
+            return Err(Error::Config(format!(
+                "{address} is an address for clients: write innet:// or innets://, and choose the stack by --stack"
+            )));
+        }
+        if *tls && self.tls_cert.is_none() {
+            return Err(Error::Config(format!(
+                "{address} asks for TLS: set tls_cert and tls_key"
+            )));
+        }
+        let mut resolved = (host.as_str(), *port).to_socket_addrs().map_err(|error| {
+            Error::Config(format!("{address} does not name a host here: {error}"))
+        })?;
+        if resolved.all(|address| address.ip().is_loopback()) {
+            return Ok(());
+        }
+        self.validate_reach(address)
+    }
+
+    /// Checks that an address which other machines can reach has a token and TLS, or a trusted network.
+    pub(super) fn validate_reach(&self, address: impl fmt::Display) -> Result<()> {
+        if self.trusted_network {
+            return Ok(());
+        }
+        let missing = match (self.has_token(), self.tls_cert.is_some()) {
+            (true, true) => return Ok(()),
+            (true, false) => "TLS (tls_cert and tls_key)",
+            (false, true) => "a token (token_file, or INNET_TOKEN)",
+            (false, false) => "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
+        };
+        Err(Error::Config(format!(
+            "{address} can be reached from other machines and needs {missing}; \
+             set trusted_network if everyone who can connect may read and write"
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{read, refusal};
+
+    #[test]
+    fn an_open_address_needs_a_token_and_tls_or_trust() {
+        let open = "listen = [\"innet://0.0.0.0:1\"]\n";
+        let tls = "tls_cert = \"c\"\ntls_key = \"k\"\n";
+        let token = "token = \"x\"\n";
+        let refused = |rest: &[&str]| refusal(&[&[open], rest].concat().concat());
+        assert!(refused(&[]).contains("needs a token"));
+        assert!(refused(&[token]).contains("needs TLS"));
+        assert!(refused(&[tls]).contains("needs a token"));
+        for rest in [[token, tls].concat(), "trusted_network = true".to_owned()] {
+            read(&[open, &rest].concat()).unwrap().validate().unwrap();
+        }
+    }
+
+    #[test]
+    fn fields_that_contradict_each_other_are_refused() {
+        for (text, part) in [
+            ("listen = []", "at least one"),
+            ("listen = [\"innets://127.0.0.1:1\"]", "tls_cert"),
+            ("tls_cert = \"a\"", "belong together"),
+            ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
+            ("max_frame_bytes = 1", "max_frame_bytes is"),
+            ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
+            ("max_connections = 0", "at least 1"),
+            (
+                "max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"",
+                "less than 3 frames",
+            ),
+            (
+                "[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1",
+                "cannot be made",
+            ),
+        ] {
+            let error = refusal(text);
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

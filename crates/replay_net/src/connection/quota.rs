@@ -1,0 +1,111 @@
+//! Limits on the unanswered requests of one connection, and memory for its receive buffers.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::receive::{ReceiveBudgets, ReceivePermit};
+use replay_core::error::{Error, Result};
+use replay_wire::RequestBody;
+
+/// Requests of one connection between their first byte and the last byte of their reply. At the limit the connection is
+/// not read, and TCP stops the client.
+const MAX_REQUESTS: usize = 64;
+
+/// Bytes of one connection's unanswered long frames. At the limit the connection is not read, and TCP stops the client;
+/// a longer frame is received alone.
+const MAX_FRAME_BYTES: u32 = 1 << 20;
+
+/// Longest frame that is received even when the memory's byte limit has no room for it: it may be the draw for which the
+/// pushes that hold the room are waiting.
+const SMALL_FRAME: u32 = 16 << 10;
+
+/// Permit of one request, from its first byte until its reply is written.
+pub type RequestPermit = OwnedSemaphorePermit;
+
+/// The receiving side of one connection.
+pub struct ReceiveQuota<'a> {
+    budgets: &'a ReceiveBudgets,
+    requests: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    /// Whether the connection has opened a writer.
+    writes: bool,
+}
+
+/// A frame's share of the memory's byte limit and of its connection's quota.
+#[derive(Default)]
+pub struct Reservation {
+    _buffer: Option<ReceivePermit>,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl<'a> ReceiveQuota<'a> {
+    /// Quota of a new connection.
+    pub fn new(budgets: &'a ReceiveBudgets) -> Self {
+        ReceiveQuota {
+            budgets,
+            requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            bytes: Arc::new(Semaphore::new(MAX_FRAME_BYTES as usize)),
+            writes: false,
+        }
+    }
+
+    /// Waits until another request may be received.
+    pub async fn next_request(&self) -> RequestPermit {
+        acquire(&self.requests, 1).await
+    }
+
+    /// Reserves a receive buffer before it is allocated. Waits for room, unless the frame is small.
+    pub async fn reserve(&self, bytes: u64) -> Reservation {
+        let budget = match self.writes {
+            true => &self.budgets.pushes,
+            false => &self.budgets.others,
+        };
+        // Never truncated: `bytes` is within `max_frame_bytes`, which is a u32.
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if bytes <= SMALL_FRAME {
+            return Reservation {
+                _buffer: budget.try_reserve(bytes),
+                _share: None,
+            };
+        }
+        // The connection's own quota first: a frame that waits for it delays no other connection.
+        let share = acquire(&self.bytes, bytes.min(MAX_FRAME_BYTES)).await;
+        Reservation {
+            _buffer: Some(budget.reserve(bytes).await),
+            _share: Some(share),
+        }
+    }
+
+    /// Notes a request that was received under `reservation`, and returns what it keeps of that until its answer.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a push without an open writer: it would wait in the budget that is kept free of waiting
+    /// requests.
+    pub fn admit(
+        &mut self,
+        request: &RequestBody,
+        reservation: Reservation,
+    ) -> Result<Reservation> {
+        match request {
+            RequestBody::OpenWriter { .. } => self.writes = true,
+            RequestBody::Push(_) if !self.writes => {
+                return Err(Error::Protocol(
+                    "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
+                ));
+            }
+            // A draw may wait, and keeps nothing of its frame.
+            RequestBody::Sample(_) => return Ok(Reservation::default()),
+            _ => {}
+        }
+        Ok(reservation)
+    }
+}
+
+async fn acquire(semaphore: &Arc<Semaphore>, permits: u32) -> OwnedSemaphorePermit {
+    let semaphore = Arc::clone(semaphore);
+    semaphore
+        .acquire_many_owned(permits)
+        .await
+        .expect("the semaphore is never closed")
+}

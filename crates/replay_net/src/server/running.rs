@@ -1,0 +1,291 @@
+//! A server on sockets: its threads or its task on F-Stack's reactor, from the start to the end.
+
+use std::future::Future;
+use std::net::SocketAddr;
+#[cfg(feature = "fstack")]
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use tokio::runtime;
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+
+use super::{Accepted, Server};
+use crate::aggregators::{Aggregators, ParentServer};
+use crate::client::ConnectOptions;
+use crate::client::connection::Dialer;
+use crate::config::ServerConfig;
+use crate::stack::kernel::{self, Kernel};
+use crate::stack::{Address, Stack, StackName};
+use gradients::plane::{dpdk_aggregators, udp_aggregators};
+use replay_core::error::{Error, Result};
+use replay_core::memory::Memory;
+
+/// Open descriptors of a process besides its connections.
+const OTHER_FILES: u64 = 128;
+
+/// Receives the bound addresses, or the error of binding them.
+type AddressSender = std::sync::mpsc::Sender<Result<Vec<Address>>>;
+
+/// A server on sockets. Dropped, it shuts down and waits for the end.
+pub struct RunningServer {
+    server: Arc<Server>,
+    addresses: Vec<Address>,
+    tasks: Vec<ServerTask>,
+}
+
+/// A thread or task of the server, joined at the end.
+enum ServerTask {
+    /// An I/O thread.
+    Thread(JoinHandle<()>),
+    /// A task on F-Stack's reactor, which sends a message at its end.
+    #[cfg(feature = "fstack")]
+    Task(std::sync::mpsc::Receiver<()>),
+}
+
+impl RunningServer {
+    /// The bound addresses, in the order of the configuration, with the chosen ports in place of port 0.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// UDP address of the aggregators, if the server has any.
+    pub fn gradients(&self) -> Option<SocketAddr> {
+        let aggregators = self.server.service().gradients();
+        aggregators.map(Aggregators::address)
+    }
+
+    /// The server itself.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.server
+    }
+
+    /// [`Server::shut_down`].
+    pub fn shut_down(&self) {
+        self.server.shut_down();
+    }
+
+    /// Returns when the server has ended.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] when one of its threads panicked.
+    pub fn wait(mut self) -> Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        for task in self.tasks.drain(..) {
+            let ended = match task {
+                ServerTask::Thread(thread) => thread.join().is_ok(),
+                #[cfg(feature = "fstack")]
+                ServerTask::Task(ended) => ended.recv().is_ok(),
+            };
+            if !ended {
+                return Err(Error::Internal(
+                    "an I/O thread of the server panicked".into(),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        if self.addresses.is_empty() {
+            // The start failed: there are no connections to drain, but perhaps threads to end.
+            self.server.stop();
+        }
+        self.shut_down();
+        if let Err(error) = self.join() {
+            tracing::error!(%error, "the server did not end in order");
+        }
+    }
+}
+
+fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggregators> {
+    let parent = match &config.parent {
+        None => None,
+        Some(parent) => {
+            let options = ConnectOptions {
+                token: config.read_token()?,
+                tls_ca: config.parent_tls_ca.clone(),
+                ..ConnectOptions::default()
+            };
+            Some(ParentServer {
+                dialer: Dialer::new(parent.clone(), options)?,
+                rack: config.rack,
+                racks: config.racks,
+            })
+        }
+    };
+    let limits = config.gradient_limits();
+    let aggregators = match config.gradient_dpdk() {
+        None => udp_aggregators(address, config.gradients_threads, limits)?,
+        Some(dpdk) => dpdk_aggregators(&dpdk, limits)?,
+    };
+    Ok(Aggregators::new(aggregators, limits, parent))
+}
+
+/// A thread with its own tokio runtime, which runs the future of `start` and ends with it.
+fn io_thread<F: Future<Output = ()>>(
+    number: usize,
+    spin: bool,
+    start: impl FnOnce() -> F + Send + 'static,
+) -> Result<ServerTask> {
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |source| Error::Io { what, source }
+    };
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(failed("cannot make the runtime of an I/O thread"))?;
+    if spin {
+        runtime.spawn(kernel::spin());
+    }
+    thread::Builder::new()
+        .name(format!("innet-io-{number}"))
+        .spawn(move || LocalSet::new().block_on(&runtime, start()))
+        .map(ServerTask::Thread)
+        .map_err(failed("cannot start an I/O thread"))
+}
+
+impl Server {
+    /// Serves a memory on the stack of the configuration until the returned server is shut down or dropped: on kernel
+    /// sockets with its own threads, on F-Stack with its one thread, which is started unless it runs already.
+    ///
+    /// # Errors
+    /// Those of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
+    /// stack that cannot be started.
+    pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
+        config.stack.check_built_in()?;
+        let mut server = Server::new(config, memory)?;
+        if let Some(address) = config.gradients {
+            let aggregators = start_aggregators(config, address)?;
+            let service = &mut server.context.service;
+            service.sum_gradients(aggregators, config.gradients_only);
+        }
+        let server = Arc::new(server);
+        let mut running = RunningServer {
+            server: server.clone(),
+            addresses: Vec::new(),
+            tasks: Vec::new(),
+        };
+        let (bound, addresses) = std::sync::mpsc::channel();
+        match config.stack {
+            StackName::Kernel => server.start_on_kernel(config, bound, &mut running.tasks)?,
+            #[cfg(feature = "fstack")]
+            StackName::Fstack => running.tasks.push(server.start_on_fstack(config, bound)?),
+            #[cfg(not(feature = "fstack"))]
+            StackName::Fstack => {}
+        }
+        running.addresses = addresses
+            .recv()
+            .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
+        tracing::info!(
+            addresses = addresses.join(" "),
+            io_threads = running.tasks.len(),
+            tables = config.tables.len(),
+            gradients = running.gradients().map(tracing::field::display),
+            "listening"
+        );
+        if config.spin {
+            tracing::warn!("spin is set: each I/O thread takes a whole core, busy or idle");
+        }
+        if config.trusted_network {
+            tracing::warn!("trusted_network is set: everyone who can connect may read and write");
+        }
+        Ok(running)
+    }
+
+    fn start_on_kernel(
+        self: Arc<Self>,
+        config: &ServerConfig,
+        bound: AddressSender,
+        threads: &mut Vec<ServerTask>,
+    ) -> Result<()> {
+        raise_file_limit(config.max_connections);
+        let mut others = Vec::new();
+        for number in 1..config.effective_io_threads() {
+            let (sender, accepted) = mpsc::unbounded_channel();
+            others.push(sender);
+            let server = self.clone();
+            threads.push(io_thread(number, config.spin, move || async move {
+                server.serve_accepted(Kernel, accepted).await;
+            })?);
+        }
+        let listen = config.listen.clone();
+        threads.push(io_thread(0, config.spin, move || {
+            self.listen_and_run(Kernel, listen, others, bound)
+        })?);
+        Ok(())
+    }
+
+    #[cfg(feature = "fstack")]
+    fn start_on_fstack(
+        self: Arc<Self>,
+        config: &ServerConfig,
+        bound: AddressSender,
+    ) -> Result<ServerTask> {
+        use crate::stack::{fstack, fstack_config::Config};
+        let path = config.stack_config.as_deref().unwrap_or(Path::new(""));
+        let reactor = fstack::start(&Config::read(path)?)?;
+        let listen = config.listen.clone();
+        let (end, ended) = std::sync::mpsc::channel();
+        reactor.spawn(move |stack| async move {
+            self.listen_and_run(stack, listen, vec![], bound).await;
+            let _ = end.send(());
+        })?;
+        Ok(ServerTask::Task(ended))
+    }
+
+    /// Binds the addresses, sends them to `bound`, and serves.
+    async fn listen_and_run<S: Stack>(
+        self: Arc<Self>,
+        stack: S,
+        listen: Vec<Address>,
+        others: Vec<mpsc::UnboundedSender<Accepted<S::Incoming>>>,
+        bound: AddressSender,
+    ) {
+        let listeners = listen.iter().map(|a| stack.listen(&self.with_tls(a)));
+        match listeners.collect::<Result<Vec<_>>>() {
+            Ok(listeners) => {
+                let addresses = listeners.iter().map(|l| stack.address(l)).collect();
+                let _ = bound.send(Ok(addresses));
+                self.run(stack, listeners, others).await;
+            }
+            Err(error) => drop(bound.send(Err(error))),
+        }
+    }
+
+    /// The address to listen on: with a certificate, every TCP address uses TLS.
+    fn with_tls(&self, address: &Address) -> Address {
+        match address {
+            Address::Tcp { host, port, .. } => Address::Tcp {
+                host: host.clone(),
+                port: *port,
+                tls: self.tls.is_some(),
+                stack: StackName::Kernel,
+            },
+            Address::Unix { .. } => address.clone(),
+        }
+    }
+}
+
+/// Raises the soft limit of open files, 1024 on many systems, up to the hard limit.
+fn raise_file_limit(connections: u32) {
+    let wanted = u64::from(connections) + OTHER_FILES;
+    let (limit, _) = rlimit::Resource::NOFILE.get().unwrap_or((u64::MAX, 0));
+    if limit < wanted && rlimit::increase_nofile_limit(wanted).unwrap_or(limit) < wanted {
+        tracing::warn!(
+            limit,
+            connections,
+            "the limit of open files is too low for max_connections: raise the hard limit (ulimit -Hn), or lower \
+             max_connections"
+        );
+    }
+}

@@ -1,0 +1,117 @@
+//! `Replay`'s gradient jobs, on a server that sums gradients.
+
+use std::sync::Arc;
+
+use gradients::Asynchronous;
+use pyo3::prelude::*;
+use replay_net::client::Client;
+
+use super::PyReplay;
+use crate::error;
+use crate::gradient_updates::PyGradientUpdates;
+use crate::gradients::{JoinArguments, PyGradientWorker};
+use crate::station::PyStation;
+
+impl PyReplay {
+    fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
+        self.backend.get(py)?.client.ok_or_else(|| {
+            error::config(
+                py,
+                "gradient jobs need a server that sums gradients: innet_drl.connect(...)",
+            )
+        })
+    }
+}
+
+#[pymethods]
+impl PyReplay {
+    /// Takes part in a job that sums arrays over its workers, in the aggregator of this server.
+    #[pyo3(
+        signature = (
+            job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
+            via = None, station = None
+        )
+    )]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn join_gradients(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        worker: u16,
+        workers: u16,
+        world: Option<u32>,
+        name: &str,
+        arithmetic: &str,
+        segment_values: u16,
+        deadline: f64,
+        via: Option<&str>,
+        station: Option<PyRef<'_, PyStation>>,
+    ) -> PyResult<PyGradientWorker> {
+        let client = self.gradient_client(py)?;
+        let arguments = JoinArguments {
+            job,
+            worker,
+            workers,
+            world,
+            name,
+            arithmetic,
+            segment_values,
+            deadline,
+            asynchronous: None,
+        };
+        PyGradientWorker::join(
+            py,
+            &client,
+            &arguments.request(py)?,
+            via,
+            station.as_deref(),
+        )
+    }
+
+    /// Takes part in an asynchronous job, whose workers do not wait for each other.
+    #[pyo3(
+        signature = (
+            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
+            deadline = 30.0
+        )
+    )]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the arguments of the Python method"
+    )]
+    fn follow_gradients(
+        &self,
+        py: Python<'_>,
+        job: &str,
+        worker: u16,
+        workers: u16,
+        values: u32,
+        threshold: u16,
+        staleness: u16,
+        updates: Option<u64>,
+        name: &str,
+        segment_values: u16,
+        deadline: f64,
+    ) -> PyResult<PyGradientUpdates> {
+        let client = self.gradient_client(py)?;
+        let arguments = JoinArguments {
+            job,
+            worker,
+            workers,
+            world: None,
+            name,
+            arithmetic: "float32",
+            segment_values,
+            deadline,
+            asynchronous: Some(Asynchronous {
+                values,
+                threshold,
+                staleness,
+            }),
+        };
+        PyGradientUpdates::join(py, &client, &arguments.request(py)?, updates)
+    }
+}
