@@ -20,8 +20,8 @@ pub struct Heap {
     rank_by: RankBy,
     /// By slot; a slot that never had an item is of generation 0, which no live item has.
     entries: Box<[HeapEntry]>,
-    /// Slots of the items that can be drawn, as a binary heap: the parent of index i is at (i - 1) / 2, and ranks before
-    /// it.
+    /// Slots of the items that can be drawn, a binary heap: index i has its parent, which ranks before it, at
+    /// (i - 1) / 2.
     slots: Vec<u32>,
     /// Insertions and updates so far.
     changes: u64,
