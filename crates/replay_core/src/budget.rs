@@ -1,5 +1,5 @@
-//! The byte limit of a memory: whoever keeps bytes reserves them before it allocates, so the process stays within
-//! the limit whatever clients ask for. Tables and parameters share one [`Budget`]; a server's receive buffers have their
+//! The byte limit of a memory: bytes are reserved before they are allocated, so the process stays within the limit
+//! whatever clients ask for. Tables and parameters share one [`Budget`]; a server's receive buffers have their
 //! own, so that a full memory can still receive the push that makes it evict.
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Budget {
         })
     }
 
-    /// Reserves `bytes`; `None` while so many are not left.
+    /// Reserves `bytes`; `None` while fewer are left.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
         let fits = |reserved: u64| {
             reserved

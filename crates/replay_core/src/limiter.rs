@@ -8,10 +8,12 @@
 //!   items are live. A push applies as a whole, so it may overshoot by its other items.
 //!
 //! Both sides wait for this limiter at once only if `n > 2 * slack - samples_per_insert`: such a draw is an error.
+//!
 //! `max_times_sampled` is a second reason for a draw to wait: items that were evicted before they were drawn have taken
-//! their draws with them, and the limiter goes on expecting them. So while a draw has found too few draws left, its
-//! table lets pushes through whatever the limiter says (`needed` in [`Limiter::admit_insert`]); `samples_per_insert` is at most
-//! `max_times_sampled`, and a draw of more than a full table can give is an error. A table cannot stand still for ever.
+//! their draws with them, and the limiter still expects these. So while a draw has found too few draws left, pushes
+//! pass whatever the counts say (`needed` in [`Limiter::admit_insert`]); `samples_per_insert` is at most
+//! `max_times_sampled`, and a draw of more than a full table can give is an error. So a table never
+//! blocks both sides for good.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +44,7 @@ impl Count {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admitted {
     epoch: u64,
-    /// Items admitted: what was asked for, or fewer where a short draw was allowed.
+    /// Items admitted: as many as asked for, or fewer for a short draw.
     pub items: u32,
 }
 
@@ -106,7 +108,7 @@ impl Limiter {
         self.samples_per_insert > 0.0
     }
 
-    /// Admits a push of `items` items to a table of `live` ones; `Err` says who is waited for. A push without items
+    /// Admits a push of `items` items to a table of `live` ones; `Err` names the cause of the wait. A push without items
     /// always passes, and a `needed` one whatever the counts say.
     pub fn admit_insert(
         &self,
@@ -151,7 +153,7 @@ impl Limiter {
         self.inserted.fetch_add(items, Ordering::Relaxed);
     }
 
-    /// Checks that a draw of `wanted` items is sure to be admitted one day, whatever the order of pushes.
+    /// Checks that a draw of `wanted` items will be admitted at some time, whatever the order of pushes.
     ///
     /// # Errors
     /// [`Error::Config`] that says which slack would do.
@@ -171,7 +173,8 @@ impl Limiter {
         )))
     }
 
-    /// Admits a draw of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` says who is waited for.
+    /// Admits a draw of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` names the cause of
+    /// the wait.
     pub fn admit_draw(
         &self,
         live: u64,
@@ -227,7 +230,7 @@ impl Limiter {
         }
     }
 
-    /// Takes back draws that nobody received; those of before a `reset` are void.
+    /// Takes back draws that were not delivered; those from before a `reset` are void.
     pub fn give_back(&self, admitted: Admitted) {
         let undo = |now: u64| {
             (Count(now).epoch() == admitted.epoch).then(|| now - u64::from(admitted.items))
@@ -247,9 +250,9 @@ impl Limiter {
         self.inserted.store(next, Ordering::Release);
     }
 
-    /// Goes on with the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). Where they
-    /// are others than here, draws are counted so that neither side is further ahead than this one allows. Only under
-    /// the table's insert lock.
+    /// Continues the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). If they differ
+    /// from this limiter's, the count of draws is moved to where neither side is further ahead than this one allows.
+    /// Only under the table's insert lock.
     ///
     /// # Panics
     /// With debug assertions, for counts that have no room (48 bits).

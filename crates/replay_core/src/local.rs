@@ -1,4 +1,4 @@
-//! The `Replay` of this process: calls go straight to the memory, and block while it says who is waited for.
+//! The `Replay` of this process: calls go straight to the memory, and block until it lets them through.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -13,7 +13,7 @@ use crate::replay::Listing;
 use crate::schema::TableConfig;
 use crate::table::Table;
 
-/// What a memory may take, and how it draws.
+/// Limits of a memory, and the seed of its draws.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Bytes of all tables at their capacity with their indexes, all parameters and all receive buffers.
@@ -74,7 +74,7 @@ impl Memory {
         self.incarnation
     }
 
-    /// What it may take.
+    /// The limits.
     pub fn limits(&self) -> MemoryLimits {
         self.limits
     }
@@ -84,12 +84,12 @@ impl Memory {
         &self.parameters
     }
 
-    /// Makes a table, or returns the one that stands under the same definition. Its capacity in bytes is set aside
-    /// at once, and with it what its index takes ([`Table::index_bytes`]).
+    /// Makes a table, or returns the one of the same definition. The bytes of its capacity and of its index
+    /// ([`Table::index_bytes`]) are reserved at once.
     ///
     /// # Errors
     /// [`Error::Table`] for a definition that cannot be made, too many tables, or more bytes than are left of the
-    /// limit; [`Error::TableDiffers`] when the name stands for another definition.
+    /// limit; [`Error::TableDiffers`] when a table of that name has another definition.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ impl Memory {
         }
     }
 
-    /// Removes every step and item of a table and starts its rate limiter from nothing; writers go on.
+    /// Removes every step and item of a table and starts its rate limiter from nothing; writers continue.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].
@@ -188,7 +188,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes a table. Who still refers to it gets [`Error::UnknownTable`]; batches that were drawn stay whole.
+    /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; batches that were drawn stay whole.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].

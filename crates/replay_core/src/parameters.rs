@@ -51,8 +51,8 @@ impl ParameterStore {
     ///
     /// # Errors
     /// [`Error::Parameters`] when the name is empty or too long, the bytes are not one safetensors file, or there
-    /// are too many names; [`Error::TooLarge`] when the file is over [`Self::MAX_BYTES`] or over what is left of
-    /// the memory's byte limit.
+    /// are too many names; [`Error::TooLarge`] when the file is over [`Self::MAX_BYTES`] or over the rest of the
+    /// memory's byte limit.
     pub fn put(&self, name: &str, bytes: Bytes) -> Result<u64> {
         let refuse = |reason: String| Error::Parameters {
             name: name.chars().take(Self::MAX_NAME_BYTES).collect(),
@@ -107,12 +107,12 @@ impl ParameterStore {
             },
         );
         drop(newest);
-        // Frees the old file, if nobody reads it, without the lock.
+        // Frees the old file, unless it has readers, without the lock.
         drop(replaced);
         Ok(version)
     }
 
-    /// The newest version of `name`; `None` when it is not newer than `newer_than` or nobody has put any.
+    /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
         newest.get(name).filter(|p| p.version > newer_than).cloned()

@@ -17,7 +17,7 @@ pub struct OpenWriter {
     pub table: String,
     /// Drawn at random by the client; the same number again fences the older connection off.
     pub writer: u64,
-    /// For people: it stands in errors and logs.
+    /// Display name, for errors and logs.
     pub name: String,
     /// Number of streams the writer numbers from 0.
     pub streams: u32,
@@ -64,7 +64,7 @@ pub struct NewItem {
     pub priority: Option<f32>,
 }
 
-/// What a writer hands over at once: applied as a whole or not at all.
+/// Chunks and items of one push, which is applied as a whole or not at all.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PushBody {
     /// At most one chunk for each stream.
@@ -101,7 +101,7 @@ pub struct SampleRequest {
     pub before: u16,
     /// Rows wanted after each anchor.
     pub after: u16,
-    /// Return what there is at the deadline instead of an error.
+    /// Return fewer items at the deadline instead of an error.
     pub allow_short: bool,
     /// Also report the smallest probability in the table: costs a scan of it.
     pub min_probability: bool,
@@ -141,13 +141,13 @@ pub struct Sampled {
     pub credit: Option<Box<dyn SampleCredit>>,
 }
 
-/// What a draw took from the rate limiter. Dropped undelivered, it goes back.
+/// Draws taken from the rate limiter. Dropped undelivered, they are given back.
 pub trait SampleCredit: Send + Sync {
     /// The batch reached its reader: the draw counts.
     fn delivered(self: Box<Self>);
 }
 
-/// What an update did.
+/// Result of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UpdateReceipt {
     /// Keys whose priority is now the new one.
@@ -165,7 +165,7 @@ pub struct Parameters {
     pub bytes: Bytes,
 }
 
-/// What a memory has, each in the order of the names.
+/// Tables and parameters of a memory, each by name.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Listing {
     /// Definitions of the tables.
@@ -208,7 +208,7 @@ pub trait Replay: Send + Sync {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()>;
     /// A table's definition.
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>>;
-    /// Removes every step and item of a table; its writers go on.
+    /// Removes every step and item of a table; its writers continue.
     fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
     /// Removes a table.
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
@@ -218,7 +218,7 @@ pub trait Replay: Send + Sync {
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
     /// Draws again and again with `in_flight` requests under way (at least 1).
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
-    /// Sets priorities (before the exponent). The last value of a key that stands twice counts.
+    /// Sets priorities (before the exponent). Of a repeated key the last value counts.
     fn update_priorities(
         &self,
         table: &str,

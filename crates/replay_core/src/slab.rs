@@ -68,8 +68,8 @@ pub struct Slab<T> {
     free: AtomicU64,
 }
 
-// SAFETY: the slab hands `&T` to several threads (`T: Sync`) and drops on any of them (`T: Send`); the words
-// arrange that nobody reads while somebody writes.
+// SAFETY: the slab hands `&T` to several threads (`T: Sync`) and drops on any of them (`T: Send`). A value is written
+// and dropped only by the one thread that its slot's word gives it to, while no pin refers to it.
 unsafe impl<T: Send + Sync> Sync for Slab<T> {}
 // SAFETY: it owns its values.
 unsafe impl<T: Send> Send for Slab<T> {}
@@ -111,7 +111,7 @@ impl<T> Slab<T> {
         };
         let slot = &self.slots[index as usize];
         slot.value.with_mut(|cell| {
-            // SAFETY: the slot was free and this thread took it off the list: nobody else touches its value until
+            // SAFETY: the slot was free and this thread took it off the list: no other thread touches its value until
             // it is live.
             unsafe { (*cell).write(value) };
         });
@@ -174,7 +174,7 @@ impl<T> Slab<T> {
                 return false;
             }
             // Acquire: pairs with the Release in `unpin` and in `insert`, for the drop below. Release: the caller's
-            // reads of the value come before the drop by who unpins last.
+            // reads of the value come before the drop, which may be the last pin's.
             match slot.word.compare_exchange_weak(
                 word,
                 word & !LIVE,
@@ -195,13 +195,14 @@ impl<T> Slab<T> {
 
     fn unpin(&self, index: u32) {
         let slot = &self.slots[index as usize];
-        // Release: this thread's reads of the value come before the drop, by whoever does it.
+        // Release: this thread's reads of the value come before the drop, on whichever thread. Pairs with the Acquire
+        // fence below and the Acquire in `retire`.
         let word = slot.word.fetch_sub(1, Ordering::Release);
         if word & (LIVE | PINS) == 1 {
             // Pairs with the Release of the other pins' `unpin` and of `retire`.
             fence(Ordering::Acquire);
-            // SAFETY: the word was retired with one pin, this one: nobody can pin it again, and only this thread
-            // comes here.
+            // SAFETY: the word was retired with one pin, this one: it cannot be pinned again, and only this thread comes
+            // here.
             unsafe { self.release(index) };
         }
     }
@@ -218,7 +219,7 @@ impl<T> Slab<T> {
         });
         let generation = slot.word.load(Ordering::Relaxed) >> 32;
         let next = (generation as u32).wrapping_add(1);
-        // Relaxed: `push_free` publishes it to who inserts next.
+        // Relaxed: `push_free` publishes it to the next insert.
         slot.word.store(u64::from(next) << 32, Ordering::Relaxed);
         self.push_free(index);
     }
@@ -228,7 +229,7 @@ impl<T> Slab<T> {
         let mut head = self.free.load(Ordering::Acquire);
         loop {
             let index = head as u32;
-            // Somebody may take and reuse the slot meanwhile: then what is read here is old, and the exchange fails.
+            // Another thread may take and reuse the slot meanwhile: then this link is old, and the exchange fails.
             let slot = self.slots.get(index as usize)?;
             let next = slot.next_free.load(Ordering::Relaxed);
             let pops = (head >> 32).wrapping_add(1);
@@ -275,7 +276,7 @@ impl<T> Drop for Slab<T> {
             // A pin borrows the slab, so there are no pins: a slot is live or free.
             if slot.word.load(Ordering::Acquire) & LIVE != 0 {
                 slot.value.with_mut(|cell| {
-                    // SAFETY: the slot is live, and nobody else has the slab any more.
+                    // SAFETY: the slot is live, and the slab is borrowed exclusively.
                     unsafe { (*cell).assume_init_drop() };
                 });
             }
@@ -295,8 +296,8 @@ impl<T> Deref for Pinned<'_, T> {
 
     fn deref(&self) -> &T {
         self.slab.slots[self.slot as usize].value.with(|cell| {
-            // SAFETY: the value was initialised when it was pinned, and nobody drops or writes it while it has
-            // pins. The reference cannot outlive this pin.
+            // SAFETY: the value was initialised when it was pinned, and is not dropped or written while it has pins.
+            // The reference cannot outlive this pin.
             unsafe { (*cell).assume_init_ref() }
         })
     }
@@ -314,7 +315,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
-    /// Two halves that differ only while, or after, somebody writes over the value.
+    /// Two halves that differ only while, or after, the value is written over.
     struct Counted<'a> {
         halves: [u64; 2],
         drops: &'a AtomicUsize,
@@ -364,7 +365,7 @@ mod tests {
     fn threads_that_pin_and_retire_lose_and_double_nothing() {
         const ROUNDS: u64 = 20_000;
         let drops = AtomicUsize::new(0);
-        // The handle of the newest value, for everybody.
+        // The handle of the newest value, for all threads.
         let newest = AtomicU64::new(u64::MAX);
         let slab = Slab::new(4);
         let inserted: usize = thread::scope(|scope| {

@@ -1,6 +1,6 @@
 //! Atomics, cells and a queue, from `std` and crossbeam or, with the cargo feature `loom`, from loom, which runs a
 //! model under every interleaving and every value a weak memory may show. Only `sum_tree`, `slab` and `table::items`
-//! stand on this module: the rest of the crate is compiled with the feature, never run under it.
+//! use this module: the rest of the crate is compiled with the feature, never run under it.
 
 #[cfg(not(feature = "loom"))]
 pub use std::{
@@ -18,8 +18,8 @@ pub use loom::{
     thread,
 };
 
-/// Crossbeam's queue as a model sees it, since loom knows nothing of crossbeam's atomics: a lock orders who pops a
-/// value after who pushed it.
+/// Crossbeam's queue as a model sees it, since loom does not see crossbeam's atomics: a lock orders the pop of a value
+/// after its push.
 #[cfg(feature = "loom")]
 #[derive(Debug)]
 pub struct ArrayQueue<T> {
@@ -95,7 +95,7 @@ impl<T> UnsafeCell<T> {
 
 pub mod fault {
     //! Faults that the loom models put in to show that they would be found. Without the feature `loom` no
-    //! fault can be put in, and what asks for one is compiled away.
+    //! fault can be put in, and the questions for one are compiled away.
 
     use super::Ordering;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a call may block, and what may interrupt it.
+/// Deadline and interrupt of a blocking call.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
     /// The call fails with [`Error::Deadline`](crate::Error::Deadline) after this instant; `None` waits for ever.

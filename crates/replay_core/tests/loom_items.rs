@@ -11,7 +11,7 @@ use std::sync::Arc;
 use replay_core::slab::{Handle, Slab};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::thread;
-use replay_core::table::items::{Claim, ItemKey, Items, Window};
+use replay_core::table::items::{Claim, ItemKey, ItemRows, Items};
 
 /// Loom switches away from a thread that could go on at most this often in one execution. The faults below
 /// show with two.
@@ -60,7 +60,7 @@ impl Memory {
 
     /// Makes the item that is to have this key; false when the slot is not free.
     fn insert(&self, key: ItemKey) -> bool {
-        let window = Window {
+        let window = ItemRows {
             oldest: self.handles[usize::from(key == NEW)],
             first_row: key.generation,
             before: 0,

@@ -1,11 +1,11 @@
-//! What stands in the records of a snapshot, to bytes and back. Numbers from a file are checked where they are
-//! used (`table/restore.rs`); here a body only has to have the right length.
+//! The bodies of a snapshot's records, to bytes and back. Numbers from a file are checked where they are used
+//! (`table/restore.rs`); here only the length of a body is.
 
 use bytes::{Buf, Bytes};
 
 /// A stream of some writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stream {
+pub struct StreamRecord {
     pub window_before: u16,
     pub window_after: u16,
     /// The writer's number of it.
@@ -14,7 +14,7 @@ pub struct Stream {
     pub writer: String,
 }
 
-impl Stream {
+impl StreamRecord {
     const HEAD_BYTES: usize = 8;
 
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -30,7 +30,7 @@ impl Stream {
         if body.len() < Self::HEAD_BYTES {
             return Err(format!("a stream of {} bytes", body.len()));
         }
-        Ok(Stream {
+        Ok(StreamRecord {
             window_before: body.get_u16_le(),
             window_after: body.get_u16_le(),
             number: body.get_u32_le(),
@@ -40,9 +40,9 @@ impl Stream {
     }
 }
 
-/// What stands before the rows and blobs of a chunk.
+/// Head of a chunk's record; rows and blobs follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChunkHead {
+pub struct ChunkRecord {
     /// Number of its stream's record.
     pub stream: u32,
     pub rows: u32,
@@ -50,7 +50,7 @@ pub struct ChunkHead {
     pub first_step: u64,
 }
 
-impl ChunkHead {
+impl ChunkRecord {
     const BYTES: usize = 16;
 
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -66,7 +66,7 @@ impl ChunkHead {
         if body.len() < Self::BYTES {
             return Err(format!("a chunk of {} bytes", body.len()));
         }
-        let head = ChunkHead {
+        let head = ChunkRecord {
             stream: body.get_u32_le(),
             rows: body.get_u32_le(),
             first_step: body.get_u64_le(),
@@ -77,7 +77,7 @@ impl ChunkHead {
 
 /// An item, its fields in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Item {
+pub struct ItemRecord {
     /// Number of the record of the chunk that holds its first row.
     pub chunk: u32,
     /// Its first row, counted in that chunk.
@@ -93,7 +93,7 @@ pub struct Item {
     pub units: u64,
 }
 
-impl Item {
+impl ItemRecord {
     pub const BYTES: usize = 32;
 
     pub fn write(&self, out: &mut Vec<u8>) {
@@ -113,7 +113,7 @@ impl Item {
         }
         let mut rest = body;
         Ok(std::iter::from_fn(move || {
-            rest.has_remaining().then(|| Item {
+            rest.has_remaining().then(|| ItemRecord {
                 chunk: rest.get_u32_le(),
                 first_row: rest.get_u32_le(),
                 before: rest.get_u16_le(),
@@ -126,28 +126,28 @@ impl Item {
     }
 }
 
-/// What a table has beside its chunks and items: 64 bits each, in this order.
+/// Numbers of a table beside its chunks and items: 64 bits each, in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct State {
+pub struct TableState {
     /// Chunks of the snapshot, the oldest, that were evicted while it was written.
     pub evicted_chunks: u64,
-    /// Of the rate limiter, in items.
+    /// Inserted items, as the rate limiter counts them.
     pub limiter_inserted: u64,
-    /// Of the rate limiter, in items.
+    /// Drawn items, as the rate limiter counts them.
     pub limiter_drawn: u64,
     /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero.
     pub max_priority: u64,
-    /// Draws made, of which the sequence of random numbers depends.
+    /// Random draws made, on which the sequence of random numbers depends.
     pub draws: u64,
-    /// The table's counters, in the order in which they stand in `table/stats.rs`.
+    /// The table's counters, in the order of `TableCounters::all`.
     pub counters: [u64; Self::COUNTERS],
 }
 
-impl State {
+impl TableState {
     pub const COUNTERS: usize = 11;
     const NUMBERS: usize = 5 + Self::COUNTERS;
 
-    /// Those that count something.
+    /// The counts among them.
     pub fn counts(&self) -> impl Iterator<Item = u64> {
         [
             self.evicted_chunks,
@@ -177,7 +177,7 @@ impl State {
         if body.len() != 8 * Self::NUMBERS {
             return Err(format!("a table's state of {} bytes", body.len()));
         }
-        Ok(State {
+        Ok(TableState {
             evicted_chunks: body.get_u64_le(),
             limiter_inserted: body.get_u64_le(),
             limiter_drawn: body.get_u64_le(),

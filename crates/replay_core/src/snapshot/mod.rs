@@ -9,21 +9,22 @@
 //!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
 //!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
 //!              wire has it; in the order of arrival
-//!   4 items    32 bytes each, see [`content::Item`]; in the order of their slots; for the samplers with an
+//!   4 items    32 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
 //!              order, of their insertion or update
-//!   5 state    numbers, see [`content::State`]; the table ends with it
+//!   5 state    numbers, see [`content::TableState`]; the table ends with it
 //!   6 end      nothing; the file ends with it
 //! ```
 //!
 //! Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
-//! out of place is found at the record. Parameters and writers are not in it: who wrote opens a new writer.
+//! out of place is found at the record. Parameters and writers are not in it: writers have to be
+//! opened anew.
 //!
 //! [`save`] holds no lock while it writes: chunks are named a few at a time under the table's insert lock, and
-//! each is pinned while it is written. What is evicted meanwhile is left out, with its items; what is pushed after
-//! the beginning is not in the snapshot.
+//! each is pinned while it is written. Chunks evicted meanwhile are left out, with their items, and so is every
+//! push after the beginning.
 //!
-//! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. What
-//! comes from a file is treated like what comes from a connection.
+//! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. A
+//! file is trusted no more than a connection.
 
 pub(crate) mod content;
 pub(crate) mod record;
@@ -38,7 +39,7 @@ use crate::memory::Memory;
 use crate::schema::TableConfig;
 use crate::table::restore::Staged;
 
-use record::{Kind, RecordReader, RecordWriter};
+use record::{RecordKind, RecordReader, RecordWriter};
 
 /// Room for small records before the operating system is called.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -54,15 +55,15 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     let partial = partial_path(path);
     let done = write(memory, &partial).and_then(|()| put_in_place(&partial, path));
     if done.is_err() {
-        // The error to tell is the first one.
+        // The first error is the one to report.
         let _ = fs::remove_file(&partial);
     }
     done
 }
 
 /// Puts the tables of a snapshot back: into tables of these names that are empty, or into new ones. Capacity, limits
-/// and rate limiter are those of the table that is there, and only the newest steps are kept where it is smaller.
-/// Priorities, draws of each item, the limiter's counts and the statistics go on. Keys of before name nothing.
+/// and rate limiter stay as the table has them; if it is smaller, only the newest steps are kept. Priorities, draws of
+/// each item, the limiter's counts and the statistics continue. Keys from before name nothing.
 ///
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
@@ -90,7 +91,7 @@ pub fn restore_any(
     let done = read(memory, path, read_capnp, &mut made).and_then(place);
     if done.is_err() {
         for name in made {
-            // Somebody else may have dropped it already.
+            // Another thread may have dropped it already.
             let _ = memory.drop_table(&name);
         }
     }
@@ -118,7 +119,7 @@ fn write(memory: &Memory, partial: &Path) -> Result<()> {
     for table in memory.tables() {
         table.save(&mut out)?;
     }
-    out.record(Kind::End, &[])?;
+    out.record(RecordKind::End, &[])?;
     let mut file = out.into_inner();
     file.flush().map_err(&error)?;
     file.get_ref().sync_all().map_err(&error)
@@ -153,7 +154,7 @@ fn read(
         let (kind, body) = records.next()?;
         let open = tables.last_mut().filter(|table| !table.is_complete());
         match (kind, open) {
-            (Kind::Table, None) => {
+            (RecordKind::Table, None) => {
                 let config = match records.version() {
                     record::CAPNP_VERSION => read_capnp(&body),
                     _ => serde_json::from_slice(&body)
@@ -175,11 +176,11 @@ fn read(
                 }
                 tables.push(Staged::new(table, config)?);
             }
-            (Kind::End, None) => {
+            (RecordKind::End, None) => {
                 records.finish()?;
                 return Ok(tables);
             }
-            (Kind::Table | Kind::End, Some(table)) => {
+            (RecordKind::Table | RecordKind::End, Some(table)) => {
                 let reason = format!("the table {:?} is not complete", table.name());
                 return Err(records.damaged(reason));
             }

@@ -15,10 +15,10 @@ const VERSION: u32 = 3;
 /// The version before, which is read, too: a table's definition was a Cap'n Proto message.
 pub const CAPNP_VERSION: u32 = 2;
 
-/// What a record holds; see [`super`].
+/// Content of a record; see [`super`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum RecordKind {
     Table = 1,
     Stream = 2,
     Chunk = 3,
@@ -27,16 +27,16 @@ pub enum Kind {
     End = 6,
 }
 
-impl Kind {
+impl RecordKind {
     fn of(number: u32) -> Option<Self> {
-        use Kind::*;
+        use RecordKind::*;
         [Table, Stream, Chunk, Items, State, End]
             .into_iter()
             .find(|&kind| kind as u32 == number)
     }
 }
 
-/// Of all before it but the other checksums: a CRC that has gone over its own value is the same whatever came before.
+/// CRC of all preceding bytes except checksums: a CRC over its own value is the same whatever came before.
 fn checksum(sum: &Hasher) -> [u8; 4] {
     sum.clone().finalize().to_le_bytes()
 }
@@ -65,7 +65,7 @@ impl<W: Write> RecordWriter<W> {
     }
 
     /// Writes a record whose body is these parts, one after the other.
-    pub fn record(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
+    pub fn record(&mut self, kind: RecordKind, parts: &[&[u8]]) -> Result<()> {
         let length: u64 = parts.iter().map(|part| part.len() as u64).sum();
         self.put(&(kind as u32).to_le_bytes())?;
         self.put(&length.to_le_bytes())?;
@@ -76,7 +76,7 @@ impl<W: Write> RecordWriter<W> {
         self.write(&checksum)
     }
 
-    /// What it wrote to.
+    /// The file.
     pub fn into_inner(self) -> W {
         self.out
     }
@@ -139,7 +139,7 @@ impl<R: Read> RecordReader<R> {
     ///
     /// # Errors
     /// [`Error::Snapshot`] when the file ends before it or it is damaged, [`Error::Io`] when it cannot be read.
-    pub fn next(&mut self) -> Result<(Kind, Bytes)> {
+    pub fn next(&mut self) -> Result<(RecordKind, Bytes)> {
         let kind = u32::from_le_bytes(self.array()?);
         let length = u64::from_le_bytes(self.array()?);
         let body = self.take(length)?;
@@ -147,7 +147,7 @@ impl<R: Read> RecordReader<R> {
         if self.read(expected.len() as u64)? != expected {
             return Err(self.damaged("the checksum does not agree"));
         }
-        let kind = Kind::of(kind)
+        let kind = RecordKind::of(kind)
             .ok_or_else(|| self.damaged(format!("it has a record of unknown kind {kind}")))?;
         Ok((kind, body.into()))
     }
@@ -161,7 +161,7 @@ impl<R: Read> RecordReader<R> {
         Ok(())
     }
 
-    /// The error for a file that is not what it should be.
+    /// The error for a damaged file.
     pub fn damaged(&self, reason: impl Display) -> Error {
         Error::Snapshot {
             path: self.path.clone(),

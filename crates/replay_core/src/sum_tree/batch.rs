@@ -17,7 +17,7 @@ pub struct Update {
     pub units: u64,
 }
 
-/// What a level still has to take: a difference (modulo 2^64) for one of its words.
+/// A pending change of a level: a difference (modulo 2^64) for one of its words.
 #[derive(Clone, Copy)]
 struct Change {
     index: u32,
@@ -29,7 +29,7 @@ struct Change {
 const AHEAD: usize = 16;
 
 impl<const FANOUT: usize> SumTree<FANOUT> {
-    /// Sets many priorities; the last one of an item that stands twice counts. Returns how many updates found
+    /// Sets many priorities; of a repeated item the last one counts. Returns how many updates found
     /// their item; the others were for items that have gone. O(n depth), with at most one atomic add for each update
     /// and level: a level with fewer words than there are changes gets one for each word, the others one for each run
     /// of neighbours, such as a draw returns them.

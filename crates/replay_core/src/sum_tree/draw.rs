@@ -19,12 +19,12 @@ pub struct Drawn {
     pub units: u64,
 }
 
-/// Descents that go side by side: enough to hide the misses, few enough that what they fetch stays in the
+/// Descents side by side: enough to hide the misses, few enough that their nodes stay in the
 /// first-level cache.
 const SIDE_BY_SIDE: usize = 32;
 
 /// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
-/// mass since its parent was read. Under loom every read multiplies what there is to explore.
+/// mass since its parent was read. Under loom every read multiplies the executions to explore.
 const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 
 /// One descent on its way down.
@@ -34,7 +34,7 @@ struct Descent {
     node: u32,
     /// The position to find within it, in units.
     position: u64,
-    /// What its parent said it holds; 0 once the descent has missed.
+    /// Sum of the node according to its parent; 0 once the descent has missed.
     expected: u64,
 }
 
@@ -141,12 +141,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 }
             });
         }
-        // Pairs with the Release in `activate`: what was written before a drawn leaf went live is seen from here.
+        // Pairs with the Release in `activate`: writes from before a drawn leaf went live are seen from here.
         fence(Ordering::Acquire);
         missed
     }
 
-    /// Draws from one look at every leaf: right whatever the sums above say. Returns the total of what it saw.
+    /// Draws from one scan of the leaves: right whatever the sums above are. Returns the total that it saw.
     #[cold]
     fn scan(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
         let mut total = 0u64;
@@ -175,7 +175,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 }
 
 impl Descent {
-    /// Goes on to the child that the position falls in, within the sum that the children have now. `None`, now
+    /// Descends to the child that the position falls in, within the sum that the children have now. `None`, now
     /// and on every level below, when that is 0.
     #[inline(always)]
     fn choose(&mut self, children: &impl Running) -> Option<usize> {
@@ -205,7 +205,7 @@ impl Descent {
     }
 }
 
-/// Visits descents with what was read of their nodes. A node is read once for neighbours that go through it together:
+/// Visits descents with the sums of their nodes. A node is read once for neighbours that go through it together:
 /// the upper ones, where targets ascend.
 #[inline(always)]
 fn for_each<R: Running>(

@@ -46,7 +46,7 @@ impl Leaf {
         Leaf(units << GENERATION_BITS | self.0 & GENERATION_MASK)
     }
 
-    /// What, added to the word of a dead leaf, makes it live with `units`. An even generation becomes odd, which
+    /// Addend that turns the word of a dead leaf into a live one with `units`. An even generation becomes odd, which
     /// carries nothing over.
     pub const fn birth(units: u64) -> u64 {
         units << GENERATION_BITS | 1

@@ -1,6 +1,6 @@
 //! A sum tree that many threads draw from and write to at the same time, without a lock.
 //!
-//! Priorities are unsigned fixed point. With a fan-out of 16, a million leaves stand on five levels:
+//! Priorities are unsigned fixed point. With a fan-out of 16, a million leaves make five levels:
 //!
 //! ```text
 //!   root             [ sum sum .. sum ]                1 node: 16 sums, 128 bytes
@@ -15,20 +15,20 @@
 //! integers do not drift. No step waits for another thread: with a writer stopped between any two of them, the
 //! others finish their draws and updates.
 //!
-//! What a reader may see in between, and what it does about it:
+//! Intermediate states that a reader may see, and its answer to each:
 //!
 //! - A sum lags behind its children, even below zero. It is read as signed and a negative one counts as 0.
-//! - The children of a node do not add up to what its parent said. A draw goes on within the sum that it has just
+//! - The children of a node do not add up to their sum in the parent. A draw continues within the sum that it has just
 //!   read, never the parent's: its position is scaled to it. Where nothing is left, the draw starts again with
 //!   another number, a bounded number of times, and then falls back to a scan of the leaves.
 //! - The leaf that was drawn changes afterwards. A draw returns the units and the generation of one word.
 //!
 //! # Metadata of a slot
 //!
-//! Who owns a dead slot writes the item's metadata beside the tree, then calls [`SumTree::activate`]. Who draws
-//! the slot sees that metadata, and may see a later owner's: metadata are atomics, stored after a `Release` fence,
-//! and a reader calls [`SumTree::is_live`] with the drawn generation after it has loaded them. True means that all
-//! it loaded belongs to the item it has drawn. [`crate::table::items`] holds to this.
+//! The owner of a dead slot writes the item's metadata beside the tree, then calls [`SumTree::activate`]. A draw of
+//! the slot sees that metadata, or a later owner's: metadata are atomics, stored after a `Release` fence, and a reader
+//! calls [`SumTree::is_live`] with the drawn generation after it has loaded them. True means that everything it loaded
+//! belongs to the drawn item. [`crate::table::items`] follows this.
 
 mod batch;
 mod draw;
@@ -155,7 +155,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     /// Makes a dead slot live with `units` (at most [`SumTree::MAX_UNITS`]) and returns its generation. Only the
-    /// one owner of the dead slot may call it. Publishes what the caller wrote before: see the module. O(depth).
+    /// one owner of the dead slot may call it. Publishes the caller's earlier writes: see the module. O(depth).
     ///
     /// # Panics
     /// When `slot` is not below the capacity or is live.
@@ -191,7 +191,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         // A reader that has loaded a later owner's metadata has to find the slot dead or taken: this fence pairs
         // with the Release fence before the metadata were stored (`Items::insert`), and the kill came before that.
         fence(Ordering::Acquire);
-        // Acquire: pairs with the Release in `activate`, for who reads metadata after this check.
+        // Acquire: pairs with the Release in `activate`, for reads of metadata after this check.
         self.leaf(slot)
             .is_some_and(|word| Leaf::from_word(word.load(Ordering::Acquire)).holds(generation))
     }
@@ -213,7 +213,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         true
     }
 
-    /// Sum of all priorities in units: what the root shows at this instant. O(1).
+    /// Sum of all priorities in units, as the root has it at this instant. O(1).
     pub fn total(&self) -> u64 {
         match &*self.levels {
             [leaves] => leaves[0].read(Level::Leaves).sum(),

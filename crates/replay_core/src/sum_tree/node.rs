@@ -12,7 +12,7 @@ pub(super) struct Node<const FANOUT: usize> {
     pub words: [AtomicU64; FANOUT],
 }
 
-/// What the words of a level mean.
+/// Meaning of the words of a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     /// [`Leaf`] words.
@@ -28,7 +28,7 @@ impl<const FANOUT: usize> Node<FANOUT> {
         }
     }
 
-    /// The children as they are now. Relaxed: who needs what was written before a leaf went live puts an Acquire
+    /// The children as they are now. Relaxed: a caller that needs writes from before a leaf went live puts an Acquire
     /// fence after it.
     #[inline(always)]
     pub fn read(&self, level: Level) -> Children<FANOUT> {
@@ -57,7 +57,7 @@ pub(super) trait Running {
     fn find(&self, position: u64) -> (usize, u64, u64);
 }
 
-/// What was read of a node's children, on any processor. No sum is negative.
+/// Sums of a node's children as they were read, on any processor. No sum is negative.
 pub(super) struct Children<const FANOUT: usize> {
     level: Level,
     words: [u64; FANOUT],

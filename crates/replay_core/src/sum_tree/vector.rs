@@ -59,7 +59,7 @@ fn load<const N: usize>(node: &Node<N>) -> [__m256i; 4] {
     [a, b, c, d]
 }
 
-/// What [`Node::read`] returns, of a node of 16.
+/// Result of [`Node::read`] for a node of 16.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub fn read<const N: usize>(node: &Node<N>, level: Level) -> RunningSums {
@@ -131,7 +131,7 @@ impl Running for RunningSums {
 
     #[inline(always)]
     fn find(&self, position: u64) -> (usize, u64, u64) {
-        // SAFETY: only `read` makes this value, and who called it has AVX2.
+        // SAFETY: only `read` makes this value, and its callers have AVX2.
         let child = unsafe { self.first_beyond(position) };
         let before = self.before(child);
         (child, position - before, self.before(child + 1) - before)

@@ -1,5 +1,5 @@
-//! Eviction: the oldest chunks make room, in steps, bytes and items. Chunks leave the order of arrival and their
-//! items die under the insert lock; the chunks are dropped after it is released, or when their last reader lets go.
+//! Eviction: the oldest chunks make room, in steps, bytes and items. Under the insert lock chunks leave the order of
+//! arrival and their items die; the chunks themselves are dropped after it is released.
 
 use std::sync::atomic::Ordering;
 
@@ -16,14 +16,14 @@ pub const EVICTED_AT_ONCE: usize = 64;
 
 impl Table {
     /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes. False: those in `evicted`
-    /// have to be dropped before another look. `Err` says who is waited for.
+    /// have to be dropped before another look. `Err` names the cause of the wait.
     pub(super) fn make_room(
         &self,
         residents: &mut Residents,
         push: &Prepared,
         evicted: &mut Evicted,
     ) -> std::result::Result<bool, String> {
-        // Held by nobody but readers, and by chunks that another push has evicted and is about to drop.
+        // Blobs that readers hold of evicted chunks, and chunks that another push has evicted and is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes());
         if pinned + push.bytes > self.capacity_bytes {
             return Err(format!(
@@ -54,11 +54,11 @@ impl Table {
         }
         self.first_arrival
             .store(residents.first(), Ordering::Relaxed);
-        // What was just evicted counts until it is dropped, without the lock.
+        // Evicted chunks count until they are dropped, after the lock is released.
         Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
     }
 
-    /// Lets every chunk go that is live now, and its items; the limiter starts from nothing. Writers go on, and
+    /// Removes every chunk that is live now, and its items; the limiter starts from nothing. Writers continue, and
     /// windows do not reach back over this.
     pub(crate) fn empty(&self) {
         let mut removed = Vec::with_capacity(EVICTED_AT_ONCE);

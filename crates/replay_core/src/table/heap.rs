@@ -2,7 +2,7 @@
 
 use super::items::ItemKey;
 
-/// What ranks items.
+/// Criterion of the rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankBy {
     /// The last one inserted comes first.
@@ -19,15 +19,16 @@ pub enum RankBy {
 pub struct Heap {
     rank_by: RankBy,
     /// By slot; a slot that never had an item is of generation 0, which no live item has.
-    entries: Box<[Entry]>,
-    /// Slots of the items that can be drawn. No entry is before that of its parent, which is at half its index.
+    entries: Box<[HeapEntry]>,
+    /// Slots of the items that can be drawn, a binary heap: index i has its parent, which ranks before it, at
+    /// (i - 1) / 2.
     slots: Vec<u32>,
     /// Insertions and updates so far.
     changes: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct HeapEntry {
     /// The least comes first.
     rank: Rank,
     generation: u32,
@@ -44,7 +45,7 @@ const NOWHERE: u32 = u32::MAX;
 impl Heap {
     /// Room for an item in each of `capacity` slots.
     pub fn new(rank_by: RankBy, capacity: u32) -> Self {
-        let never_used = Entry {
+        let never_used = HeapEntry {
             rank: (0, 0),
             generation: 0,
             index: NOWHERE,
@@ -59,7 +60,7 @@ impl Heap {
 
     /// Bytes that it allocates.
     pub fn bytes(capacity: u32) -> u64 {
-        u64::from(capacity) * (size_of::<Entry>() + size_of::<u32>()) as u64
+        u64::from(capacity) * (size_of::<HeapEntry>() + size_of::<u32>()) as u64
     }
 
     /// Adds an item; one that had its slot before goes.
@@ -138,7 +139,7 @@ impl Heap {
     /// The rank of an item that is inserted or updated now.
     fn next_rank(&mut self, priority: f64) -> Rank {
         self.changes += 1;
-        // The bits of positive floats are in the order of the floats; those of -0.0 would be the largest of all.
+        // Positive floats are ordered as their bits; the bits of -0.0 would be the largest of all.
         let priority = priority.abs().to_bits();
         let first = match self.rank_by {
             RankBy::Newest => !self.changes,

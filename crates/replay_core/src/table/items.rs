@@ -1,8 +1,8 @@
 //! The items of a table: their metadata beside the leaves of the sum tree, their keys, how often each was drawn.
 //!
-//! The metadata of slot `s` are atomic words that whoever owns the dead slot writes before the leaf goes live. A
-//! reader draws a leaf (slot and generation), loads the words, pins what they name, and then asks the tree whether
-//! that generation is still live ([`Items::confirm`]): if so, every word was the drawn item's. Nobody locks.
+//! The metadata of a slot are atomic words. The owner of the dead slot writes them before the leaf goes live. A
+//! reader draws a leaf (slot and generation), loads the words, pins the chunks, and then asks the tree whether that
+//! generation is still live ([`Items::confirm`]): if so, every word belonged to the drawn item. No lock is taken.
 
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
@@ -39,7 +39,7 @@ impl ItemKey {
 
 /// The rows of an item, and where they start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct ItemRows {
     /// The chunk of its first row: the item dies with it.
     pub oldest: Handle,
     /// Its first row, counted in that chunk.
@@ -50,17 +50,17 @@ pub struct Window {
     pub after: u16,
 }
 
-/// What a reader loads about an item.
+/// Metadata of an item, as a reader has loaded them.
 #[derive(Debug, Clone, Copy)]
 pub struct Metadata {
     /// Its rows.
-    pub window: Window,
+    pub window: ItemRows,
     /// Steps the table had taken when the item was inserted.
     pub born: u64,
     lifetime: u32,
 }
 
-/// The metadata of one slot; see the module for who writes when. Half a cache line, never in two.
+/// The metadata of one slot; the module says when they may be written. Half a cache line, never across two.
 #[repr(align(32))]
 struct Words {
     oldest: AtomicU64,
@@ -73,11 +73,12 @@ struct Words {
 /// The low half of `Words::draws` once the item has died: no claim succeeds any more.
 const CLOSED: u64 = u32::MAX as u64;
 
-/// What a batch adds to `Items::batches` when it begins, and what it takes away when it ends.
+/// One more batch in the upper half of `Items::batches`.
 const BEGUN: u64 = 1 << 32;
+/// One more batch in its lower half, until the batch ends.
 const UNDER_WAY: u64 = 1;
 
-/// One draw of an item that was counted.
+/// A counted draw of an item.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
     /// The item.
@@ -156,7 +157,7 @@ impl Items {
     }
 
     /// Makes an item with `units` of mass; `None` when no slot is free.
-    pub fn insert(&self, window: Window, born: u64, units: u64) -> Option<ItemKey> {
+    pub fn insert(&self, window: ItemRows, born: u64, units: u64) -> Option<ItemKey> {
         let slot = self.free.pop()?;
         let words = &self.words[slot as usize];
         let rows = u64::from(window.first_row) << 32
@@ -198,7 +199,7 @@ impl Items {
         let words = &self.words[slot as usize];
         let rows = words.window.load(Ordering::Relaxed);
         Metadata {
-            window: Window {
+            window: ItemRows {
                 oldest: Handle::from_bits(words.oldest.load(Ordering::Relaxed)),
                 first_row: (rows >> 32) as u32,
                 before: (rows >> 16) as u16,
@@ -219,8 +220,8 @@ impl Items {
         (key.slot as usize) < self.words.len()
     }
 
-    /// Whether no live item has mass, and none is about to get back what a batch under way holds of it. `own` is the
-    /// number of batches of the caller that hold nothing.
+    /// Whether no live item has mass, and no batch under way is about to give any back. `own` is the number of the
+    /// caller's batches, which hold none.
     pub fn without_mass(&self, own: u32) -> bool {
         if self.max_times_sampled == 0 {
             return self.tree.live_with_mass() == 0;
@@ -359,8 +360,8 @@ impl Items {
         self.max_times_sampled > 0 && times_sampled >= self.max_times_sampled
     }
 
-    /// Counts draws that an item had before it came here. Before it has mass or stands in the order of insertion:
-    /// nobody draws it yet.
+    /// Counts draws of a restored item before it was saved. Only before it has mass or is known to the sampler: no draw
+    /// finds it yet.
     pub fn count_earlier_draws(&self, key: ItemKey, draws: u32) {
         let draws = if self.max_times_sampled > 0 {
             self.draws_left
@@ -387,7 +388,7 @@ impl Items {
             let left = i64::from(self.max_times_sampled) - drawn as i64;
             self.draws_left.fetch_sub(left, Ordering::Relaxed);
         }
-        // The queue publishes the slot, and what this thread did to it, to its next owner.
+        // The queue publishes the slot, and this thread's writes to it, to its next owner.
         self.free
             .push(key.slot)
             .expect("a slot is in the queue once: one caller wins the kill");
@@ -399,8 +400,8 @@ impl Items {
 mod tests {
     use super::*;
 
-    fn window(first_row: u32) -> Window {
-        Window {
+    fn window(first_row: u32) -> ItemRows {
+        ItemRows {
             oldest: Handle {
                 slot: 7,
                 generation: 3,

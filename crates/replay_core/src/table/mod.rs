@@ -1,12 +1,12 @@
-//! One table: streams of chunks in the order they arrived, items over them, draws, updates, eviction.
+//! One table: streams of chunks in their order of arrival, items over them, draws, updates, eviction.
 //!
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`] | metadata, keys and liveness of items; lock-free |
-//! | `sampler` | how items are chosen: what each sampler keeps about them |
+//! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
 //! | `order`, `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
-//! | [`stored`] | chunks, the bytes they hold |
-//! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
+//! | [`stored`] | chunks, and the bytes that count for them |
+//! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
 //! | `sample` | draws: no lock |
@@ -51,16 +51,16 @@ pub use writers::Writers;
 use items::{ItemKey, Items};
 use residents::Residents;
 use sampler::ItemSampler;
-use stats::Counters;
+use stats::TableCounters;
 use stored::{Chunks, Held};
 
-/// What a call that may have to wait comes to at once.
+/// Result of one attempt at a call that may have to wait.
 #[derive(Debug)]
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. Says who is waited for, and by how much. Wait on [`Table::changed`], made before the
-    /// attempt, and try again.
+    /// Nothing was done. The text names what is missing, and how much. Try again after [`Table::changed`], made before
+    /// the attempt.
     Blocked(String),
 }
 
@@ -68,25 +68,25 @@ pub enum Attempt<T> {
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,
-    /// Bytes it holds at most: [`TableConfig::effective_capacity_bytes`].
+    /// Limit of `held`: [`TableConfig::effective_capacity_bytes`].
     capacity_bytes: u64,
     items: Items,
     chunks: Chunks,
     /// The insert lock.
     residents: Mutex<Residents>,
-    /// `Residents::first`, for who does not hold the lock: may lag.
+    /// Copy of `Residents::first` for readers without the lock; may lag.
     first_arrival: AtomicU64,
     writers: Writers,
     sampler: ItemSampler,
     limiter: Arc<Limiter>,
-    /// The most draws that a waiting draw has asked for in vain; 0 once one was granted.
+    /// Largest draw that was refused for lack of draws left; 0 again after one succeeds.
     draws_wanted: AtomicU32,
     held: Arc<Held>,
-    /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero. The bits of
-    /// positive floats are in the order of the floats.
+    /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero. Positive floats are
+    /// ordered as their bits.
     max_priority: AtomicU64,
-    counters: Counters,
-    /// Seed of the draws; each takes the next number.
+    counters: TableCounters,
+    /// Seed of the random draws, with `draws`, the number of the next one.
     seed: u64,
     draws: AtomicU64,
     dropped: AtomicBool,
@@ -96,11 +96,11 @@ impl Table {
     /// Slots for evicted chunks that draws still pin, beside a slot for each step.
     const PINNED_CHUNKS: u32 = 4096;
 
-    /// Bytes that a table of this valid definition takes beside its steps, for their index. Nearly all of it is
-    /// allocated when the table is made: about 100 bytes for each step of `capacity`.
+    /// Bytes of the index of a table of this valid definition. Nearly all of it is allocated when the table is made:
+    /// about 100 bytes for each step of `capacity`.
     pub fn index_bytes(config: &TableConfig) -> u64 {
         let capacity = config.capacity as u32;
-        // A stored step adds where its blobs lie, and the key of its item.
+        // Each stored step adds the offset of its blobs and the key of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
         Items::bytes(capacity) + ItemSampler::bytes(config) + chunks + stored
@@ -126,7 +126,7 @@ impl Table {
             draws_wanted: AtomicU32::new(0),
             held: Held::new(reservation),
             max_priority: AtomicU64::new(0),
-            counters: Counters::default(),
+            counters: TableCounters::default(),
             seed,
             draws: AtomicU64::new(0),
             dropped: AtomicBool::new(false),
@@ -134,7 +134,7 @@ impl Table {
         }
     }
 
-    /// Its definition.
+    /// The definition.
     pub fn config(&self) -> &Arc<TableConfig> {
         &self.config
     }
@@ -151,8 +151,8 @@ impl Table {
         self.writers.open(open)
     }
 
-    /// Takes over a writer that was opened before. One that the table does not know may have pushed what it is about
-    /// to send again: it is not opened anew.
+    /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
+    /// repeat may have been applied already.
     ///
     /// # Errors
     /// [`Error::Expired`] when it was closed, expired or never opened here; [`Error::Protocol`] when it is open with
@@ -162,7 +162,7 @@ impl Table {
         self.writers.resume(open)
     }
 
-    /// Forgets a writer; what it wrote stays. A writer that is gone already is fine.
+    /// Forgets a writer; its steps stay. An unknown writer is no error.
     ///
     /// # Errors
     /// [`Error::Fenced`] when a newer connection has taken over.
@@ -170,14 +170,14 @@ impl Table {
         self.writers.close(writer, epoch)
     }
 
-    /// Hears of the next change that an [`Attempt::Blocked`] may be waiting for: an insert, a draw, a credit that
-    /// came back, chunks let go, the table emptied or dropped. Make it, try, and wait only then. Wait in slices of
-    /// [`crate::replay::Wait::CHECK_EVERY`]: a slot that a reader frees may come a moment after its notice.
+    /// A listener for the next change that may end an [`Attempt::Blocked`]: an insert, a draw, a returned credit, freed
+    /// bytes, the table emptied or dropped. Make it before the attempt, so that no change is missed, and wait in
+    /// slices of [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
     pub fn changed(&self) -> EventListener {
         self.held.changed.listen()
     }
 
-    /// Ends a table that was dropped: calls on it fail from now on, its steps go.
+    /// Ends a table that was dropped: calls on it fail from now on, its steps are removed.
     pub(crate) fn close(&self) {
         self.dropped.store(true, Ordering::Release);
         self.empty();

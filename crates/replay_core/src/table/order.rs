@@ -1,10 +1,10 @@
-//! The order of insertion, for the FIFO sampler: a ring of keys that readers walk without a lock.
+//! Items by insertion, for the FIFO sampler: a ring of keys that readers walk without a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::items::ItemKey;
 
-/// Keys by insertion. One writer at a time appends (under the table's insert lock); any thread reads.
+/// Keys in the order of insertion. One writer at a time appends (under the table's insert lock); any thread reads.
 pub struct InsertionOrder {
     ring: Box<[AtomicU64]>,
     /// Position of the oldest key that may be live; never goes back.
@@ -17,7 +17,7 @@ impl InsertionOrder {
     /// A ring for `capacity` live items and as many that died out of order.
     pub fn new(capacity: u32) -> Self {
         InsertionOrder {
-            ring: (0..Self::places(capacity))
+            ring: (0..Self::positions(capacity))
                 .map(|_| AtomicU64::new(0))
                 .collect(),
             head: AtomicU64::new(0),
@@ -27,15 +27,14 @@ impl InsertionOrder {
 
     /// Bytes that such a ring allocates.
     pub fn bytes(capacity: u32) -> u64 {
-        Self::places(capacity) * size_of::<AtomicU64>() as u64
+        Self::positions(capacity) * size_of::<AtomicU64>() as u64
     }
 
-    fn places(capacity: u32) -> u64 {
+    fn positions(capacity: u32) -> u64 {
         2 * u64::from(capacity)
     }
 
-    /// Whether `count` keys can be appended, after dropping what `is_live` denies from the front. Only under the
-    /// insert lock.
+    /// Whether `count` keys can be appended, once dead keys are dropped from the front. Only under the insert lock.
     pub fn has_room(&self, count: usize, is_live: impl Fn(ItemKey) -> bool) -> bool {
         self.first_live(0, is_live);
         let used = self.tail.load(Ordering::Relaxed) - self.head.load(Ordering::Relaxed);
@@ -70,7 +69,7 @@ impl InsertionOrder {
                     return Some((position, key));
                 }
             } else if position == head {
-                // Whoever succeeds, the head moves over the dead key.
+                // An Err: another reader has moved the head over the dead key.
                 let _ =
                     self.head
                         .compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! What a push has to be before anything is stored: checked against columns, streams and windows, and built.
+//! Preparation of a push, before anything is stored: its check against columns, streams and windows, and everything
+//! that placing it allocates.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use super::Table;
 use super::residents::EXTRA_ITEMS;
 use super::stored::{Charge, NewChunk, StoredChunk};
 use super::streams::{ChunkSpan, FirstChunk};
-use super::writers::Writer;
+use super::writers::TableWriter;
 
 /// A push that fits the table. Everything that placing it takes is allocated here, before the insert lock.
 pub struct Prepared {
@@ -57,7 +58,7 @@ impl Table {
     }
 
     /// Checks everything about a push that does not depend on other writers, and builds what it stores.
-    pub(super) fn prepare(&self, writer: &mut Writer, body: &PushBody) -> Result<Prepared> {
+    pub(super) fn prepare(&self, writer: &mut TableWriter, body: &PushBody) -> Result<Prepared> {
         let rows = body.chunks.iter().map(|c| u64::from(c.rows)).sum();
         let bytes = body.payload.len() as u64 + TableConfig::CHUNK_BYTES * body.chunks.len() as u64;
         for (what, size, limit) in [
@@ -114,7 +115,7 @@ impl Table {
 
     fn check_chunks(
         &self,
-        writer: &mut Writer,
+        writer: &mut TableWriter,
         body: &PushBody,
         mut rest: Bytes,
     ) -> Result<Vec<PackedRows>> {
@@ -168,7 +169,11 @@ impl Table {
         Ok(packed)
     }
 
-    fn check_items(&self, writer: &Writer, body: &PushBody) -> Result<(Vec<PreparedItem>, u64)> {
+    fn check_items(
+        &self,
+        writer: &TableWriter,
+        body: &PushBody,
+    ) -> Result<(Vec<PreparedItem>, u64)> {
         let mut chunk_of = vec![None; writer.streams.len()];
         for (index, head) in body.chunks.iter().enumerate() {
             chunk_of[head.stream as usize] = Some((index, head.first_step, head.rows));
@@ -191,7 +196,7 @@ impl Table {
     /// Checks an item and finds its first row; `None` when that has been evicted.
     fn check_item(
         &self,
-        writer: &Writer,
+        writer: &TableWriter,
         item: &NewItem,
         pushed: &[Option<(usize, u64, u32)>],
     ) -> Result<Option<(FirstChunk, u32)>> {

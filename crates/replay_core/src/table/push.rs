@@ -11,7 +11,7 @@ use crate::limiter::Inserting;
 use crate::replay::Push;
 
 use super::evict::EVICTED_AT_ONCE;
-use super::items::Window;
+use super::items::ItemRows;
 use super::prepare::Prepared;
 use super::residents::Residents;
 use super::streams::FirstChunk;
@@ -59,7 +59,7 @@ impl Table {
                 }
             }
         }
-        // Before the others hear of the change: they are counted now.
+        // Before the notice below: the items are counted by now.
         drop(inserting);
         for chunk in prepared.chunks {
             writer.streams[chunk.stream as usize].push(chunk.span);
@@ -69,10 +69,10 @@ impl Table {
         Ok(Attempt::Ready(writer.steps))
     }
 
-    /// Asks the rate limiter about a push. It has to let the push through while a draw waits that only a push can
-    /// help: it found fewer draws left than it needs. `Err` says who is waited for.
+    /// Asks the rate limiter about a push. It passes in any case while a draw waits for more draws than are left: only
+    /// a push can help. `Err` names the cause of the wait.
     fn admit_push(&self, items: usize) -> std::result::Result<Inserting<'_>, String> {
-        // Hints both: whoever waits looks again soon.
+        // Hints, both: a blocked call looks again soon.
         let wanted = self.draws_wanted.load(Ordering::Relaxed);
         let needed = self.items.draws_left() < i64::from(wanted);
         self.limiter
@@ -124,7 +124,7 @@ impl Table {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let window = Window {
+            let window = ItemRows {
                 oldest: resident.handle,
                 first_row: item.first_row,
                 before: item.before,

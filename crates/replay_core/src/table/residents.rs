@@ -1,4 +1,4 @@
-//! The live chunks in the order they arrived: what evicts, in that order. Only under the table's insert lock.
+//! The live chunks in their order of arrival, which is the order of eviction. Only under the table's insert lock.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub struct Resident {
     pub handle: Handle,
     /// Its steps.
     pub rows: u32,
-    /// Bytes of its push, counted at the push's last chunk: evicting that one can free the shared buffer.
+    /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
     pub freed_bytes: u64,
     /// Items whose first row is in it. Some may have died already.
     pub items: Vec<ItemKey>,

@@ -1,5 +1,5 @@
 //! A table from the records of a snapshot: all of it is checked before anything is stored, and then put in place as
-//! a whole. The file comes from outside: what a push may not contain, it may not contain either.
+//! a whole. The file comes from outside, so it is checked as a push is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use bytes::Bytes;
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
-use crate::snapshot::content::{ChunkHead, Item, State, Stream};
-use crate::snapshot::record::Kind;
+use crate::snapshot::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::snapshot::record::RecordKind;
 
 use super::Table;
-use super::items::Window;
+use super::items::ItemRows;
 use super::residents::Residents;
 use super::stored::{Charge, NewChunk, StoredChunk};
-use super::writers::{Identity, Writers, lock};
+use super::writers::{WriterIdentity, Writers, lock};
 
-/// More of anything was never counted: a greater number would leave no room to count on.
+/// Limit of every count in a file, so that counting on from it does not overflow.
 const MOST_COUNTED: u64 = 1 << 47;
 
-/// Says what is wrong with a record.
+/// `Err` describes the fault of a record.
 type Checked = std::result::Result<(), String>;
 
-/// A table's part of a snapshot, as far as it was read: never more than the newest steps that the table may hold.
+/// A table's part of a snapshot, as far as it was read: at most the newest steps for which the table has room.
 pub(crate) struct Staged {
     table: Arc<Table>,
     /// The definition in the snapshot.
@@ -36,12 +36,12 @@ pub(crate) struct Staged {
     first: u64,
     steps: u64,
     bytes: u64,
-    items: Vec<Item>,
-    state: Option<State>,
+    items: Vec<ItemRecord>,
+    state: Option<TableState>,
 }
 
 struct StagedStream {
-    writer: Arc<Identity>,
+    writer: Arc<WriterIdentity>,
     number: u32,
     /// The number that the next step has unless there is a gap.
     next_step: u64,
@@ -60,7 +60,7 @@ struct StagedChunk {
 }
 
 impl StagedChunk {
-    /// What it counts for in the table's byte limit: as a push of it alone.
+    /// Its bytes in the table's limit: those of a push of this chunk alone.
     fn bytes(&self) -> u64 {
         self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
     }
@@ -79,7 +79,7 @@ impl Staged {
     /// Begins with a table and its definition in the snapshot.
     ///
     /// # Errors
-    /// [`Error::TableDiffers`] when the rows or the masses of the one mean nothing in the other.
+    /// [`Error::TableDiffers`] when rows or masses have another meaning in the table.
     pub fn new(table: Arc<Table>, saved: TableConfig) -> Result<Self> {
         let asked = TableConfig {
             columns: saved.columns.clone(),
@@ -120,22 +120,24 @@ impl Staged {
     /// Takes the next record.
     ///
     /// # Errors
-    /// Says what is wrong with it.
-    pub fn take(&mut self, kind: Kind, body: Bytes) -> Checked {
+    /// A description of its fault.
+    pub fn take(&mut self, kind: RecordKind, body: Bytes) -> Checked {
         match kind {
-            Kind::Stream => self.take_stream(Stream::from_bytes(body)?),
-            Kind::Chunk => {
-                let (head, packed) = ChunkHead::from_bytes(body)?;
+            RecordKind::Stream => self.take_stream(StreamRecord::from_bytes(body)?),
+            RecordKind::Chunk => {
+                let (head, packed) = ChunkRecord::from_bytes(body)?;
                 self.take_chunk(head, packed)
             }
-            Kind::Items => Item::read_all(body)?.try_for_each(|item| self.take_item(item)),
-            Kind::State => self.take_state(State::from_bytes(body)?),
-            Kind::Table | Kind::End => Err(format!("a {kind:?} record inside a table")),
+            RecordKind::Items => {
+                ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item))
+            }
+            RecordKind::State => self.take_state(TableState::from_bytes(body)?),
+            RecordKind::Table | RecordKind::End => Err(format!("a {kind:?} record inside a table")),
         }
     }
 
-    /// Puts everything into the table, which has to be empty, and returns it. What this takes is allocated before the
-    /// insert lock; nobody else has much to do with an empty table while it is held.
+    /// Puts everything into the table, which has to be empty, and returns it. Everything is allocated before the insert
+    /// lock, which is held for the whole of it: an empty table has no draws to delay.
     ///
     /// # Errors
     /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
@@ -179,13 +181,13 @@ impl Staged {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let window = Window {
+            let window = ItemRows {
                 oldest: resident.handle,
                 first_row: item.first_row,
                 before: item.before,
                 after: item.after,
             };
-            // Without mass until its draws are counted: nobody draws it before.
+            // Without mass until its draws are counted, so that no draw finds it before.
             let key = table
                 .items
                 .insert(window, item.born, 0)
@@ -221,12 +223,12 @@ impl Staged {
             .collect()
     }
 
-    fn take_stream(&mut self, stream: Stream) -> Checked {
+    fn take_stream(&mut self, stream: StreamRecord) -> Checked {
         if stream.writer.len() > Writers::MAX_NAME_BYTES {
             return Err(format!("a writer's name of {} bytes", stream.writer.len()));
         }
         self.streams.push(StagedStream {
-            writer: Arc::new(Identity {
+            writer: Arc::new(WriterIdentity {
                 name: stream.writer,
                 window_before: stream.window_before,
                 window_after: stream.window_after,
@@ -238,7 +240,7 @@ impl Staged {
         Ok(())
     }
 
-    fn take_chunk(&mut self, head: ChunkHead, packed: Bytes) -> Checked {
+    fn take_chunk(&mut self, head: ChunkRecord, packed: Bytes) -> Checked {
         let number = self.end();
         let index = head.stream as usize;
         let Some(stream) = self.streams.get_mut(index) else {
@@ -277,7 +279,7 @@ impl Staged {
         Ok(())
     }
 
-    fn take_item(&mut self, item: Item) -> Checked {
+    fn take_item(&mut self, item: ItemRecord) -> Checked {
         let number = u64::from(item.chunk);
         if number >= self.end() {
             return Err(format!("an item of chunk {number}, which is unknown"));
@@ -303,7 +305,7 @@ impl Staged {
     }
 
     /// Checks that the item's rows are there, one after the other.
-    fn check_window(&self, item: &Item) -> Checked {
+    fn check_window(&self, item: &ItemRecord) -> Checked {
         let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
         let mut chunk = self.chunk(u64::from(item.chunk));
         let Some(writer) = chunk.map(|chunk| &self.streams[chunk.stream].writer) else {
@@ -329,7 +331,7 @@ impl Staged {
         Ok(())
     }
 
-    fn take_state(&mut self, state: State) -> Checked {
+    fn take_state(&mut self, state: TableState) -> Checked {
         let largest = f64::from_bits(state.max_priority);
         if !(largest.is_finite() && largest.is_sign_positive()) {
             return Err(format!("a largest priority of {largest}"));
@@ -392,9 +394,9 @@ impl Table {
         }
     }
 
-    /// Takes over what a table of the definition `saved` had counted. Under the insert lock, after the items: until
-    /// then the rate limiter holds draws back.
-    fn go_on_from(&self, state: &State, saved: &TableConfig) {
+    /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then
+    /// the rate limiter holds draws back.
+    fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
         for (counter, value) in self.counters.all().into_iter().zip(state.counters) {
             counter.store(value, Ordering::Relaxed);
         }

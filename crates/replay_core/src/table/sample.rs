@@ -1,4 +1,5 @@
-//! Draws. A draw takes no lock: leaf, metadata, pins, and then the question whether the item was still there.
+//! Draws. A random draw takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item is
+//! still live.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{Drawn, Strata};
 
-use super::items::{Claim, ItemKey, Metadata, Window};
+use super::items::{Claim, ItemKey, ItemRows, Metadata};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::{Held, StoredChunk};
 use super::writers::lock;
@@ -37,7 +38,7 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// What a reply has of it, in order: the key row, unless it is the first row, then the rows.
+    /// Its ranges of rows in a reply: the key row, unless it is the first row, then the rows.
     fn parts(&self) -> impl Iterator<Item = Range<u32>> {
         let key = self.key.map(|row| row..row + 1);
         key.into_iter().chain([self.rows.clone()])
@@ -54,8 +55,8 @@ struct Candidate<'a> {
     oldest: Option<PinnedChunk<'a>>,
 }
 
-/// A batch that is being drawn. Dropped before it is [`Batch::finish`]ed, it gives everything back.
-struct Batch<'a> {
+/// A sample in the making. Dropped before it is [`Sampling::finish`]ed, it gives everything back.
+struct Sampling<'a> {
     table: &'a Table,
     request: &'a SampleRequest,
     admitted: Admitted,
@@ -148,7 +149,7 @@ impl Table {
             Ok(admitted) => admitted,
             Err(waits) => return Ok(Attempt::Blocked(waits)),
         };
-        let mut batch = Batch::new(self, request, admitted);
+        let mut batch = Sampling::new(self, request, admitted);
         match self.items.reserve_draws(batch.admitted.items, short) {
             Ok(draws) => {
                 batch.reserved = draws;
@@ -157,7 +158,7 @@ impl Table {
                 }
             }
             Err(left) => {
-                // At its deadline a draw that may be short takes what there is.
+                // A draw that may be short is content with fewer at its deadline.
                 if !request.allow_short {
                     self.want_draws(batch.admitted.items);
                 }
@@ -214,11 +215,11 @@ impl Table {
     }
 }
 
-impl<'a> Batch<'a> {
+impl<'a> Sampling<'a> {
     fn new(table: &'a Table, request: &'a SampleRequest, admitted: Admitted) -> Self {
         let count = admitted.items as usize;
         table.items.begin_batch();
-        Batch {
+        Sampling {
             table,
             request,
             admitted,
@@ -352,7 +353,7 @@ impl<'a> Batch<'a> {
     fn pin(
         &mut self,
         oldest: PinnedChunk<'a>,
-        window: &Window,
+        window: &ItemRows,
         before: u16,
         after: u16,
     ) -> Option<()> {
@@ -460,7 +461,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for Sampling<'_> {
     fn drop(&mut self) {
         let table = self.table;
         if !self.finished {
@@ -476,14 +477,14 @@ impl Drop for Batch<'_> {
         table.items.return_draws(self.reserved);
         table.limiter.give_back(self.admitted);
         table.items.end_batch();
-        // An attempt that comes to nothing tells nobody: it would wake its own caller, again and again.
+        // No notice of an attempt that found too little: it would wake its own caller, again and again.
         if self.finished {
             table.held.changed.notify(usize::MAX);
         }
     }
 }
 
-/// What a batch took from the rate limiter.
+/// Draws that a batch took from the rate limiter.
 struct Credit {
     limiter: Arc<Limiter>,
     held: Arc<Held>,

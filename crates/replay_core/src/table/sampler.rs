@@ -1,5 +1,5 @@
-//! How a table chooses items: one type behind the definition's [`Sampler`], with what each one keeps about the items.
-//! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists what it needs.
+//! The choice of items: one type behind the definition's [`Sampler`], with the order of items that some samplers keep.
+//! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists what to add.
 
 use std::sync::Mutex;
 
@@ -36,7 +36,7 @@ pub enum Queue {
     Heap(Mutex<Heap>),
 }
 
-/// What became of an item that was offered to a draw.
+/// Outcome of offering an item to a draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
     /// Drawn; it has draws left.
@@ -167,8 +167,8 @@ impl ItemSampler {
         }
     }
 
-    /// What a snapshot keeps of an item's priority: its mass, or in a heap the bits of the priority. `None` when the
-    /// item is gone.
+    /// The number by which a snapshot keeps an item's priority: its mass, or in a heap the bits of the priority. `None`
+    /// when the item is gone.
     pub fn saved_units(&self, items: &Items, key: ItemKey) -> Option<u64> {
         match self {
             ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Fifo(_)) => {

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot::content::{ChunkHead, Item, State, Stream};
-use crate::snapshot::record::{Kind, RecordWriter};
+use crate::snapshot::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::snapshot::record::{RecordKind, RecordWriter};
 
 use super::Table;
 use super::items::ItemKey;
 use super::stored::StoredChunk;
-use super::writers::{Identity, lock};
+use super::writers::{WriterIdentity, lock};
 
 /// Chunks named under one hold of the insert lock.
 const NAMED_AT_ONCE: usize = 64;
@@ -22,7 +22,7 @@ const NAMED_AT_ONCE: usize = 64;
 /// Items of one record.
 const ITEMS_AT_ONCE: usize = 4096;
 
-/// What has been written so far.
+/// Records written so far.
 #[derive(Default)]
 struct Saved {
     /// Number of each chunk's record.
@@ -30,18 +30,18 @@ struct Saved {
     /// The table's own number of each chunk, ascending.
     arrivals: Vec<u64>,
     /// Number of each stream's record, by writer and the writer's number of it.
-    streams: HashMap<(*const Identity, u32), u32>,
+    streams: HashMap<(*const WriterIdentity, u32), u32>,
     /// Of `streams`: they stay, so that no other writer gets the address of one.
-    writers: Vec<Arc<Identity>>,
+    writers: Vec<Arc<WriterIdentity>>,
 }
 
 impl Table {
-    /// Writes the table's records: what it holds now, without what is evicted meanwhile, and with the priorities
-    /// that the items have when their turn comes.
+    /// Writes the table's records: chunks and items that it holds now, without those evicted meanwhile. Each item has
+    /// the priority of the moment in which it is written.
     pub(crate) fn save<W: Write>(&self, out: &mut RecordWriter<W>) -> Result<()> {
         let definition = serde_json::to_vec(&*self.config)
             .map_err(|error| Error::Internal(error.to_string()))?;
-        out.record(Kind::Table, &[&definition])?;
+        out.record(RecordKind::Table, &[&definition])?;
         let (end, taken) = {
             let residents = lock(&self.residents);
             let taken = self.counters.inserted_steps.load(Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Table {
         let first = lock(&self.residents).first();
         let evicted = saved.arrivals.partition_point(|&arrival| arrival < first);
         let state = self.state(evicted as u64);
-        out.record(Kind::State, &[&state.to_bytes()])
+        out.record(RecordKind::State, &[&state.to_bytes()])
     }
 
     /// Writes the live chunks of the numbers up to `end`, exclusive.
@@ -83,12 +83,15 @@ impl Table {
                     continue;
                 };
                 let stream = saved.stream_of(&chunk, out)?;
-                let head = ChunkHead {
+                let head = ChunkRecord {
                     stream,
                     rows: chunk.packed.rows(),
                     first_step: chunk.first_step,
                 };
-                out.record(Kind::Chunk, &[&head.to_bytes(), chunk.packed.as_bytes()])?;
+                out.record(
+                    RecordKind::Chunk,
+                    &[&head.to_bytes(), chunk.packed.as_bytes()],
+                )?;
                 saved.chunks.insert(handle, saved.arrivals.len() as u32);
                 saved.arrivals.push(arrival);
             }
@@ -102,25 +105,25 @@ impl Table {
         saved: &Saved,
         out: &mut RecordWriter<W>,
     ) -> Result<()> {
-        let mut body = Vec::with_capacity(ITEMS_AT_ONCE * Item::BYTES);
+        let mut body = Vec::with_capacity(ITEMS_AT_ONCE * ItemRecord::BYTES);
         for key in self.sampler.keys(&self.items) {
             let Some(item) = self.saved_item(key, saved).filter(|i| i.born <= taken) else {
                 continue;
             };
             item.write(&mut body);
             if body.len() == body.capacity() {
-                out.record(Kind::Items, &[&body])?;
+                out.record(RecordKind::Items, &[&body])?;
                 body.clear();
             }
         }
         if body.is_empty() {
             return Ok(());
         }
-        out.record(Kind::Items, &[&body])
+        out.record(RecordKind::Items, &[&body])
     }
 
     /// An item as it is now; `None` when it has died, has no draw left, or its chunk was not written.
-    fn saved_item(&self, key: ItemKey, saved: &Saved) -> Option<Item> {
+    fn saved_item(&self, key: ItemKey, saved: &Saved) -> Option<ItemRecord> {
         let metadata = self.items.metadata(key.slot);
         // Before the draws: the last one takes the mass away.
         let units = self.sampler.saved_units(&self.items, key)?;
@@ -129,7 +132,7 @@ impl Table {
         if !self.items.confirm(key) || self.items.is_used_up(times_sampled) {
             return None;
         }
-        Some(Item {
+        Some(ItemRecord {
             chunk: *saved.chunks.get(&metadata.window.oldest)?,
             first_row: metadata.window.first_row,
             before: metadata.window.before,
@@ -140,9 +143,9 @@ impl Table {
         })
     }
 
-    fn state(&self, evicted_chunks: u64) -> State {
+    fn state(&self, evicted_chunks: u64) -> TableState {
         let (limiter_drawn, limiter_inserted) = self.limiter.counts();
-        State {
+        TableState {
             evicted_chunks,
             limiter_inserted,
             limiter_drawn,
@@ -164,13 +167,13 @@ impl Saved {
         if let Some(&number) = self.streams.get(&name) {
             return Ok(number);
         }
-        let stream = Stream {
+        let stream = StreamRecord {
             window_before: chunk.writer.window_before,
             window_after: chunk.writer.window_after,
             number: chunk.stream,
             writer: chunk.writer.name.clone(),
         };
-        out.record(Kind::Stream, &[&stream.to_bytes()])?;
+        out.record(RecordKind::Stream, &[&stream.to_bytes()])?;
         let number = self.streams.len() as u32;
         self.streams.insert(name, number);
         self.writers.push(chunk.writer.clone());

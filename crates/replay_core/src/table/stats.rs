@@ -1,17 +1,17 @@
-//! What a table counts, and the JSON object that shows it.
+//! The counters of a table, and the JSON object that shows them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::snapshot::content::State;
+use crate::snapshot::content::TableState;
 
 use super::Table;
 use super::writers::lock;
 
 /// Events since the table was made. Statistics only: nothing is published with them.
 #[derive(Default)]
-pub(super) struct Counters {
+pub(super) struct TableCounters {
     pub inserted_steps: AtomicU64,
     pub inserted_items: AtomicU64,
     /// Items that came after their first row had been evicted.
@@ -26,12 +26,12 @@ pub(super) struct Counters {
     pub blocked_draws: AtomicU64,
 }
 
-/// Where `inserted_steps` stands in [`Counters::all`].
+/// Index of `inserted_steps` in [`TableCounters::all`].
 pub(super) const INSERTED_STEPS: usize = 0;
 
-impl Counters {
+impl TableCounters {
     /// All of them, in an order that is part of the format of a snapshot.
-    pub fn all(&self) -> [&AtomicU64; State::COUNTERS] {
+    pub fn all(&self) -> [&AtomicU64; TableState::COUNTERS] {
         [
             &self.inserted_steps,
             &self.inserted_items,
@@ -49,14 +49,14 @@ impl Counters {
 }
 
 impl Table {
-    /// Counters and gauges.
+    /// TableCounters and gauges.
     ///
     /// Gauges: `items`, `items_with_mass`, `steps`, `bytes` (held: live and pinned, with
     /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk), `live_bytes`, `pinned_bytes` (evicted, still
     /// read), `capacity`, `capacity_bytes`, `writers`, `streams`, `total_priority` (after the
     /// exponent), `max_priority` (ever, before the exponent; null when none was above 0), `limiter_drawn` and
     /// `limiter_inserted` (items since the table was last emptied; undelivered draws are taken back).
-    /// Counters since the table was made: `inserted_steps`, `inserted_items`, `late_items` (first row evicted
+    /// TableCounters since the table was made: `inserted_steps`, `inserted_items`, `late_items` (first row evicted
     /// before the item came), `evicted_steps`, `evicted_items`, `sampled_items`, `updated_priorities`,
     /// `stale_updates`, `saturated_priorities`, `corrupt_items`, `blocked_pushes` and `blocked_draws` (attempts).
     pub fn stats(&self) -> Value {
@@ -103,7 +103,7 @@ impl Table {
     /// Checks the table at rest: the sum tree adds up, and as many items are live as live chunks have.
     ///
     /// # Errors
-    /// [`crate::Error::Internal`] that names what does not add up.
+    /// [`crate::Error::Internal`] that names the counts that differ.
     pub fn check_at_rest(&self) -> crate::Result<()> {
         self.items.tree.check_at_rest()?;
         let mut residents = lock(&self.residents);

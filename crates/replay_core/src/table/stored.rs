@@ -14,7 +14,7 @@ use crate::slab::{Handle, Slab};
 use super::items::ItemKey;
 use super::residents::{EXTRA_ITEMS, Resident};
 use super::streams::ChunkSpan;
-use super::writers::Identity;
+use super::writers::WriterIdentity;
 
 /// Names no chunk.
 const NO_CHUNK: u64 = u64::MAX;
@@ -26,8 +26,8 @@ pub type Chunks = Slab<Box<StoredChunk>>;
 pub struct StoredChunk {
     /// Rows and blobs as they arrived.
     pub packed: PackedRows,
-    /// Who wrote them.
-    pub writer: Arc<Identity>,
+    /// Their writer.
+    pub writer: Arc<WriterIdentity>,
     /// The writer's stream.
     pub stream: u32,
     /// The stream's number of the first row.
@@ -39,7 +39,7 @@ impl StoredChunk {
     /// A chunk that nothing continues yet.
     pub fn new(
         packed: PackedRows,
-        writer: Arc<Identity>,
+        writer: Arc<WriterIdentity>,
         stream: u32,
         first_step: u64,
     ) -> Box<Self> {
@@ -114,17 +114,17 @@ impl NewChunk {
     }
 }
 
-/// Bytes that a table holds: those of live chunks, and of evicted ones whose blobs somebody still reads.
+/// Bytes that a table holds: live chunks, and the payloads of evicted ones while a drawn batch refers to them.
 pub struct Held {
     bytes: AtomicU64,
-    /// What waits for room or for data hears of it here: the table notifies after each change.
+    /// Notified after each change that a waiting push or draw may need.
     pub changed: Event,
     /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
     _reservation: Reservation,
 }
 
 impl Held {
-    /// Nothing is held yet of what was reserved for the table.
+    /// No bytes held, of those reserved for the table.
     pub fn new(reservation: Reservation) -> Arc<Self> {
         Arc::new(Held {
             bytes: AtomicU64::new(0),
@@ -139,13 +139,13 @@ impl Held {
     }
 }
 
-// What a chunk allocates beside its payload is within what it counts for.
+// The allocations of a chunk, without its payload, are within the bytes that it counts for.
 const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
-    // The list of a stream's chunks may be half empty. What each row adds is in `Table::index_bytes`.
+    // The list of a stream's chunks may be half empty. `Table::index_bytes` has the part of each row.
     let lists =
         2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
-    // With the counters of an `Arc` and of a `Bytes` with an owner, and what the slices of a `Vec` share.
+    // With the counters of an `Arc` and of a `Bytes` with an owner, and the three words that slices of a `Vec` share.
     let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
     let kept_by_the_allocator = 7 * 16;
     assert!(chunk + lists + push + kept_by_the_allocator <= TableConfig::CHUNK_BYTES as usize);
@@ -179,7 +179,7 @@ impl Charge {
     /// Counts `bytes`. Under the insert lock, so that the sum stays within the table's limit.
     pub fn count(&self, bytes: u64) {
         self.held.bytes.fetch_add(bytes, Ordering::Relaxed);
-        // Relaxed, as in `drop`: whoever drops the last reference to the charge has seen all that was done with others.
+        // Relaxed, as the access in `drop`: dropping the last `Arc` is ordered after all uses of the others.
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 }

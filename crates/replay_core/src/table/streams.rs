@@ -1,4 +1,4 @@
-//! What a stream holds: which steps lie in which chunk, and whether a window of steps is there as a whole.
+//! The steps of a stream: their chunks, and whether all steps of a window are there.
 
 use std::collections::VecDeque;
 

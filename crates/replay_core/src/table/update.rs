@@ -12,8 +12,8 @@ use super::items::ItemKey;
 const MAX_REASON: usize = 200;
 
 impl Table {
-    /// Sets priorities, before the exponent. The last value of a key that stands twice counts. Keys of items that
-    /// are gone are counted and ignored.
+    /// Sets priorities, before the exponent. Of a repeated key the last value counts. Keys of items that are gone are
+    /// counted and ignored.
     ///
     /// # Errors
     /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or

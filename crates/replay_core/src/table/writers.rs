@@ -1,5 +1,5 @@
-//! Who writes into a table: sequence numbers that make a push apply once, epochs that fence an older connection
-//! off, and what each stream holds.
+//! The writers of a table: sequence numbers that make a push apply once, epochs that fence an older connection off,
+//! and the steps of each stream.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use crate::replay::{OpenWriter, WriterOpened};
 
 use super::streams::Stream;
 
-/// What stays true of a writer, for chunks to refer to when it is gone.
+/// The constant part of a writer, to which chunks refer when it is gone.
 #[derive(Debug)]
-pub struct Identity {
-    /// For people.
+pub struct WriterIdentity {
+    /// Display name, for errors and logs.
     pub name: String,
     /// Rows before the anchor of its items, at most.
     pub window_before: u16,
@@ -23,10 +23,10 @@ pub struct Identity {
 
 /// One writer's side of the table. Its lock is taken by its own pushes, so it is held over their checks and
 /// allocations; the table's insert lock is not.
-pub struct Writer {
+pub struct TableWriter {
     /// Name and window.
-    pub identity: Arc<Identity>,
-    /// What its streams hold.
+    pub identity: Arc<WriterIdentity>,
+    /// Its streams, by number.
     pub streams: Vec<Stream>,
     /// Steps the table has taken from it.
     pub steps: u64,
@@ -34,7 +34,7 @@ pub struct Writer {
     last_sequence: u64,
 }
 
-impl Writer {
+impl TableWriter {
     /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
     ///
     /// # Errors
@@ -73,8 +73,8 @@ impl Writer {
     }
 }
 
-struct Entry {
-    writer: Arc<Mutex<Writer>>,
+struct KnownWriter {
+    writer: Arc<Mutex<TableWriter>>,
     streams: u32,
     /// `Writers::clock` at its last push.
     used: AtomicU64,
@@ -83,8 +83,8 @@ struct Entry {
 /// The writers of a table, by number.
 pub struct Writers {
     table: String,
-    entries: Mutex<HashMap<u64, Entry>>,
-    /// Counts pushes, to tell which writer was idle the longest.
+    entries: Mutex<HashMap<u64, KnownWriter>>,
+    /// Counts pushes, to find the writer that was idle the longest.
     clock: AtomicU64,
 }
 
@@ -143,8 +143,8 @@ impl Writers {
             return take_over(&mut lock(&writer), open);
         }
         self.expire_for(&mut entries, open.streams);
-        let writer = Writer {
-            identity: Arc::new(Identity {
+        let writer = TableWriter {
+            identity: Arc::new(WriterIdentity {
                 name: open.name.clone(),
                 window_before: open.window_before,
                 window_after: open.window_after,
@@ -154,7 +154,7 @@ impl Writers {
             epoch: 1,
             last_sequence: 0,
         };
-        let entry = Entry {
+        let entry = KnownWriter {
             writer: Arc::new(Mutex::new(writer)),
             streams: open.streams,
             used: AtomicU64::new(self.tick()),
@@ -181,7 +181,7 @@ impl Writers {
     ///
     /// # Errors
     /// [`Error::Expired`] when it was closed, was idle while others needed its room, or was never opened.
-    pub fn get(&self, writer: u64) -> Result<Arc<Mutex<Writer>>> {
+    pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
         let entries = self.lock();
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
             writer: format!("{writer:#018x}"),
@@ -198,7 +198,7 @@ impl Writers {
         let Ok(found) = self.get(writer) else {
             return Ok(());
         };
-        // Held until it is gone: nobody takes over in between.
+        // Held until the writer is removed, so that no connection takes over in between.
         let guard = lock(&found);
         guard.check_epoch(epoch)?;
         self.lock().remove(&writer);
@@ -212,7 +212,7 @@ impl Writers {
         (entries.len(), streams)
     }
 
-    fn expire_for(&self, entries: &mut HashMap<u64, Entry>, streams: u32) {
+    fn expire_for(&self, entries: &mut HashMap<u64, KnownWriter>, streams: u32) {
         let mut total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
         while total + u64::from(streams) > u64::from(Self::MAX_STREAMS) {
             let idle = entries
@@ -235,12 +235,12 @@ impl Writers {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, KnownWriter>> {
         lock(&self.entries)
     }
 }
 
-fn take_over(writer: &mut Writer, open: &OpenWriter) -> Result<WriterOpened> {
+fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened> {
     let identity = &writer.identity;
     let have = (
         writer.streams.len(),
