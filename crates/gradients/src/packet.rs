@@ -47,54 +47,69 @@ pub type SessionKey = [u8; 16];
 /// Random number that proves receipt at the address that it was sent to.
 pub type Cookie = [u8; 8];
 
-/// Kind of a datagram.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum PacketKind {
-    /// float32 values.
-    Float,
-    /// int32 values.
-    Fixed,
-    /// Block exponents.
-    Exponents,
-    /// The float32 sum of some workers.
-    Partial,
-    /// Path validation.
-    Join,
-    /// The worker leaves.
-    Leave,
-    /// Drop segments in flight.
-    Reset,
-    /// Set the threshold.
-    SetH,
-    /// Send a segment before it is complete.
-    FBcast,
-    /// Status query, or request to send a contribution again.
-    Help,
-    /// Suspend the job.
-    Halt,
-    /// Answer.
-    Ack,
+/// Enums that the wire numbers from 0, in the order of their variants.
+macro_rules! numbered {
+    ($($(#[$doc:meta])* pub enum $name:ident { $($(#[$variant_doc:meta])* $variant:ident,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)*
+        }
+
+        impl $name {
+            fn from_number(number: u8) -> Option<Self> {
+                [$($name::$variant,)*].get(usize::from(number)).copied()
+            }
+        }
+    )*};
 }
 
-impl PacketKind {
-    const ALL: [PacketKind; 12] = [
-        PacketKind::Float,
-        PacketKind::Fixed,
-        PacketKind::Exponents,
-        PacketKind::Partial,
-        PacketKind::Join,
-        PacketKind::Leave,
-        PacketKind::Reset,
-        PacketKind::SetH,
-        PacketKind::FBcast,
-        PacketKind::Help,
-        PacketKind::Halt,
-        PacketKind::Ack,
-    ];
+numbered! {
+    /// Kind of a datagram.
+    pub enum PacketKind {
+        /// float32 values.
+        Float,
+        /// int32 values.
+        Fixed,
+        /// Block exponents.
+        Exponents,
+        /// The float32 sum of some workers.
+        Partial,
+        /// Path validation.
+        Join,
+        /// The worker leaves.
+        Leave,
+        /// Drop segments in flight.
+        Reset,
+        /// Set the threshold.
+        SetH,
+        /// Send a segment before it is complete.
+        FBcast,
+        /// Status query, or request to send a contribution again.
+        Help,
+        /// Suspend the job.
+        Halt,
+        /// Answer.
+        Ack,
+    }
 
-    fn from_bits(bits: u8) -> Option<Self> {
-        PacketKind::ALL.get(usize::from(bits)).copied()
+    /// Status in an answer of an aggregator.
+    pub enum Status {
+        /// The control was applied. The header has the next round.
+        Done,
+        /// The segment waits for the workers in `missing`.
+        Waiting,
+        /// The round failed: `missing` did not contribute in time.
+        Failed,
+        /// The segment's sum is no longer kept.
+        Gone,
+        /// The job is suspended.
+        Halted,
+        /// The job was reset. The header has the next round.
+        Reset,
+        /// The control was not applied.
+        Refused,
     }
 }
 
@@ -147,7 +162,7 @@ impl PacketHeader {
         let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let fields = low >> 40 | u64::from(u16::from_le_bytes(high)) << 24;
         let header = PacketHeader {
-            kind: PacketKind::from_bits(head[0] & 15)?,
+            kind: PacketKind::from_number(head[0] & 15)?,
             session: (low >> 8) as u32,
             round: (fields & FIELD_MASK) as u32,
             segment: (fields >> FIELD_BITS) as u32,
@@ -163,38 +178,6 @@ impl PacketHeader {
             false => near.checked_add(ahead),
         }
     }
-}
-
-/// Status in an answer of an aggregator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Status {
-    /// The control was applied. The header has the next round.
-    Done,
-    /// The segment waits for the workers in `missing`.
-    Waiting,
-    /// The round failed: `missing` did not contribute in time.
-    Failed,
-    /// The segment's sum is no longer kept.
-    Gone,
-    /// The job is suspended.
-    Halted,
-    /// The job was reset. The header has the next round.
-    Reset,
-    /// The control was not applied.
-    Refused,
-}
-
-impl Status {
-    const ALL: [Status; 7] = [
-        Status::Done,
-        Status::Waiting,
-        Status::Failed,
-        Status::Gone,
-        Status::Halted,
-        Status::Reset,
-        Status::Refused,
-    ];
 }
 
 /// Body of [`PacketKind::Ack`]: status (u8), kind of the answered datagram (u8), missing workers (u64, a bit each), text.
@@ -239,8 +222,8 @@ impl Ack {
     pub fn decode(body: &[u8]) -> Option<Self> {
         let (head, text) = body.split_first_chunk::<{ Self::HEAD }>()?;
         Some(Ack {
-            status: *Status::ALL.get(usize::from(head[0]))?,
-            about: PacketKind::from_bits(head[1])?,
+            status: Status::from_number(head[0])?,
+            about: PacketKind::from_number(head[1])?,
             missing: u64::from_le_bytes(head[2..].try_into().ok()?),
             text: String::from_utf8_lossy(text).into_owned(),
         })

@@ -225,6 +225,7 @@ impl Job {
     }
 
     /// Makes a sum final, and sends it to all members.
+    #[inline]
     pub(super) fn finish<T: Transmit>(
         &mut self,
         index: usize,
