@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::counters::AggregatorCounters;
 use super::job::{Job, JobStatus, Member};
 use super::packet::{Ack, MAX_SEGMENT_VALUES, PacketHeader, PacketKind, Status};
+use super::segments::SegmentTable;
 use super::sessions::{SessionOwner, SessionTable};
-use super::slots::SegmentTable;
-use super::terms::{self, JobSettings};
+use super::settings::{self, JobSettings};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
 /// Number of the first round. The round before it needs a number, too.
@@ -133,7 +133,7 @@ impl Aggregator {
         parent: Option<ParentAggregator>,
         out: &mut T,
     ) -> Result<Ticket> {
-        terms::check(request)?;
+        settings::check(request)?;
         let session = self.new_session()?;
         let key = random::<16>()?;
         let settings = JobSettings::of(request, rack.is_some());

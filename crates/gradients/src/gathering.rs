@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::terms::JobSettings;
+use super::settings::JobSettings;
 use super::{Error, JoinJob, Result};
 
 /// Racks of one job.

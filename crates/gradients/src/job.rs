@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use super::counters::AggregatorCounters;
 use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
-use super::slots::{Lookup, SegmentId, SegmentState, SegmentTable};
-use super::terms::{JobSettings, role};
+use super::segments::{Lookup, SegmentId, SegmentState, SegmentTable};
+use super::settings::{JobSettings, role};
 use super::{Error, ParentAggregator, Result, Transmit};
 
 /// Entry of the membership table.

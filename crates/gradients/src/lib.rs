@@ -11,25 +11,25 @@
 //! | [`error`] | errors |
 //! | | **aggregator** |
 //! | [`aggregator`] | jobs, sessions, joining and leaving |
-//! | [`terms`] | settings that all workers of a job share |
+//! | [`settings`] | settings that all workers of a job share |
 //! | [`job`] | one job: members, threshold, contributions, controls, deadlines, parent |
-//! | [`slots`] | segments in flight, and complete sums |
+//! | [`segments`] | segments in flight, and complete sums |
 //! | `sessions` | session table |
-//! | [`upstream`] | the parent aggregator of a job |
+//! | [`parent`] | the parent aggregator of a job |
 //! | [`gathering`] | racks that have to be counted before a job joins the parent |
 //! | `counters` | counters |
 //! | | **worker** |
 //! | [`worker`] | a worker's session, and its controls |
 //! | [`window`] | congestion window and retransmission timeout |
 //! | [`round`] | one sum |
-//! | [`updates`] | session of an asynchronous worker |
+//! | [`asynchronous_session`] | session of an asynchronous worker |
 //! | | **transports** |
 //! | [`datagrams`] | UDP sockets: many datagrams for each system call |
-//! | [`kernel`] | UDP transports of an aggregator and of a worker |
+//! | [`udp`] | UDP transports of an aggregator and of a worker |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
-//! | [`plane`] | an aggregator on either transport |
-//! | [`link`] | a worker on either transport |
-//! | [`background`] | an asynchronous worker on UDP |
+//! | [`aggregator_transport`] | an aggregator on either transport |
+//! | [`worker_transport`] | a worker on either transport |
+//! | [`asynchronous_worker`] | an asynchronous worker on UDP |
 //!
 //! # Why sums are exact
 //!
@@ -40,7 +40,7 @@
 //! that earlier sum; all workers are in it (H is all workers, unless it was lowered), so all have the sum before that one, and its
 //! memory is free. A job needs `2 * window` segments, whatever the length of the vector.
 //!
-//! *Asynchronous jobs* keep the sums of S + 1 rounds of every segment of the vector instead: see [`updates`].
+//! *Asynchronous jobs* keep the sums of S + 1 rounds of every segment of the vector instead: see [`asynchronous_session`].
 //!
 //! *Resets.* Rounds are numbered, and a reset continues at a round that no contribution was ever sent for. A contribution to an earlier round
 //! is answered with its sum if that is kept, or counted and dropped.
@@ -49,8 +49,10 @@
 //! ones. A worker has a deadline of its own, in case the aggregator is gone.
 
 pub mod aggregator;
+pub mod aggregator_transport;
 pub mod arithmetic;
-pub mod background;
+pub mod asynchronous_session;
+pub mod asynchronous_worker;
 mod counters;
 pub mod datagrams;
 #[cfg(feature = "dpdk")]
@@ -58,34 +60,32 @@ pub mod dpdk;
 pub mod error;
 pub mod gathering;
 pub mod job;
-pub mod kernel;
-pub mod link;
 pub mod packet;
-pub mod plane;
+pub mod parent;
 pub mod round;
+pub mod segments;
 mod sessions;
-pub mod slots;
-pub mod terms;
-pub mod updates;
-pub mod upstream;
+pub mod settings;
+pub mod udp;
 pub mod window;
 pub mod worker;
+pub mod worker_transport;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use aggregator::{Aggregator, AggregatorLimits};
+pub use aggregator_transport::AggregatorTransport;
 pub use arithmetic::Arithmetic;
-pub use background::AsynchronousWorker;
+pub use asynchronous_session::{AsynchronousSession, Contributions};
+pub use asynchronous_worker::AsynchronousWorker;
 pub use counters::{AggregatorCounters, FrameCounters};
 pub use error::{Error, Result};
-pub use kernel::{UdpAggregator, UdpTransport};
-pub use link::{AnyTransport, Worker, WorkerTransport};
-pub use plane::AggregatorTransport;
+pub use parent::ParentAggregator;
 pub use round::{Round, Sum};
-pub use updates::{AsynchronousSession, Contributions};
-pub use upstream::ParentAggregator;
+pub use udp::{UdpAggregator, UdpTransport};
 pub use worker::{Control, ControlCall, Exchange, WorkerSession};
+pub use worker_transport::{AnyTransport, Worker, WorkerTransport};
 
 /// Sends datagrams.
 pub trait Transmit {
@@ -125,7 +125,7 @@ pub struct JoinJob {
     pub asynchronous: Option<Asynchronous>,
 }
 
-/// Settings of an asynchronous job: see [`updates`].
+/// Settings of an asynchronous job: see [`asynchronous_session`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asynchronous {
     /// Values of the vector.

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
+use gradients::aggregator_transport::AggregatorTransport;
 use gradients::gathering::PendingRacks;
-use gradients::plane::AggregatorTransport;
-use gradients::terms::{self, JobSettings};
+use gradients::settings::{self, JobSettings};
 use gradients::{AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator, Ticket};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
@@ -125,7 +125,7 @@ impl Aggregators {
     /// # Errors
     /// Those of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
     pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<JoinOutcome> {
-        terms::check(request)?;
+        settings::check(request)?;
         let requested = request;
         let mut request = request.clone();
         if below.is_some() {

@@ -16,7 +16,7 @@
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`config`] | the server's configuration |
 //! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |
-//! | [`bench`] | the baseline and the lossy relay of the gradient benchmarks |
+//! | [`mod@bench`] | the baseline and the lossy relay of the gradient benchmarks |
 
 pub mod aggregators;
 pub mod bench;

@@ -10,9 +10,9 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 
 use super::device::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::eal::Registered;
-use super::station::{FrameReceiver, FrameSender, ReceivedDatagram};
+use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};
 use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices, cores};
-use crate::plane::{AggregatorTransport, Datagrams};
+use crate::aggregator_transport::{AggregatorTransport, Datagrams};
 use crate::{Aggregator, AggregatorLimits, Error, Result, Transmit};
 
 /// Longest time between two looks for overdue segments; the shortest is a millisecond.

@@ -7,7 +7,7 @@
 //! | [`neighbours`] | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
 //! | [`device`] | devices, their queues, packets |
-//! | [`station`] | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
+//! | [`interface`] | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
 //! | [`cores`] | cores of the machine |
 //! | [`aggregator`] | aggregators, one for each thread |
 //! | [`worker`] | transport of a worker |
@@ -31,8 +31,8 @@ pub mod cores;
 pub mod device;
 pub mod eal;
 pub mod frame;
+pub mod interface;
 pub mod neighbours;
-pub mod station;
 pub mod worker;
 
 use std::sync::Arc;
@@ -42,11 +42,11 @@ use std::time::Duration;
 pub use aggregator::DpdkAggregator;
 pub use worker::DpdkTransport;
 
+pub use super::aggregator_transport::DpdkConfig;
 pub use super::counters::FrameCounters;
-pub use super::plane::DpdkConfig;
 use super::{Error, Result};
 use device::{Device, PacketPool, RxQueue};
-use station::Interface;
+use interface::Interface;
 
 impl DpdkConfig {
     fn check(&self) -> Result<()> {

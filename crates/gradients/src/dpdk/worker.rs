@@ -4,10 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::station::{FrameReceiver, FrameSender};
+use super::interface::{FrameReceiver, FrameSender};
 use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices};
-use crate::link::WorkerTransport;
 use crate::worker::Exchange;
+use crate::worker_transport::WorkerTransport;
 use crate::{Error, Result, Transmit};
 
 /// Time between two attempts of a memif to connect to its peer.

@@ -8,7 +8,7 @@ use super::Job;
 use crate::Transmit;
 use crate::counters::AggregatorCounters;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
-use crate::slots::{Lookup, SegmentId, SegmentState};
+use crate::segments::{Lookup, SegmentId, SegmentState};
 
 impl Job {
     /// Counts a contribution, or answers with the sum if that is complete.

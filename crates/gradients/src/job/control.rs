@@ -5,8 +5,8 @@ use crate::Transmit;
 use crate::arithmetic::Arithmetic;
 use crate::counters::AggregatorCounters;
 use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
-use crate::slots::SegmentState;
-use crate::terms::role;
+use crate::segments::SegmentState;
+use crate::settings::role;
 
 /// Rounds from the newest one with a contribution to the first one after a reset. Contributions to the next round may be on their way, and
 /// controls of their senders name the round after that. With this distance a datagram from before the reset is recognised by its round.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use super::{Job, MemberState};
 use crate::counters::AggregatorCounters;
 use crate::packet::{Ack, Status};
-use crate::slots::{SegmentSlot, SegmentState};
-use crate::terms::role;
+use crate::segments::{SegmentSlot, SegmentState};
+use crate::settings::role;
 use crate::{ParentAggregator, Transmit};
 
 impl Job {

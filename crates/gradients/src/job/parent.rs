@@ -6,7 +6,7 @@ use super::Job;
 use crate::Transmit;
 use crate::counters::AggregatorCounters;
 use crate::packet::{Ack, PacketHeader, PacketKind, Status};
-use crate::slots::{Lookup, SegmentId, SegmentState};
+use crate::segments::{Lookup, SegmentId, SegmentState};
 
 impl Job {
     /// Sends a segment that is complete here to the parent.

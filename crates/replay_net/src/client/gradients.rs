@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
-use gradients::plane::DpdkConfig;
+use gradients::aggregator_transport::DpdkConfig;
 use gradients::{self, AnyTransport, Control, JoinJob, Sum, Ticket, UdpTransport, Worker};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;

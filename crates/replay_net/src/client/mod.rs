@@ -37,7 +37,7 @@ use bytes::Bytes;
 
 pub use crate::stack::Address;
 use ::gradients::JoinJob;
-use ::gradients::plane::DpdkConfig;
+use ::gradients::aggregator_transport::DpdkConfig;
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ServerConfig;
 use crate::stack::{Address, StackName};
 use gradients::AggregatorLimits;
-use gradients::plane::DpdkConfig;
+use gradients::aggregator_transport::DpdkConfig;
 use replay_core::error::{Error, Result};
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);

@@ -7,9 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::datagrams::UdpSender;
-use super::kernel::UdpTransport;
-use super::link::{Worker, WorkerTransport};
+use super::udp::UdpTransport;
 use super::worker::Exchange;
+use super::worker_transport::{Worker, WorkerTransport};
 use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
 use replay_core::replay::Wait;
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::aggregator_transport::{AggregatorTransport, Datagrams};
 use super::datagrams::{self, UdpReceiver, UdpSender};
-use super::link::WorkerTransport;
-use super::plane::{AggregatorTransport, Datagrams};
 use super::worker::Exchange;
+use super::worker_transport::WorkerTransport;
 use super::{Aggregator, AggregatorLimits, Error, Result, Transmit};
 
 /// Longest sleep of the aggregator's thread: so late it sees that it should end.

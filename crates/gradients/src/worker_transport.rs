@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::kernel::UdpTransport;
-use super::plane::DpdkConfig;
+use super::aggregator_transport::DpdkConfig;
+use super::udp::UdpTransport;
 use super::worker::{Control, Exchange, WorkerSession};
 use super::{Error, JoinJob, Result, Round, Sum, Ticket, Transmit};
 use replay_core::replay::Wait;
@@ -138,7 +138,7 @@ impl AnyTransport {
     /// [`Error::Config`] for a device that cannot be used, or a program that was built without the feature `dpdk`.
     #[cfg(not(feature = "dpdk"))]
     pub fn dpdk(_: &DpdkConfig) -> Result<Self> {
-        Err(super::plane::without_dpdk())
+        Err(super::aggregator_transport::without_dpdk())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::counters::FrameCounters;
 use super::job::JobStatus;
-use super::kernel::UdpAggregator;
+use super::udp::UdpAggregator;
 use super::{
     Aggregator, AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator, Result, Ticket,
     Transmit,
