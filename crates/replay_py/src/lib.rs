@@ -1,20 +1,20 @@
-//! The Python module `innet_drl._core`: thin classes over `replay_core`, one a file.
+//! The Python module `innet_drl._core`: thin classes over the Rust crates, one class in each file.
 //!
 //! | module | subject |
 //! | --- | --- |
 //! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequence`, `Window` |
-//! | `replay` | `Replay`, in this process or of a server |
+//! | `replay` | `Replay`, in this process or on a server |
 //! | `writer` | `Writer` |
-//! | `draw`, `batch`, `batches` | from a draw to `Batch`, and `Batches` that decode ahead |
+//! | `draw`, `batch`, `batches` | one draw; `Batch`, its arrays; `Batches`, which decode ahead |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `station` | `Station`, a worker's DPDK device |
-//! | `sum_tree` | `SumTree` and what it draws, `Drawn` |
-//! | `parameter_server` | what `innet-drl bench gradients` measures against and over |
+//! | `sum_tree` | `SumTree`, and its draws, `Drawn` |
+//! | `parameter_server` | the parameter server and the lossy relay of `innet-drl bench gradients` |
 //! | `parameters` | safetensors files to and from dictionaries of arrays |
-//! | `server`, `connect` | `Server`; `connect`, which reaches one |
+//! | `server`, `connect` | `Server`; `connect`, which opens a client |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies |
-//! | `wait`, `turns` | deadlines and Ctrl-C, also where threads share a value |
-//! | `handle`, `context` | closing and forks; `with` blocks |
+//! | `wait`, `turns` | deadlines and Ctrl-C, also for values that threads share |
+//! | `handle`, `context` | values that can be closed, and forks; `with` blocks |
 //! | `error`, `log` | exceptions; log lines |
 //!
 //! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
@@ -61,7 +61,7 @@ fn fstack_release() -> Option<&'static str> {
 /// Runs the command line of `innet-replay` and returns its exit status.
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    // The command line has signal handlers of its own.
+    // The command line installs its own signal handlers.
     py.detach(|| replay_net::cli::run(arguments))
 }
 

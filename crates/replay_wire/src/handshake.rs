@@ -86,7 +86,9 @@ impl Handshake {
             {
                 Ok(())
             }
-            Some(_) => refuse("the client's token is not this server's: use the token it was started with"),
+            Some(_) => {
+                refuse("the client's token is not this server's: use the token it was started with")
+            }
         }
     }
 }

@@ -16,11 +16,7 @@ fn root() -> &'static Path {
 #[test]
 fn schema_and_generated_rust_are_those_of_the_checksums() {
     let committed = std::fs::read_to_string(root().join(CHECKSUMS)).unwrap();
-    assert_eq!(
-        committed,
-        checksums(root()).unwrap(),
-        "run `make wire`"
-    );
+    assert_eq!(committed, checksums(root()).unwrap(), "run `make wire`");
 }
 
 #[test]
@@ -44,8 +40,5 @@ fn generating_again_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     generate(root(), folder.path()).unwrap();
     let again = std::fs::read_to_string(folder.path().join("innet_capnp.rs")).unwrap();
-    assert!(
-        committed == again,
-        "run `make wire`"
-    );
+    assert!(committed == again, "run `make wire`");
 }

@@ -1,4 +1,4 @@
-//! A path that loses datagrams, in both directions: for tests, and to see what loss costs.
+//! A UDP relay that loses datagrams in both directions, for tests and benchmarks.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,18 +14,18 @@ use gradients::packet::MAX_DATAGRAM;
 
 type Socket = tokio::net::UdpSocket;
 
-/// Carries datagrams between workers and an aggregator. Dropped, it ends.
+/// A relay between workers and an aggregator, until it is dropped.
 pub struct LossyPath {
     address: SocketAddr,
     _end: oneshot::Sender<()>,
 }
 
 impl LossyPath {
-    /// Takes datagrams on loopback for the aggregator at `to`, and carries its answers back. Each is lost with probability `loss`, by random
-    /// numbers from `seed`.
+    /// Starts a relay on loopback to the aggregator at `to`. Each datagram is lost with probability `loss`; `seed` seeds the
+    /// random numbers.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the operating system.
     pub fn start(to: SocketAddr, loss: f64, seed: u64) -> io::Result<Self> {
         let front = UdpSocket::bind(("127.0.0.1", 0))?;
         front.set_nonblocking(true)?;
@@ -51,7 +51,7 @@ impl LossyPath {
         Ok(LossyPath { address, _end: end })
     }
 
-    /// Where workers send to.
+    /// The relay's address for workers.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,7 +84,7 @@ async fn carry(front: UdpSocket, path: Lossy, seed: u64) -> io::Result<()> {
         if random.random_bool(path.loss) {
             continue;
         }
-        // What the aggregator's socket refuses is lost as well.
+        // A refused datagram is lost, too.
         let _ = back.send(&datagram[..length]).await;
     }
 }
@@ -98,7 +98,7 @@ async fn answers(
 ) {
     let mut datagram = [0; MAX_DATAGRAM + 1];
     loop {
-        // An aggregator that is gone for a moment refuses.
+        // The error of a refused datagram: the aggregator may be restarting.
         let Ok(length) = back.recv(&mut datagram).await else {
             tokio::task::yield_now().await;
             continue;

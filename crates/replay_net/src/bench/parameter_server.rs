@@ -1,7 +1,7 @@
-//! A parameter server: what sums in the network are measured against.
+//! A parameter server, the baseline for in-network aggregation.
 //!
-//! Every worker sends its whole vector over a TCP connection; when the last one is in, all of them are sent the sum. Vectors are added up as they
-//! arrive, by the aggregator's own addition. A message is its length in bytes as u64 and float32 values, little endian.
+//! Every worker sends its whole vector over a TCP connection; after the last one all workers receive the sum. Vectors are added
+//! as they arrive, by the aggregator's code. A message has its length in bytes as u64 and float32 values, little endian.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -15,17 +15,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use gradients::arithmetic;
 use gradients::packet::Kind;
 
-/// Bytes received at a time: they are still in the cache when they are added.
+/// Bytes of one read, few enough to be in the cache when they are added.
 const PIECE: usize = 128 << 10;
 const LENGTH: usize = size_of::<u64>();
 
-/// A server for the rounds of some workers. Its thread ends when they have gone.
+/// A server for a fixed number of workers. Its thread ends with their connections.
 pub struct ParameterServer {
     address: SocketAddr,
 }
 
 impl ParameterServer {
-    /// Starts one at `host` for `workers` connections, for vectors of at most `max_bytes`.
+    /// Starts a server at `host` for `workers` connections and vectors of at most `max_bytes`.
     ///
     /// # Errors
     /// Those of the system.
@@ -48,7 +48,7 @@ impl ParameterServer {
         Ok(ParameterServer { address })
     }
 
-    /// Where it is.
+    /// The server's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -69,7 +69,7 @@ async fn serve(
         stream.set_nodelay(true)?;
         streams.push((stream, vec![0; PIECE]));
     }
-    // The length stands before the values, so that one write sends both.
+    // Length and values in one buffer, for one write.
     let mut reply: Vec<u8> = Vec::new();
     loop {
         let lengths = try_join_all(streams.iter_mut().map(|(stream, _)| length(stream))).await?;
@@ -113,7 +113,7 @@ async fn gather(stream: &mut Stream, piece: &mut [u8], sum: &RefCell<&mut [u8]>)
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         held += count;
-        // A value may have come in two parts.
+        // A value may be split between two reads.
         let whole = held & !3;
         let part = &mut sum.borrow_mut()[done..done + whole];
         arithmetic::add(Kind::Float, part, &piece[..whole]);
@@ -130,7 +130,7 @@ pub struct ParameterWorker {
 }
 
 impl ParameterWorker {
-    /// Connects to the server; no call then waits longer than `deadline` for a byte.
+    /// Connects to the server. Each read and write waits at most `deadline`.
     ///
     /// # Errors
     /// Those of the system.
@@ -148,7 +148,7 @@ impl ParameterWorker {
     /// Replaces `values` by their sum over all workers.
     ///
     /// # Errors
-    /// Those of the system; the end of the stream where the server has gone.
+    /// Errors of the operating system; the end of the stream when the server has ended.
     pub fn sum(&mut self, values: &mut [f32]) -> io::Result<()> {
         self.message.clear();
         self.message.extend((4 * values.len() as u64).to_le_bytes());
