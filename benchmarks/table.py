@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import sweep
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.growth import AXES
+from innet_drl.bench import pictures
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
@@ -150,8 +151,7 @@ def _draw(of: dict[str, list[Line]]) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
-    # The same picture for the same figures.
-    mpl.rcParams["svg.hashsalt"] = "growth"
+    mpl.rcParams |= pictures.SETTINGS
     from matplotlib import pyplot
 
     columns = 4
@@ -169,13 +169,13 @@ def _draw(of: dict[str, list[Line]]) -> None:
         expected = [cost[0] * (each / at[0]) ** axis.order for each in at]
         place.loglog(at, expected, "--", color="#8c959f", linewidth=1)
         place.set_title(axis.name.replace("_", " "), fontsize=10)
-        place.set_ylabel("us", fontsize=8)
-        place.tick_params(labelsize=8)
-        place.set_xticks(at, [f"{each:,}" if each < 1e4 else f"{each:.0e}" for each in at])
+        place.set_ylabel("µs")
+        place.yaxis.set_major_formatter("{x:,g}")
+        place.set_xticks(at, [f"{each:,}" if each < 1e4 else f"{each:.0e}" for each in at], fontsize=7)
         place.minorticks_off()
         place.grid(alpha=0.3)
         place.set_ylim(min(cost) / 3, max(*cost, *expected) * 3)
-    figure.savefig(PICTURE, metadata={"Date": None})
+    pictures.save(figure, PICTURE)
 
 
 def _row(*cells: str) -> str:

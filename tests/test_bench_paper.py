@@ -8,7 +8,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import _core
-from innet_drl.bench import figures, results
+from innet_drl.bench import figures, pictures, results
 from innet_drl.cli import main
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
@@ -76,6 +76,24 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert "| in-network sampling, kernel |" in told
     if figures.can_draw():
         assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_a_picture_keeps_what_is_seen() -> None:
+    drawn = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"><metadata/>
+        <g id="a"><path d="M 0.123
+        L 1 2.96" style="fill: red"/></g><g id="b"><path d="M 3 4" style="fill: red"/></g>
+        <path id="mark" d="M 0 0" style="fill: red"/><use xlink:href="#mark" x="2.04"/>
+        <g clip-path="url(#c1.25)"><text style="font-size: 8px; font-family: 'DejaVu Sans'">1.25</text></g></svg>"""
+    lines = pictures.lean(drawn).splitlines()
+    assert lines[1:] == [
+        '<path d="M 0.1 L 1 3 M 3 4" style="fill: red" />',
+        '<path id="mark" d="M 0 0" style="fill: red" />',
+        '<use xlink:href="#mark" x="2" />',
+        '<g clip-path="url(#c1.25)">',
+        '<text style="font-size: 8px;">1.25</text>',
+        "</g>",
+        "</svg>",
+    ]
 
 
 def test_the_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -207,6 +207,24 @@ def test_a_queue_gives_each_item_once_and_in_order(make_replay: MakeReplay) -> N
     assert np.concatenate([first.action, rest.action]).tolist() == list(range(30))
     with pytest.raises(errors.DeadlineError):
         replay.sample("t", 1, VIEW, timeout=0)
+
+
+@pytest.mark.parametrize("sampler", ["lifo", "max_heap", "min_heap"])
+def test_the_newest_the_highest_or_the_lowest_comes_first(
+    make_replay: MakeReplay, sampler: Literal["lifo", "max_heap", "min_heap"]
+) -> None:
+    replay = make_replay([table(sampler=sampler, max_times_sampled=1)])
+    assert replay.table("t").sampler == sampler
+    priorities = [float(t * 7 % 10) for t in range(10)]
+    with replay.writer("t", 1, VIEW) as writer:
+        for t, priority in enumerate(priorities):
+            writer.append(**step(t, priority=np.array([priority])))
+    batch = replay.sample("t", 10, VIEW, timeout=5)
+    by_priority = sorted(range(10), key=lambda t: priorities[t])
+    expected = {"lifo": list(range(9, -1, -1)), "max_heap": by_priority[::-1], "min_heap": by_priority}
+    assert batch.action.tolist() == expected[sampler]
+    assert batch.probability.tolist() == [1.0] * 10
+    assert replay.stats()["tables"]["t"]["items"] == 0
 
 
 def test_a_draw_waits_for_a_writer(make_replay: MakeReplay) -> None:

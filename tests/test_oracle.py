@@ -19,12 +19,13 @@ STREAMS = 3
 STEPS = 400
 
 Padding = Literal["zero", "repeat"]
+Codec = Literal["lz4", "zstd", "none"]
 
 
-def queue(**columns: Any) -> innet.Table:
+def queue(codec: Codec = "lz4", **columns: Any) -> innet.Table:
     """A table that hands out every item once, with the anchor's place in two columns of its own."""
     definition = {
-        "frame": innet.Column("uint8", FRAME_SHAPE, "lz4"),
+        "frame": innet.Column("uint8", FRAME_SHAPE, codec),
         "action": "int64",
         "reward": "float32",
         "stream": "int16",
@@ -65,15 +66,22 @@ def drain(replay: innet.Replay, view: Any, items: int) -> list[innet.Batch]:
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize(
-    ("stack", "n", "padding", "chunk_steps"),
-    [(4, 3, "zero", 7), (4, 3, "repeat", 50), (1, 1, "zero", 1), (2, 5, "repeat", 3), (3, 1, "zero", 400)],
+    ("stack", "n", "padding", "chunk_steps", "codec"),
+    [
+        (4, 3, "zero", 7, "lz4"),
+        (4, 3, "repeat", 50, "lz4"),
+        (1, 1, "zero", 1, "lz4"),
+        (2, 5, "repeat", 3, "lz4"),
+        (3, 1, "zero", 400, "lz4"),
+        (4, 3, "zero", 50, "zstd"),
+    ],
 )
 def test_n_step_transitions_equal_the_oracle(
-    make_replay: MakeReplay, autoreset: Autoreset, stack: int, n: int, padding: Padding, chunk_steps: int
+    make_replay: MakeReplay, autoreset: Autoreset, stack: int, n: int, padding: Padding, chunk_steps: int, codec: Codec
 ) -> None:
     view = innet.NStep(stack=stack, n=n, gamma=0.9, padding=padding)
     simulation = Simulation(STREAMS, seed=stack * 100 + n, autoreset=autoreset)
-    replay = make_replay([queue()])
+    replay = make_replay([queue(codec)])
     items = write(replay, view, simulation, chunk_steps)
     seen: set[tuple[int, int]] = set()
     for batch in drain(replay, view, items):

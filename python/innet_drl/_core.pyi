@@ -54,14 +54,15 @@ class Column:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
         shape: Shape of one value; `()` is a scalar.
         codec: `"lz4"` packs a value with LZ4, or as what changed since an earlier step of its stream where that takes
-            a third or less; `"none"` keeps it raw; `None` is `"lz4"` for values of 64 bytes and more.
+            a third or less; `"zstd"` does so with zstd, which takes longer and fewer bytes; `"none"` keeps it raw;
+            `None` is `"lz4"` for values of 64 bytes and more.
 
     Raises:
         ConfigError: A dtype or codec that does not exist.
     """
 
     def __new__(
-        cls, dtype: DTypeLike, shape: int | tuple[int, ...] = (), codec: Literal["lz4", "none"] | None = None
+        cls, dtype: DTypeLike, shape: int | tuple[int, ...] = (), codec: Literal["lz4", "zstd", "none"] | None = None
     ) -> Self: ...
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -70,7 +71,7 @@ class Column:
     def shape(self) -> tuple[int, ...]:
         """Shape of one value."""
     @property
-    def codec(self) -> Literal["lz4", "none"]:
+    def codec(self) -> Literal["lz4", "zstd", "none"]:
         """How values are packed."""
 
 @final
@@ -85,7 +86,12 @@ class Table:
         capacity_bytes: Bytes held before the oldest are evicted: as stored, and 512 for each chunk; 0 derives
             it from `capacity` steps without compression, each a chunk.
         sampler: `"prioritized"` draws in proportion to priority^priority_exponent (Schaul et al., 2016),
-            `"uniform"` draws each item with the same probability, `"fifo"` in the order of insertion.
+            `"uniform"` draws each item with the same probability. The others draw one item, with probability 1,
+            until it was drawn `max_times_sampled` times or another one comes before it: `"fifo"` the oldest
+            (it needs `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the one with the
+            highest or lowest priority. Among equal priorities the item that was inserted or updated the longest
+            ago comes first. These draws wait for each other, and updates for them, one item at a time; only
+            `"fifo"` takes no lock.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
@@ -108,7 +114,7 @@ class Table:
         capacity: int,
         *,
         capacity_bytes: int = 0,
-        sampler: Literal["prioritized", "uniform", "fifo"] = "prioritized",
+        sampler: Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"] = "prioritized",
         priority_exponent: float = 0.6,
         priority_unit_log2: int = -19,
         max_times_sampled: int = 0,
@@ -130,7 +136,7 @@ class Table:
     def capacity_bytes(self) -> int:
         """Bytes held before the oldest are evicted; 0 derives it from `capacity`."""
     @property
-    def sampler(self) -> Literal["prioritized", "uniform", "fifo"]:
+    def sampler(self) -> Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"]:
         """How items are chosen."""
     @property
     def priority_exponent(self) -> float:
@@ -836,9 +842,15 @@ class Replay:
             UnknownTableError: There is none of this name.
         """
     def tables(self, timeout: float | None = None) -> dict[str, Table]:
-        """The definitions of the tables there are, by name and in the order of the names."""
+        """The tables there are, by name.
+
+        The names are in order.
+        """
     def parameters(self, timeout: float | None = None) -> dict[str, int]:
-        """The newest version of the parameters there are, by name and in the order of the names."""
+        """The parameters there are: the newest version of each name.
+
+        The names are in order.
+        """
     def empty_table(self, name: str, timeout: float | None = None) -> None:
         """Removes every step and item of a table; its writers go on."""
     def drop_table(self, name: str, timeout: float | None = None) -> None:
@@ -887,7 +899,7 @@ class Replay:
 
         Args:
             table: The table's name.
-            count: Items to draw, with replacement unless the sampler is `"fifo"`.
+            count: Items to draw. The random samplers draw with replacement; see `Table` for the others.
             view: How to make arrays of their windows; not wider than the view they were written with.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
@@ -1069,12 +1081,15 @@ class Replay:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
 
-        Steps, items with their priorities and draws, the rate limiter's counts and the statistics; parameters and
-        writers are not in it. What is pushed meanwhile is left out, and so is what is evicted. The file is written
-        beside and renamed when all of it is on the disk: one that was there stays whole until then.
+        The file has steps, items with their priorities and draws, the rate limiter's counts and the statistics, but
+        neither parameters nor writers. It is not the memory at one instant: tables are written one after another. Steps
+        pushed after the save reached their table, and steps evicted before it left the table, are left out. Each item
+        has the priority of the moment when it was written.
+
+        An existing file is replaced when the new one is complete on the disk, and stays whole until then.
 
         Args:
-            path: The file; one that is there is replaced. One step takes what it takes in memory.
+            path: The file. A step takes the same space as in memory.
 
         Raises:
             StorageError: It cannot be written; `errno` tells why, as of any `OSError`.

@@ -1,12 +1,13 @@
-//! Raw bindings to what is installed on the machine; nothing is fetched or built here.
+//! Raw bindings to installed libraries; this crate neither fetches nor builds them.
 //!
-//! | feature | binds | found by |
-//! | --- | --- | --- |
-//! | `fstack` | F-Stack 1.24 or newer: module `fstack` | `FF_PATH`, then pkg-config `libfstack` |
-//! | `dpdk` | packet bursts of libdpdk 22.11 or newer: module `dpdk` | pkg-config `libdpdk` |
+//! | module | feature | binds | found by |
+//! | --- | --- | --- | --- |
+//! | `fstack` | `fstack` | F-Stack 1.24 or newer | `FF_PATH`, then pkg-config `libfstack` |
+//! | `dpdk` | `dpdk` | packet bursts of DPDK 22.11 or newer | pkg-config `libdpdk` |
 //!
-//! Without a feature there is nothing in it. The declarations are written by hand from the headers; `tests/` compares
-//! their layouts and constants with the headers of the installed library.
+//! Without features the crate is empty. The declarations are written by hand from the headers; `tests/` compares
+//! their layouts and constants with the headers of the installed library. `c/dpdk.c` and `c/fstack.c` wrap inline functions and
+//! structures whose layout depends on the release; the other C files serve those tests.
 
 #[cfg(feature = "dpdk")]
 pub mod dpdk;

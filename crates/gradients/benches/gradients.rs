@@ -1,7 +1,7 @@
-//! How fast gradients are summed. Prints one JSON object a line: the aggregator alone on one core, `{"benchmark": "aggregator", "workers",
-//! "values", "received_per_s", "sent_per_s"}`, in datagrams of so many float32 values, without a network; and sums over the kernel's UDP on
-//! this machine, a thread for each worker, `{"benchmark": "udp_sum", "workers", "bytes", "p50_ms", "best_ms"}`. `cargo bench --bench gradients`;
-//! without `--bench` (as `cargo test` starts it) everything is done once, to show that it works.
+//! Speed of sums of gradients. Prints one JSON object a line: the aggregator on one core without a network, in datagrams of `values` float32
+//! values, `{"benchmark": "aggregator", "workers", "values", "received_per_s", "sent_per_s"}`; and sums over UDP on loopback, with a
+//! thread for each worker, `{"benchmark": "udp_sum", "workers", "bytes", "p50_ms", "best_ms"}`. Run `cargo bench --bench gradients`. Without
+//! `--bench`, as from `cargo test`, everything runs once, as a check.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -10,8 +10,11 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradients::packet::{HEADER_BYTES, Header, Kind};
-use gradients::{Aggregator, Arithmetic, JoinJob, Limits, Transmit, UdpAggregator, UdpWorker};
+use gradients::packet::{HEADER_BYTES, PacketHeader, PacketKind};
+use gradients::{
+    Aggregator, AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob, Transmit,
+    UdpAggregator, UdpTransport, Worker,
+};
 use replay_core::replay::Wait;
 
 const WORKERS: u16 = 4;
@@ -48,11 +51,11 @@ fn request(worker: u16, values: u16) -> JoinJob {
 }
 
 fn print(line: &serde_json::Value) {
-    // A closed pipe is the reader's wish.
+    // A closed pipe is no error.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Copies what is sent, as a network's ring does, and remembers the last one.
+/// Copies datagrams, as a network's ring does, and keeps the last one.
 #[derive(Default)]
 struct Ring {
     last: Vec<u8>,
@@ -69,7 +72,7 @@ impl Transmit for Ring {
 }
 
 fn aggregator(values: u16, rounds: u64) {
-    let limits = Limits::default();
+    let limits = AggregatorLimits::default();
     let mut aggregator = Aggregator::new(limits);
     let mut ring = Ring::default();
     let now = Instant::now();
@@ -78,9 +81,9 @@ fn aggregator(values: u16, rounds: u64) {
         let from = SocketAddr::from(([10, 0, 0, 1], worker + 1));
         let join = aggregator.join(now, &request(worker, values), None, &mut ring);
         let ticket = join.expect("there is room for one job");
-        let header = Header::new(Kind::Join, ticket.session, 0, 0).encode();
+        let header = PacketHeader::new(PacketKind::Join, ticket.session, 0, 0).encode();
         let mut cookie = vec![0; 8];
-        // The first one brings the cookie, the second one returns it.
+        // The first datagram requests the cookie, the second one returns it.
         for _ in 0..2 {
             let proof = [header.as_slice(), &ticket.key, &cookie].concat();
             aggregator.receive(now, from, &proof, &mut ring);
@@ -94,7 +97,7 @@ fn aggregator(values: u16, rounds: u64) {
     for round in 1..=rounds {
         for segment in 0..limits.window {
             for (from, session) in &workers {
-                let header = Header::new(Kind::Float, *session, round, segment);
+                let header = PacketHeader::new(PacketKind::Float, *session, round, segment);
                 datagram[..HEADER_BYTES].copy_from_slice(&header.encode());
                 aggregator.receive(now, *from, &datagram, &mut ring);
             }
@@ -116,13 +119,16 @@ fn aggregator(values: u16, rounds: u64) {
 
 fn udp_sum(bytes: usize, rounds: usize) {
     let here = SocketAddr::from(([127, 0, 0, 1], 0));
-    let aggregator = UdpAggregator::start(here, Limits::default()).expect("a port on this machine");
+    let aggregator =
+        UdpAggregator::start(here, AggregatorLimits::default()).expect("a port on this machine");
     let together = Barrier::new(WORKERS.into());
     let work = |number| {
         let request = request(number, 360);
         let ticket = aggregator.join(&request, None).expect("there is room");
         let (at, wait) = (aggregator.address(), Wait::forever());
-        let mut worker = UdpWorker::new(at, &request, &ticket, LONG, &wait).expect("it answers");
+        let transport = UdpTransport::to(at).expect("a socket");
+        let worker = Worker::join(transport, at, &request, &ticket, LONG, &wait);
+        let mut worker = worker.expect("it answers");
         let mut values = vec![1.0; bytes / 4];
         let mut times = Vec::with_capacity(rounds);
         for _ in 0..rounds {

@@ -1,36 +1,35 @@
-//! The aggregator: who takes part in which job, and which datagrams are theirs.
+//! The aggregator: its jobs, and the sessions of their members.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::counters::Counters;
+use super::counters::AggregatorCounters;
 use super::job::{Job, JobStatus, Member};
-use super::packet::{Ack, Header, Kind, MAX_SEGMENT_VALUES, Status};
-use super::sessions::{Owner, Sessions};
-use super::slots::Slots;
-use super::terms::{self, Terms};
-use super::{JoinJob, Ticket, Transmit, Upstream};
-use replay_core::error::{Error, Result};
+use super::packet::{Ack, MAX_SEGMENT_VALUES, PacketHeader, PacketKind, Status};
+use super::sessions::{SessionOwner, SessionTable};
+use super::slots::SegmentTable;
+use super::terms::{self, JobSettings};
+use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
-/// Rounds begin here, so that the one before the first has a number.
+/// Number of the first round. The round before it needs a number, too.
 const FIRST_ROUND: u64 = 1;
 
-/// What an aggregator may take.
+/// Limits of an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Jobs at a time.
+pub struct AggregatorLimits {
+    /// Most jobs at a time.
     pub jobs: usize,
-    /// Segments of a job that may be under way; twice as many are kept.
+    /// Most segments in flight of a job; twice as many are kept.
     pub window: u32,
-    /// A job that nobody was heard of for so long is forgotten.
+    /// Silence of all its members after which a job is forgotten.
     pub idle: Duration,
-    /// Bytes for the segments of one job.
+    /// Most bytes for the segments of an asynchronous job.
     pub job_bytes: usize,
 }
 
-impl Default for Limits {
+impl Default for AggregatorLimits {
     fn default() -> Self {
-        Limits {
+        AggregatorLimits {
             jobs: 16,
             window: 256,
             idle: Duration::from_secs(3600),
@@ -39,54 +38,54 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    /// Most bytes that the segments of all jobs take.
+impl AggregatorLimits {
+    /// Most bytes for the segments of all jobs.
     pub fn bytes(&self) -> usize {
-        let synchronous = Slots::bytes(self.window, 2, 4 * MAX_SEGMENT_VALUES);
+        let synchronous = SegmentTable::bytes(self.window, 2, 4 * MAX_SEGMENT_VALUES);
         self.jobs * synchronous.max(self.job_bytes)
     }
 }
 
-/// All jobs.
+/// Adds up contributions of all jobs, without I/O.
 pub struct Aggregator {
-    limits: Limits,
+    limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
-    sessions: Sessions,
-    counters: Counters,
+    sessions: SessionTable,
+    counters: AggregatorCounters,
 }
 
 impl Aggregator {
     /// An aggregator without jobs.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: AggregatorLimits) -> Self {
         Aggregator {
             limits,
             jobs: (0..limits.jobs).map(|_| None).collect(),
-            sessions: Sessions::new(),
-            counters: Counters::default(),
+            sessions: SessionTable::new(),
+            counters: AggregatorCounters::default(),
         }
     }
 
-    /// What it has seen.
-    pub fn counters(&self) -> Counters {
+    /// Datagrams and sums so far.
+    pub fn counters(&self) -> AggregatorCounters {
         self.counters
     }
 
-    /// Jobs there are.
+    /// Number of jobs.
     pub fn jobs(&self) -> usize {
         self.jobs.iter().flatten().count()
     }
 
-    /// Whether a worker that joins the job `name` finds it there.
+    /// Whether it has the job `name`, so that a worker can join without a parent.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
 
-    /// The jobs as they are.
+    /// Statistics of all jobs.
     pub fn status(&self) -> impl Iterator<Item = JobStatus> {
         self.jobs.iter().flatten().map(Job::status)
     }
 
-    /// A job without its parent comes to nothing: who joins it begins another one.
+    /// Index of the job `name`. A job that has lost its parent is passed over: a new one of its name takes its place.
     fn find(&self, name: &str) -> Option<usize> {
         let named = |job: &Option<Job>| {
             let job = job.as_ref();
@@ -95,35 +94,35 @@ impl Aggregator {
         self.jobs.iter().position(named)
     }
 
-    /// Takes a worker into a job, which is made for the first one. Whoever calls has made sure that it may. A worker whose seat is taken
-    /// replaces the one that has it. The first one of a job that has other workers elsewhere comes with the parent.
+    /// Adds a worker to a job, which the first worker creates. The caller has authenticated it. It replaces a member with its number. A
+    /// job with workers of other aggregators is created with a `parent`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a request that does not make sense or differs from those of the other workers, [`Error::TooLarge`] for one
-    /// job too many.
+    /// [`Error::Config`] for invalid settings, or settings that differ from those of the other workers; [`Error::TooLarge`] if there are
+    /// too many jobs, or an asynchronous job needs too much memory.
     pub fn join<T: Transmit>(
         &mut self,
         now: Instant,
         request: &JoinJob,
-        upstream: Option<Upstream>,
+        parent: Option<ParentAggregator>,
         out: &mut T,
     ) -> Result<Ticket> {
-        self.admit(now, request, None, upstream, out)
+        self.admit(now, request, None, parent, out)
     }
 
-    /// Takes a rack into a job: an aggregator that sends the sums of `below` workers.
+    /// Adds a rack to a job: an aggregator that sends sums of `below` workers.
     ///
     /// # Errors
-    /// Those of [`Aggregator::join`]; [`Error::Config`] where the workers of all racks cannot be as many as the job has.
+    /// Those of [`Aggregator::join`]; [`Error::Config`] if the workers of all racks do not add up to those of the job.
     pub fn join_rack<T: Transmit>(
         &mut self,
         now: Instant,
         request: &JoinJob,
         below: u32,
-        upstream: Option<Upstream>,
+        parent: Option<ParentAggregator>,
         out: &mut T,
     ) -> Result<Ticket> {
-        self.admit(now, request, Some(below), upstream, out)
+        self.admit(now, request, Some(below), parent, out)
     }
 
     fn admit<T: Transmit>(
@@ -131,16 +130,16 @@ impl Aggregator {
         now: Instant,
         request: &JoinJob,
         rack: Option<u32>,
-        upstream: Option<Upstream>,
+        parent: Option<ParentAggregator>,
         out: &mut T,
     ) -> Result<Ticket> {
         terms::check(request)?;
-        let session = self.draw_session()?;
+        let session = self.new_session()?;
         let key = random::<16>()?;
-        let terms = Terms::of(request, rack.is_some());
+        let settings = JobSettings::of(request, rack.is_some());
         let index = match self.find(&request.job) {
             Some(index) => index,
-            None => self.make_job(now, request, terms, upstream)?,
+            None => self.create_job(now, request, settings, parent)?,
         };
         let Some(job) = &mut self.jobs[index] else {
             return Err(Error::Internal("a job vanished while it was joined".into()));
@@ -150,24 +149,25 @@ impl Aggregator {
             session,
             key,
             workers: rack.unwrap_or(1),
-            path: None,
-            offered: None,
-            heard: now,
+            address: None,
+            challenge: None,
+            last_heard: now,
         };
-        let agreed = job.terms.admit(request, &terms);
+        let agreed = job.settings.check_same(request, &settings);
         if let Err(error) = agreed.and_then(|()| job.count_workers(request.worker, &member)) {
             if job.joined() == 0 {
                 self.forget(index, out);
             }
             return Err(error);
         }
-        job.heard = now;
-        job.remind_parent(now, out);
-        let (replaced, round) = job.seat(request.worker, member, &mut self.counters, out);
+        job.last_heard = now;
+        job.retry_parent(now, out);
+        let window = job.window;
+        let (replaced, round) = job.admit(request.worker, member, &mut self.counters, out);
         if let Some(replaced) = replaced {
             self.sessions.remove(replaced);
         }
-        let owner = Owner {
+        let owner = SessionOwner {
             job: index as u32,
             worker: request.worker,
         };
@@ -176,16 +176,16 @@ impl Aggregator {
             session,
             key,
             round,
-            window: job.window,
+            window,
         })
     }
 
-    fn make_job(
+    fn create_job(
         &mut self,
         now: Instant,
         request: &JoinJob,
-        terms: Terms,
-        upstream: Option<Upstream>,
+        settings: JobSettings,
+        parent: Option<ParentAggregator>,
     ) -> Result<usize> {
         let Some(index) = self.jobs.iter().position(Option::is_none) else {
             return Err(Error::TooLarge {
@@ -195,12 +195,12 @@ impl Aggregator {
                 advice: "wait for another job to end, or start the aggregator with room for more",
             });
         };
-        // What the parent has no place for does not begin here.
-        let window = upstream.as_ref().map_or(u32::MAX, |up| up.window);
+        // A segment in flight needs an entry at the parent, too.
+        let window = parent.as_ref().map_or(u32::MAX, |parent| parent.window);
         let window = self.limits.window.min(window);
-        let (places, depth) = terms.places(window);
-        let bytes = Slots::bytes(places, depth, terms.stride());
-        if terms.asynchronous.is_some() && bytes > self.limits.job_bytes {
+        let (entries, depth) = settings.table_size(window);
+        let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
+        if settings.asynchronous.is_some() && bytes > self.limits.job_bytes {
             return Err(Error::TooLarge {
                 what: "the sums that an asynchronous gradient job keeps, in bytes",
                 size: bytes as u64,
@@ -208,66 +208,64 @@ impl Aggregator {
                 advice: "lower its staleness bound, or start the aggregator with room for more",
             });
         }
-        let below = match &upstream {
-            Some(upstream) => upstream.below,
-            // The top of the tree: all there are send here.
-            None if terms.racks => terms.world,
-            None => terms.workers.into(),
+        let below = match &parent {
+            Some(parent) => parent.below,
+            // The root of the tree: its racks have all workers.
+            None if settings.racks => settings.world,
+            None => settings.workers.into(),
         };
-        if (below != terms.world) != upstream.is_some() {
+        if (below != settings.world) != parent.is_some() {
             return Err(Error::Config(format!(
                 "the gradient job {:?} has {} workers in all and {below} here: {}",
                 request.job,
                 request.world,
-                match upstream {
+                match parent {
                     None => "start this aggregator with --parent, or give it all workers",
                     Some(_) => "with a parent aggregator say how many workers there are in all",
                 }
             )));
         }
-        if let Some(upstream) = &upstream
-            && self.is_taken(upstream.session)
+        if let Some(parent) = &parent
+            && self.is_used(parent.session)
         {
-            return Err(Error::Internal(
-                "the parent's session is that of a worker here: join again".into(),
+            return Err(Error::Refused(
+                "the session number that the parent drew is in use here: join again".into(),
             ));
         }
-        let first = upstream.as_ref().map_or(FIRST_ROUND, |up| up.round);
-        let mut job = Job::new(&request.job, terms, window, first, now);
+        let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.round);
+        let mut job = Job::new(&request.job, settings, window, first, now);
         job.below = below;
-        job.upstream = upstream;
+        job.parent = parent;
         self.jobs[index] = Some(job);
         Ok(index)
     }
 
-    fn draw_session(&self) -> Result<u32> {
+    fn new_session(&self) -> Result<u32> {
         loop {
             let session = u32::from_le_bytes(random()?);
-            if self.sessions.is_free(session) && !self.is_taken(session) {
+            if self.sessions.is_free(session) && !self.is_used(session) {
                 return Ok(session);
             }
         }
     }
 
-    /// Whether a worker has this session, or a parent gave it.
-    fn is_taken(&self, session: u32) -> bool {
+    /// Whether a session number belongs to a member here, or was given by a parent.
+    fn is_used(&self, session: u32) -> bool {
         self.sessions.owner(session).is_some() || self.job_of_parent(session).is_some()
     }
 
-    /// The job whose parent gave `session`.
+    /// Index of the job whose parent gave `session`.
     fn job_of_parent(&self, session: u32) -> Option<usize> {
-        let given = |job: &Job| {
-            job.upstream
-                .as_ref()
-                .is_some_and(|up| up.session == session)
-        };
         let mut jobs = self.jobs.iter();
-        jobs.position(|job| job.as_ref().is_some_and(given))
+        jobs.position(|job| {
+            let parent = job.as_ref().and_then(|job| job.parent.as_ref());
+            parent.is_some_and(|parent| parent.session == session)
+        })
     }
 
-    /// A worker has gone, as its connection showed. A session that is over is ignored.
+    /// Removes a member whose connection has ended. An ended session is ignored.
     pub fn leave<T: Transmit>(&mut self, session: u32, out: &mut T) {
-        if let Some(Owner { job: index, worker }) = self.sessions.remove(session)
+        if let Some(SessionOwner { job: index, worker }) = self.sessions.remove(session)
             && let Some(job) = &mut self.jobs[index as usize]
         {
             job.leave(worker, &mut self.counters, out);
@@ -277,7 +275,7 @@ impl Aggregator {
         }
     }
 
-    /// The parent that gave `session` has gone, as the connection to it showed.
+    /// Suspends the job whose parent gave `session`: the connection to that parent has ended.
     pub fn lose_parent<T: Transmit>(&mut self, session: u32, out: &mut T) {
         if let Some(index) = self.job_of_parent(session)
             && let Some(job) = &mut self.jobs[index]
@@ -288,14 +286,14 @@ impl Aggregator {
 
     fn forget<T: Transmit>(&mut self, index: usize, out: &mut T) {
         let job = self.jobs[index].take();
-        if let Some(upstream) = job.and_then(|job| job.upstream) {
-            upstream.send(Kind::Leave, 0, 0, &upstream.key, out);
+        if let Some(parent) = job.and_then(|job| job.parent) {
+            parent.send(PacketKind::Leave, 0, 0, &parent.key, out);
         }
         self.sessions.remove_job(index);
     }
 
-    /// Takes a datagram that came from `from`. What is done for each contribution is one piece with the loop over those that have arrived,
-    /// and calls as little as it can: it is as little as a call takes.
+    /// Receives a datagram from `from`. The path of a contribution is inlined into the transport's loop over a burst: it takes about as long
+    /// as a function call.
     #[inline(always)]
     pub fn receive<T: Transmit>(
         &mut self,
@@ -305,12 +303,12 @@ impl Aggregator {
         out: &mut T,
     ) {
         self.counters.received += 1;
-        let Some((header, body)) = Header::decode(datagram) else {
+        let Some((header, body)) = PacketHeader::decode(datagram) else {
             self.counters.malformed += 1;
             return;
         };
         let Some(owner) = self.sessions.owner(header.session) else {
-            return self.take_from_parent(now, from, header, body, out);
+            return self.receive_from_parent(now, from, header, body, out);
         };
         let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
@@ -318,34 +316,34 @@ impl Aggregator {
         let Some(member) = job.member(owner.worker) else {
             return;
         };
-        if member.path != Some(from) && header.kind != Kind::Join {
+        if member.address != Some(from) && header.kind != PacketKind::Join {
             self.counters.strangers += 1;
             return;
         }
         match header.kind {
-            Kind::Float | Kind::Fixed | Kind::Exponents => {
-                member.heard = now;
-                job.heard = now;
+            PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents => {
+                member.last_heard = now;
+                job.last_heard = now;
                 job.contribute(now, owner.worker, header, body, &mut self.counters, out);
             }
-            _ => self.talk(now, owner, from, header, body, out),
+            _ => self.receive_other(now, owner, from, header, body, out),
         }
     }
 
-    /// Takes what is no contribution, from a worker.
+    /// Handles a member's datagram that is not a contribution.
     #[cold]
-    fn talk<T: Transmit>(
+    fn receive_other<T: Transmit>(
         &mut self,
         now: Instant,
-        owner: Owner,
+        owner: SessionOwner,
         from: SocketAddr,
-        header: Header,
+        header: PacketHeader,
         body: &[u8],
         out: &mut T,
     ) {
         let (index, worker) = (owner.job as usize, owner.worker);
-        if header.kind == Kind::Join {
-            return self.prove(now, index, worker, from, body, out);
+        if header.kind == PacketKind::Join {
+            return self.validate_path(now, index, worker, from, body, out);
         }
         let Some(job) = &mut self.jobs[index] else {
             return;
@@ -354,46 +352,48 @@ impl Aggregator {
             return;
         };
         let key = member.key;
-        member.heard = now;
-        job.heard = now;
+        member.last_heard = now;
+        job.last_heard = now;
         let counters = &mut self.counters;
         match header.kind {
-            Kind::Help => job.help(worker, header, counters, out),
-            Kind::Leave | Kind::Reset | Kind::SetH | Kind::FBcast | Kind::Halt => {
-                match body.strip_prefix(&key) {
-                    None => counters.strangers += 1,
-                    Some(_) if header.kind == Kind::Leave => {
-                        let ack = Ack::new(Status::Done, Kind::Leave);
-                        job.tell(worker, 0, 0, &ack, out);
-                        self.leave(header.session, out);
-                    }
-                    Some(argument) => job.control(worker, header, argument, counters, out),
+            PacketKind::Help => job.answer_query(worker, header, counters, out),
+            PacketKind::Leave
+            | PacketKind::Reset
+            | PacketKind::SetH
+            | PacketKind::FBcast
+            | PacketKind::Halt => match body.strip_prefix(&key) {
+                None => counters.strangers += 1,
+                Some(_) if header.kind == PacketKind::Leave => {
+                    let ack = Ack::new(Status::Done, PacketKind::Leave);
+                    job.send_ack(worker, 0, 0, &ack, out);
+                    self.leave(header.session, out);
                 }
-            }
+                Some(argument) => job.control(worker, header, argument, counters, out),
+            },
             _ => counters.malformed += 1,
         }
     }
 
-    /// Takes what has no session of a worker: a parent's, or a stranger's.
-    fn take_from_parent<T: Transmit>(
+    /// Handles a datagram whose session is not a member's: a parent's, or a stranger's.
+    fn receive_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
         from: SocketAddr,
-        header: Header,
+        header: PacketHeader,
         body: &[u8],
         out: &mut T,
     ) {
         let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
-            Some(job) if job.upstream.as_ref().is_some_and(|up| up.address == from) => {
-                job.take_from_parent(now, header, body, &mut self.counters, out);
+            Some(job) if job.parent.as_ref().is_some_and(|p| p.address == from) => {
+                job.receive_from_parent(now, header, body, &mut self.counters, out);
             }
             _ => self.counters.strangers += 1,
         }
     }
 
-    /// Sends a cookie to where a worker says it is, and believes it when the cookie comes back from there.
-    fn prove<T: Transmit>(
+    /// Sends a cookie to the address that a member's datagram came from, and accepts the address when the cookie comes back from there.
+    fn validate_path<T: Transmit>(
         &mut self,
         now: Instant,
         index: usize,
@@ -413,47 +413,45 @@ impl Aggregator {
             self.counters.strangers += 1;
             return;
         };
-        match member.offered {
-            Some((to, cookie)) if to == from && returned == cookie => {
-                member.path = Some(from);
-                member.heard = now;
-                let ack = Ack::new(Status::Done, Kind::Join);
-                job.tell(worker, next, 0, &ack, out);
-            }
-            offered => {
-                let known = offered.filter(|(to, _)| *to == from);
-                let cookie = match known {
-                    Some((_, cookie)) => cookie,
-                    // Without random bytes there is no proof; the worker asks again.
-                    None => match random() {
-                        Ok(cookie) => cookie,
-                        Err(_) => return,
-                    },
-                };
-                member.offered = Some((from, cookie));
-                let header = Header::new(Kind::Join, member.session, 0, 0);
-                out.send(from, &header.encode(), &cookie);
-            }
+        let sent = member.challenge.filter(|(to, _)| *to == from);
+        if let Some((_, cookie)) = sent
+            && returned == cookie
+        {
+            member.address = Some(from);
+            member.last_heard = now;
+            let ack = Ack::new(Status::Done, PacketKind::Join);
+            return job.send_ack(worker, next, 0, &ack, out);
         }
+        let cookie = match sent {
+            Some((_, cookie)) => cookie,
+            // Without random bytes nothing can be proved; the member tries again.
+            None => match random() {
+                Ok(cookie) => cookie,
+                Err(_) => return,
+            },
+        };
+        member.challenge = Some((from, cookie));
+        let header = PacketHeader::new(PacketKind::Join, member.session, 0, 0);
+        out.send(from, &header.encode(), &cookie);
     }
 
-    /// Fails what has waited too long at `now`, and forgets jobs that nobody has been heard of.
+    /// Fails segments that are overdue at `now`, and forgets idle jobs.
     pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         for index in 0..self.jobs.len() {
             let Some(job) = &mut self.jobs[index] else {
                 continue;
             };
             job.expire(now, &mut self.counters, out);
-            if now.saturating_duration_since(job.heard) >= self.limits.idle {
+            if now.saturating_duration_since(job.last_heard) >= self.limits.idle {
                 self.forget(index, out);
             }
         }
     }
 
-    /// When [`Aggregator::expire`] may have something to do.
+    /// Time at which [`Aggregator::expire`] may have something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = self.jobs.iter().flatten().flat_map(|job| {
-            let idle = job.heard + self.limits.idle;
+            let idle = job.last_heard + self.limits.idle;
             [Some(idle), job.next_deadline()]
         });
         deadlines.flatten().min()
@@ -462,9 +460,7 @@ impl Aggregator {
 
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| Error::Io {
-        what: "drawing random bytes".into(),
-        source: std::io::Error::other(error),
-    })?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::io("cannot get random bytes")(std::io::Error::other(error)))?;
     Ok(bytes)
 }

@@ -1,40 +1,40 @@
-//! The sums themselves: float32 as it arrives, or block-floating fixed point, whose sums do not depend on the order of arrival.
+//! Number formats of sums: float32, added up in the order of arrival, or block-floating fixed point, whose sums do not depend on the order.
 //!
-//! In fixed point a block is a segment. Its exponent is that of the largest value that any worker has in it, agreed on in a round of its own
-//! (the largest of bytes is the same in every order); then each worker sends integers on that grid. They are small enough that the sum of
-//! all workers fits 32 bits, and integers add up to the same bits in every order and over every tree of aggregators.
+//! In fixed point a block is a segment. Its exponent is that of the largest value of any worker, found in a round of its own: the maximum is
+//! the same in every order. Then each worker sends integers on the grid of that exponent, so small that the sum of all workers fits
+//! 32 bits. Integers add up to the same bits in every order and over every tree of aggregators.
 
 use zerocopy::IntoBytes;
 
-use super::packet::Kind;
+use super::packet::PacketKind;
 
-/// How a job adds up.
+/// Number format of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arithmetic {
     /// float32, in the order of arrival.
     #[default]
     Float,
-    /// Block-floating fixed point: the same bits in every order, 31 bits less those of the number of workers.
+    /// Block-floating fixed point: the same bits in every order. A value has 31 bits, less the bits of the number of workers.
     Fixed,
 }
 
 impl Arithmetic {
-    /// Whether contributions of `kind` belong to it.
-    pub fn has(self, kind: Kind) -> bool {
+    /// Whether contributions of `kind` are in this format.
+    pub fn has(self, kind: PacketKind) -> bool {
         match self {
-            Arithmetic::Float => kind == Kind::Float,
-            Arithmetic::Fixed => matches!(kind, Kind::Fixed | Kind::Exponents),
+            Arithmetic::Float => kind == PacketKind::Float,
+            Arithmetic::Fixed => matches!(kind, PacketKind::Fixed | PacketKind::Exponents),
         }
     }
 }
 
 /// Adds a contribution of `kind` to a sum of the same length.
 #[inline]
-pub fn add(kind: Kind, sum: &mut [u8], contribution: &[u8]) {
+pub fn add(kind: PacketKind, sum: &mut [u8], contribution: &[u8]) {
     match kind {
-        Kind::Fixed => wide::add_integers(sum, contribution),
-        Kind::Exponents => {
+        PacketKind::Fixed => wide::add_integers(sum, contribution),
+        PacketKind::Exponents => {
             for (sum, new) in sum.iter_mut().zip(contribution) {
                 *sum = (*sum).max(*new);
             }
@@ -43,10 +43,10 @@ pub fn add(kind: Kind, sum: &mut [u8], contribution: &[u8]) {
     }
 }
 
-/// Loops over whole segments, compiled twice: for every processor, and for those with AVX2, which take half as many steps. A short segment
-/// would not make up for the question which it is.
+/// Loops over whole segments, compiled twice: for every processor, and for those with AVX2, which need half as many steps. Short segments
+/// skip the test for AVX2, which would take longer than it saves.
 mod wide {
-    macro_rules! twice {
+    macro_rules! compiled_twice {
         (pub fn $name:ident($first:ident: $slice:ty $(, $argument:ident: $type:ty)*) $(-> $result:ty)? $body:block) => {
             #[inline]
             pub fn $name($first: $slice $(, $argument: $type)*) $(-> $result)? {
@@ -68,7 +68,7 @@ mod wide {
         };
     }
 
-    twice! {
+    compiled_twice! {
         pub fn add_floats(sum: &mut [u8], contribution: &[u8]) {
             let sums = sum.as_chunks_mut::<4>().0.iter_mut();
             for (sum, new) in sums.zip(contribution.as_chunks::<4>().0) {
@@ -76,7 +76,7 @@ mod wide {
             }
         }
     }
-    twice! {
+    compiled_twice! {
         pub fn add_integers(sum: &mut [u8], contribution: &[u8]) {
             let sums = sum.as_chunks_mut::<4>().0.iter_mut();
             for (sum, new) in sums.zip(contribution.as_chunks::<4>().0) {
@@ -84,24 +84,24 @@ mod wide {
             }
         }
     }
-    twice! {
+    compiled_twice! {
         pub fn largest_magnitude(values: &[f32]) -> u32 {
             values.iter().fold(0, |largest, value| largest.max(value.to_bits() & 0x7FFF_FFFF))
         }
     }
-    twice! {
+    compiled_twice! {
         pub fn to_integers(values: &[f32], unit: f64, body: &mut [u8]) {
             // Added to a float64 of magnitude below 2^51, it leaves the nearest integer, ties to even, in the lowest bits.
             const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
             for (bytes, value) in body.as_chunks_mut::<4>().0.iter_mut().zip(values) {
                 let units = f64::from(*value) * unit;
-                // A value beyond the agreed exponent cannot spoil its neighbours. NaN is in no block that anybody reads.
+                // Saturated, so a value beyond the agreed exponent does not overflow. A block with NaN is never read: its exponent says so.
                 let units = units.clamp(i32::MIN.into(), i32::MAX.into());
                 *bytes = ((units + ROUND).to_bits() as u32).to_le_bytes();
             }
         }
     }
-    twice! {
+    compiled_twice! {
         pub fn from_integers(body: &[u8], unit: f64, values: &mut [f32]) {
             for (value, bytes) in values.iter_mut().zip(body.as_chunks::<4>().0) {
                 *value = (f64::from(i32::from_le_bytes(*bytes)) * unit) as f32;
@@ -115,7 +115,7 @@ const _: () = assert!(
     "float32 values are sent as they lie in memory, and the wire is little endian"
 );
 
-/// float32 values as the wire has them.
+/// float32 values in the byte order of the wire.
 pub fn bytes_of(values: &[f32]) -> &[u8] {
     values.as_bytes()
 }
@@ -125,9 +125,9 @@ pub fn read_floats(body: &[u8], values: &mut [f32]) {
     values.as_mut_bytes().copy_from_slice(body);
 }
 
-/// Makes the sum of so many workers their mean.
+/// Divides a sum by the number of its workers.
 pub fn divide(values: &mut [f32], workers: u32) {
-    // The inverse of a power of two is exact, and a product takes less time than a quotient.
+    // Multiplied by the inverse where that is exact, as a product is faster.
     if workers.is_power_of_two() {
         let inverse = (workers as f32).recip();
         values.iter_mut().for_each(|value| *value *= inverse);
@@ -136,23 +136,23 @@ pub fn divide(values: &mut [f32], workers: u32) {
     }
 }
 
-/// The exponent of a block in which something is infinite or NaN; its sum is NaN throughout.
+/// Exponent of a block with an infinity or NaN. All values of its sum are NaN.
 const NOT_FINITE: u8 = 255;
 
-/// The exponent of the largest value, biased as in float32: all are below 2^(exponent - 126).
+/// Exponent of the largest magnitude, biased as in float32: all values are below 2^(exponent - 126).
 pub fn exponent(values: &[f32]) -> u8 {
     (wide::largest_magnitude(values) >> 23) as u8
 }
 
-/// The grid of a block.
+/// Fixed-point grid of a block.
 #[derive(Debug, Clone, Copy)]
 pub struct Grid {
-    /// 2^scale units are one; `None` where something is not finite.
+    /// One is 2^scale units; `None` for a block with an infinity or NaN.
     scale: Option<i32>,
 }
 
 impl Grid {
-    /// The grid for values below 2^(exponent - 126), summed over `workers`.
+    /// Grid for values below 2^(exponent - 126), summed over `workers`.
     pub fn new(exponent: u8, workers: u32) -> Self {
         let sum_bits = workers.max(1).next_power_of_two().ilog2() as i32;
         Grid {
@@ -160,7 +160,7 @@ impl Grid {
         }
     }
 
-    /// Writes values as integers, rounded to the nearest, ties to even, in place of what `body` has.
+    /// Replaces `body` by the values as integers, rounded to nearest, ties to even.
     pub fn write(self, values: &[f32], body: &mut Vec<u8>) {
         body.resize(4 * values.len(), 0);
         wide::to_integers(values, self.scale.map_or(0.0, power_of_two), body);
@@ -175,7 +175,7 @@ impl Grid {
     }
 }
 
-/// 2^power, for what float64 has as normal numbers.
+/// 2^power, within the range of normal float64 numbers.
 fn power_of_two(power: i32) -> f64 {
     f64::from_bits(((1023 + power) as u64) << 52)
 }
@@ -191,7 +191,7 @@ mod tests {
         for vector in vectors {
             let mut body = Vec::new();
             grid.write(vector, &mut body);
-            add(Kind::Fixed, &mut sum, &body);
+            add(PacketKind::Fixed, &mut sum, &body);
         }
         let mut read = vec![0.0; vectors[0].len()];
         grid.read(&sum, &mut read);
@@ -217,12 +217,12 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_the_nearest_ones_and_what_is_out_of_range_saturates() {
+    fn integers_are_rounded_to_nearest_and_saturate() {
         let unit = Grid { scale: Some(0) };
         let fractions = [0.5, 1.5, -0.5, -2.5, 2.5001, -7.0, 0.499_999_97];
         let large = [16_777_215.0, 2_147_483_500.0, 3e9, -3e9, f32::MAX, f32::MIN];
         let all = [fractions.as_slice(), &large].concat();
-        // Few and many: what is compiled for every processor, and for this one.
+        // Short and long: the code for every processor, and the one for this processor.
         for values in [all.clone(), all.repeat(8)] {
             let (mut body, mut read) = (Vec::new(), vec![0.0; values.len()]);
             unit.write(&values, &mut body);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_stay_zero_and_what_is_not_finite_is_nan() {
+    fn zeros_stay_zero_and_infinities_become_nan() {
         assert_eq!(fixed_sum(&[vec![0.0; 3], vec![-0.0; 3]]), [0.0; 3]);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let sum = fixed_sum(&[vec![1.0, bad], vec![1.0, 2.0]]);
@@ -244,13 +244,13 @@ mod tests {
     #[test]
     fn each_kind_adds_in_its_own_way() {
         let mut sum = 1.5f32.to_le_bytes();
-        add(Kind::Float, &mut sum, &2.25f32.to_le_bytes());
+        add(PacketKind::Float, &mut sum, &2.25f32.to_le_bytes());
         assert_eq!(f32::from_le_bytes(sum), 3.75);
         let mut sum = (-7i32).to_le_bytes();
-        add(Kind::Fixed, &mut sum, &300i32.to_le_bytes());
+        add(PacketKind::Fixed, &mut sum, &300i32.to_le_bytes());
         assert_eq!(i32::from_le_bytes(sum), 293);
         let mut sum = [1, 200, 3, 0];
-        add(Kind::Exponents, &mut sum, &[2, 100, 3, 255]);
+        add(PacketKind::Exponents, &mut sum, &[2, 100, 3, 255]);
         assert_eq!(sum, [2, 200, 3, 255]);
     }
 }

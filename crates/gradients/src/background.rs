@@ -1,4 +1,4 @@
-//! An asynchronous worker on the kernel's UDP, with a thread of its own: sums arrive and contributions leave while its owner computes.
+//! An asynchronous worker on UDP, with a thread of its own: means arrive and gradients leave while its owner computes.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,153 +6,147 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::datagrams::{Inbox, Outbox};
-use super::worker::{Exchange, Failure};
-use super::{Contributions, JoinJob, UdpWorker, Updates};
-use replay_core::error::{self, Error};
+use super::datagrams::UdpSender;
+use super::kernel::UdpTransport;
+use super::link::{Worker, WorkerTransport};
+use super::worker::Exchange;
+use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
 use replay_core::replay::Wait;
 
-/// How often the thread looks whether it should end, and what was offered.
-const LOOK_UP: Duration = Duration::from_millis(20);
+/// Longest sleep of the thread: so late it sees an offered gradient, or that it should end.
+const MAX_SLEEP: Duration = Duration::from_millis(20);
 
-struct Shared {
-    updates: Mutex<Updates>,
-    /// A mean has come, a gradient has gone, or nothing goes on.
+/// A worker of an asynchronous job. Dropped, its thread ends.
+pub struct AsynchronousWorker {
+    shared: Arc<SessionThread>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct SessionThread {
+    session: Mutex<AsynchronousSession>,
+    /// Signalled on a new mean, on free room for a gradient, and on failure.
     changed: Condvar,
     stop: AtomicBool,
     socket: Arc<UdpSocket>,
 }
 
-impl Shared {
-    /// A panic while it was held is one of a wrong argument, before anything was changed.
-    fn updates(&self) -> MutexGuard<'_, Updates> {
-        self.updates.lock().unwrap_or_else(PoisonError::into_inner)
+impl SessionThread {
+    /// A panic changes nothing: it comes from a wrong argument, which is checked first.
+    fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The worker. Dropped, its thread ends.
-pub struct UdpUpdates {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl UdpUpdates {
-    /// Goes on with `worker`, which joined with `request`: see [`Updates::new`].
+impl AsynchronousWorker {
+    /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a synchronous job, [`Error::Io`] when there is no thread for it.
+    /// [`Error::Config`] for a synchronous job, [`Error::Io`] if the system has no thread for it.
     pub fn start(
-        worker: UdpWorker,
+        worker: Worker<UdpTransport>,
         request: &JoinJob,
         index: u64,
         last: u64,
         deadline: Duration,
-    ) -> error::Result<Self> {
+    ) -> Result<Self> {
         if request.asynchronous.is_none() {
             return Err(Error::Config(format!(
                 "the gradient job {:?} is synchronous: join it with a staleness bound",
                 request.job
             )));
         }
-        let (worker, inbox, out, socket) = worker.into_parts();
+        let (session, transport) = worker.into_parts();
         let now = Instant::now();
-        let shared = Arc::new(Shared {
-            updates: Mutex::new(Updates::new(worker, request, index, last, deadline, now)),
+        let session = AsynchronousSession::new(session, request, index, last, deadline, now);
+        let shared = Arc::new(SessionThread {
+            session: Mutex::new(session),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
-            socket,
+            socket: transport.socket().clone(),
         });
         let thread = thread::Builder::new()
             .name("innet-updates".into())
             .spawn({
                 let shared = shared.clone();
-                move || run(&shared, inbox, out)
+                move || run(&shared, transport)
             })
-            .map_err(|source| Error::Io {
-                what: "cannot start a thread for gradients".into(),
-                source,
-            })?;
-        Ok(UdpUpdates {
+            .map_err(Error::io("cannot start a thread for gradients"))?;
+        Ok(AsynchronousWorker {
             shared,
             thread: Some(thread),
         })
     }
 
-    /// See [`Updates::offer`].
+    /// See [`AsynchronousSession::offer`].
     pub fn offer(&self, gradient: &[f32], index: u64) -> bool {
-        let mut out = Outbox::new(self.shared.socket.clone());
-        let mut updates = self.shared.updates();
-        let taken = updates.offer(gradient, index);
+        let mut out = UdpSender::new(self.shared.socket.clone());
+        let mut session = self.shared.session();
+        let taken = session.offer(gradient, index);
         if taken {
-            // What leaves at once need not wait for the thread to look. A failure is the thread's to tell.
-            let _ = updates.poll(Instant::now(), &mut out);
+            // Sends what may leave now, without waiting for the thread, which also reports failures.
+            let _ = session.poll(Instant::now(), &mut out);
         }
-        drop(updates);
+        drop(session);
         out.flush();
         taken
     }
 
-    /// See [`Updates::take`].
+    /// See [`AsynchronousSession::take`].
     ///
     /// # Errors
-    /// Why nothing goes on, once the means that arrived before are taken.
-    pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>, Failure> {
-        let mut updates = self.shared.updates();
-        match updates.take(into) {
-            None => updates.failure().map_or(Ok(None), |f| Err(f.clone())),
+    /// The job's failure, once the means that arrived before it are taken.
+    pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
+        let mut session = self.shared.session();
+        match session.take(into) {
+            None => session.failure().map_or(Ok(None), |f| Err(f.clone())),
             taken => Ok(taken),
         }
     }
 
-    /// Waits until there is a mean to take, or room for a gradient where that is waited `for_room`; for at most `time`. Returns whether
-    /// it came to that.
+    /// Waits up to `time` for a mean to take or, with `for_room`, for room for a gradient. `false` if neither came.
     ///
     /// # Errors
-    /// Why nothing goes on, or [`Failure::Interrupted`].
-    pub fn wait(&self, for_room: bool, time: Duration, wait: &Wait<'_>) -> Result<bool, Failure> {
+    /// The job's failure, or [`Error::Interrupted`].
+    pub fn wait(&self, for_room: bool, time: Duration, wait: &Wait<'_>) -> Result<bool> {
         let end = Instant::now() + time;
-        let mut updates = self.shared.updates();
+        let mut slices = wait.slices(Some(end));
         loop {
-            if updates.has_mean() || (for_room && !updates.is_busy()) {
+            let now = Instant::now();
+            let wake = slices.next_wake(now)?;
+            let session = self.shared.session();
+            if session.has_mean() || (for_room && !session.is_busy()) {
                 return Ok(true);
             }
-            if let Some(failure) = updates.failure() {
+            if let Some(failure) = session.failure() {
                 return Err(failure.clone());
             }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if now >= end {
                 return Ok(false);
             }
             let changed = &self.shared.changed;
-            updates = changed
-                .wait_timeout(updates, left.min(Wait::CHECK_EVERY))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-            drop(updates);
-            wait.check().map_err(|_| Failure::Interrupted)?;
-            updates = self.shared.updates();
+            drop(changed.wait_timeout(session, wake.saturating_duration_since(now)));
         }
     }
 
-    /// See [`Updates::restart`].
+    /// See [`AsynchronousSession::restart`].
     pub fn restart(&self, index: u64) {
-        self.shared.updates().restart(index, Instant::now());
+        self.shared.session().restart(index, Instant::now());
     }
 
-    /// See [`Updates::index`].
+    /// See [`AsynchronousSession::index`].
     pub fn index(&self) -> u64 {
-        self.shared.updates().index()
+        self.shared.session().index()
     }
 
-    /// See [`Updates::contributions`].
+    /// See [`AsynchronousSession::contributions`].
     pub fn contributions(&self) -> Contributions {
-        self.shared.updates().contributions()
+        self.shared.session().contributions()
     }
 }
 
-impl Drop for UdpUpdates {
+impl Drop for AsynchronousWorker {
     fn drop(&mut self) {
-        // Pairs with the load in `run`; nothing else is published with it.
+        // Pairs with the load in `run`. Relaxed: the flag carries no data.
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -162,31 +156,28 @@ impl Drop for UdpUpdates {
     }
 }
 
-fn run(shared: &Shared, mut inbox: Inbox, mut out: Outbox) {
+fn run(shared: &SessionThread, mut transport: UdpTransport) {
     let mut wake = Instant::now();
-    // Pairs with the store in `drop`.
+    // Pairs with the store in `drop`. Relaxed: the flag carries no data.
     while !shared.stop.load(Ordering::Relaxed) {
-        let time = wake.saturating_duration_since(Instant::now()).min(LOOK_UP);
-        if let Err(error) = inbox.wait(time) {
-            tracing::warn!(%error, "receiving sums of gradients failed");
-            thread::sleep(LOOK_UP);
+        let time = wake.saturating_duration_since(Instant::now());
+        if let Err(error) = transport.wait(time.min(MAX_SLEEP)) {
+            tracing::warn!(%error, "cannot receive sums of gradients");
+            thread::sleep(MAX_SLEEP);
             continue;
         }
         let now = Instant::now();
-        let mut updates = shared.updates();
-        for (from, datagram) in inbox.iter() {
-            updates.receive(now, from, datagram, &mut out);
-        }
-        let failed = updates.poll(now, &mut out).is_some();
+        let mut session = shared.session();
+        transport.deliver(now, &mut *session);
+        let failed = session.poll(now, &mut transport).is_some();
         // After a failure nothing is due until a restart.
-        wake = if failed {
-            now + LOOK_UP
-        } else {
-            updates.next_wake()
+        wake = match failed {
+            true => now + MAX_SLEEP,
+            false => session.next_wake(),
         };
-        let changed = failed || updates.has_mean() || !updates.is_busy();
-        drop(updates);
-        out.flush();
+        let changed = failed || session.has_mean() || !session.is_busy();
+        drop(session);
+        transport.flush();
         if changed {
             shared.changed.notify_all();
         }

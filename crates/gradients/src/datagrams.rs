@@ -1,5 +1,5 @@
-//! Datagrams through the kernel: many for each system call, and trains of equal length to one address that go through the stack as one
-//! (segmentation offload), which on one machine also arrive as one.
+//! UDP sockets: many datagrams for each system call. Consecutive datagrams of equal length to one address pass the kernel's network stack as
+//! one buffer (generic segmentation offload, GSO), and on one machine also arrive as one (generic receive offload, GRO).
 
 use std::collections::HashSet;
 use std::io;
@@ -14,27 +14,27 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::Transmit;
 
-/// Trains for one system call.
-const BATCH: usize = 16;
-/// Longest train, in bytes: what the length field of UDP has room for.
-const ROOM: usize = u16::MAX as usize;
-/// Bytes of a train that is sent, with room for its headers.
-const TRAIN_BYTES: usize = 65_000;
-/// Datagrams of a train, as the kernel limits them.
-const TRAIN: usize = 64;
-/// Addresses that are remembered for taking no trains; then each is tried again.
-const MOST_WITHOUT_TRAINS: usize = 1024;
-/// Room for one control message of an integer, aligned as one.
-type Control = [u64; 3];
-/// What is asked for; the system may give less (`net.core.rmem_max`).
+/// Most buffers in one system call.
+const BATCHES_PER_CALL: usize = 16;
+/// Longest received buffer in bytes, as UDP's length field limits it.
+const GRO_MAX_BYTES: usize = u16::MAX as usize;
+/// Longest sent buffer in bytes, which leaves room for headers.
+const GSO_MAX_BYTES: usize = 65_000;
+/// Most datagrams of a buffer, as the kernel limits them.
+const GSO_MAX_SEGMENTS: usize = 64;
+/// Most addresses remembered for not supporting GSO. Then all are forgotten, and each is tried again.
+const MAX_WITHOUT_GSO: usize = 1024;
+/// Space for one control message with an integer, aligned as one.
+type ControlBuffer = [u64; 3];
+/// Requested bytes of a socket's buffers. The system may give less (`net.core.rmem_max`).
 const SOCKET_BUFFER: usize = 4 << 20;
-/// Class selector of the datagrams (RFC 2474), by which a switch tells them apart: 46, expedited forwarding.
+/// Traffic class of the datagrams (differentiated services code point, RFC 2474), by which a switch recognises them: expedited forwarding.
 pub const DSCP: u32 = 46;
 
 /// A socket for the datagrams of this protocol, marked with [`DSCP`].
 ///
 /// # Errors
-/// Those of the system, such as an address in use.
+/// Those of the operating system, such as an address in use.
 pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     match address {
@@ -47,58 +47,58 @@ pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     Ok(Arc::new(socket.into()))
 }
 
-/// Receives.
-pub struct Inbox {
+/// Receive side of a socket.
+pub struct UdpReceiver {
     socket: Arc<UdpSocket>,
     bytes: Vec<u8>,
-    arrived: Vec<Arrived>,
+    received: Vec<ReceivedBatch>,
 }
 
-struct Arrived {
+struct ReceivedBatch {
     from: SocketAddr,
     bytes: usize,
-    /// Of each datagram but the last.
-    size: usize,
+    /// Length of each datagram but the last.
+    segment_bytes: usize,
 }
 
-impl Inbox {
+impl UdpReceiver {
     /// Receives from `socket`.
     pub fn new(socket: Arc<UdpSocket>) -> Self {
-        // Without it trains arrive in single datagrams.
-        if let Err(error) = take_trains(&socket) {
+        // Without GRO datagrams arrive one by one.
+        if let Err(error) = enable_gro(&socket) {
             tracing::debug!(%error, "no receive offload for datagrams");
         }
-        Inbox {
+        UdpReceiver {
             socket,
-            bytes: vec![0; ROOM * BATCH],
-            arrived: Vec::with_capacity(BATCH),
+            bytes: vec![0; GRO_MAX_BYTES * BATCHES_PER_CALL],
+            received: Vec::with_capacity(BATCHES_PER_CALL),
         }
     }
 
-    /// Waits for datagrams, for at most `time`, and takes those that are there: see [`Inbox::iter`].
+    /// Waits up to `time` for datagrams, and receives as many as there is room for: see [`UdpReceiver::iter`].
     ///
     /// # Errors
-    /// Those of the system. A signal is none: then nothing has arrived.
+    /// Those of the operating system. A signal ends the wait without an error.
     pub fn wait(&mut self, time: Duration) -> io::Result<()> {
-        self.arrived.clear();
+        self.received.clear();
         if self.take()? == 0 && !time.is_zero() && self.ready(time)? {
             self.take()?;
         }
         Ok(())
     }
 
-    /// What the last [`Inbox::wait`] took: sources and datagrams.
+    /// Datagrams of the last [`UdpReceiver::wait`], with their senders.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
-        let trains = self.arrived.iter().zip(self.bytes.chunks(ROOM));
-        trains.flat_map(|(arrived, bytes)| {
-            let datagrams = bytes[..arrived.bytes].chunks(arrived.size);
-            datagrams.map(|datagram| (arrived.from, datagram))
+        let batches = self.received.iter().zip(self.bytes.chunks(GRO_MAX_BYTES));
+        batches.flat_map(|(received, bytes)| {
+            let datagrams = bytes[..received.bytes].chunks(received.segment_bytes);
+            datagrams.map(|datagram| (received.from, datagram))
         })
     }
 
-    /// Whether the last [`Inbox::wait`] took as many as there is room for: more may be there.
+    /// Whether the last [`UdpReceiver::wait`] filled all buffers, so more datagrams may be waiting.
     pub fn is_full(&self) -> bool {
-        self.arrived.len() == BATCH
+        self.received.len() == BATCHES_PER_CALL
     }
 
     fn ready(&self, time: Duration) -> io::Result<bool> {
@@ -111,35 +111,37 @@ impl Inbox {
             tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: time.subsec_nanos().into(),
         };
-        // SAFETY: one pollfd of an open socket and a timespec, both on this stack; no signal mask.
+        // SAFETY: one pollfd of an open socket and a timespec, both on this stack; a null signal mask is allowed.
         let ready = unsafe { libc::ppoll(&mut poll, 1, &time, ptr::null()) };
         none_if_interrupted(ready as isize).map(|ready| ready > 0)
     }
 
     fn take(&mut self) -> io::Result<usize> {
-        let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCH];
+        let mut names =
+            [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCHES_PER_CALL];
         // SAFETY: all zeros is a valid iovec and a valid mmsghdr: null pointers and lengths of 0.
-        let mut vectors: [libc::iovec; BATCH] = unsafe { std::mem::zeroed() };
+        let mut vectors: [libc::iovec; BATCHES_PER_CALL] = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
-        let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
-        let mut controls = [Control::default(); BATCH];
-        let room = self.bytes.chunks_mut(ROOM);
-        for (i, (message, room)) in messages.iter_mut().zip(room).enumerate() {
-            vectors[i].iov_base = room.as_mut_ptr().cast();
-            vectors[i].iov_len = room.len();
+        let mut messages: [libc::mmsghdr; BATCHES_PER_CALL] = unsafe { std::mem::zeroed() };
+        let mut controls = [ControlBuffer::default(); BATCHES_PER_CALL];
+        let buffers = self.bytes.chunks_mut(GRO_MAX_BYTES);
+        for (i, (message, buffer)) in messages.iter_mut().zip(buffers).enumerate() {
+            vectors[i].iov_base = buffer.as_mut_ptr().cast();
+            vectors[i].iov_len = buffer.len();
             message.msg_hdr.msg_control = controls[i].as_mut_ptr().cast();
-            message.msg_hdr.msg_controllen = size_of::<Control>();
+            message.msg_hdr.msg_controllen = size_of::<ControlBuffer>();
             message.msg_hdr.msg_name = names[i].as_mut_ptr().cast();
             message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
             message.msg_hdr.msg_iov = &mut vectors[i];
             message.msg_hdr.msg_iovlen = 1;
         }
-        // SAFETY: each message names one vector of writable bytes, a name and a control buffer as long as it says; all outlive the call.
+        // SAFETY: each message points to one vector of writable bytes, an address and a control buffer, with their lengths; all outlive
+        // the call.
         let taken = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
                 messages.as_mut_ptr(),
-                BATCH as u32,
+                BATCHES_PER_CALL as u32,
                 libc::MSG_DONTWAIT,
                 ptr::null_mut(),
             )
@@ -149,22 +151,22 @@ impl Inbox {
             taken => taken?,
         };
         for (message, name) in messages[..taken].iter().zip(&names) {
-            // SAFETY: zeroed at first, so initialised whatever the kernel wrote.
+            // SAFETY: it was zeroed, so it is initialised whatever the kernel wrote.
             let name = unsafe { name.assume_init_ref() };
-            // A source of another family cannot be: its datagram is as good as empty.
+            // The kernel gives no address of another family; such a datagram would count as empty.
             let from = socket_address(name);
             let bytes = from.map_or(0, |_| message.msg_len as usize);
-            self.arrived.push(Arrived {
+            self.received.push(ReceivedBatch {
                 from: from.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()),
                 bytes,
-                size: train_size(&message.msg_hdr).unwrap_or(bytes).max(1),
+                segment_bytes: gro_segment_bytes(&message.msg_hdr).unwrap_or(bytes).max(1),
             });
         }
         Ok(taken)
     }
 }
 
-fn take_trains(socket: &UdpSocket) -> io::Result<()> {
+fn enable_gro(socket: &UdpSocket) -> io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: the option's value is the integer on this stack, with its size.
     let set = unsafe {
@@ -182,14 +184,14 @@ fn take_trains(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// The length of a train's datagrams, where the message is a train.
-fn train_size(message: &libc::msghdr) -> Option<usize> {
-    // SAFETY: the kernel filled the control buffer, which the message names with its length, and which is still there.
+/// Length of the datagrams in a buffer that GRO joined.
+fn gro_segment_bytes(message: &libc::msghdr) -> Option<usize> {
+    // SAFETY: the message points to its control buffer with the length that the kernel wrote, and the buffer is borrowed with it.
     let control = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     if (control.cmsg_level, control.cmsg_type) != (libc::SOL_UDP, libc::UDP_GRO) {
         return None;
     }
-    // SAFETY: a control message of this type has an integer.
+    // SAFETY: a control message of this type holds an integer.
     let size = unsafe {
         libc::CMSG_DATA(control)
             .cast::<libc::c_int>()
@@ -212,13 +214,13 @@ fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let name_at: *const libc::sockaddr_storage = name;
     match name.ss_family.into() {
         libc::AF_INET => {
-            // SAFETY: the family says that it is one, and the storage is large enough and aligned for every family.
+            // SAFETY: the family says that it is a `sockaddr_in`, and the storage is large enough and aligned for every family.
             let name = unsafe { &*name_at.cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
             Some((ip, u16::from_be(name.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: as above, for `sockaddr_in6`.
             let name = unsafe { &*name_at.cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
             let port = u16::from_be(name.sin6_port);
@@ -228,130 +230,132 @@ fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// Sends.
-pub struct Outbox {
+/// Send side of a socket.
+pub struct UdpSender {
     socket: Arc<UdpSocket>,
-    trains: Vec<Train>,
-    /// Emptied trains, for their memory: at most as many as there have been trains at a time.
+    batches: Vec<GsoBatch>,
+    /// Empty buffers for the next batches, at most as many as there were batches at a time.
     spare: Vec<Vec<u8>>,
-    /// Where the system takes no trains to.
-    without_trains: HashSet<IpAddr>,
-    /// Datagrams that the system took.
+    /// Addresses to which GSO failed.
+    without_gso: HashSet<IpAddr>,
+    /// Datagrams that the system accepted.
     pub sent: u64,
-    /// Datagrams that it did not: they are lost, as others are on their way.
+    /// Datagrams that it refused. They are lost, as datagrams may be.
     pub refused: u64,
 }
 
-/// Datagrams to one address, all but the last of one length.
-struct Train {
+/// Datagrams to one address, all of one length except the last, which may be shorter.
+struct GsoBatch {
     to: SocketAddr,
     name: SockAddr,
     bytes: Vec<u8>,
-    size: usize,
+    /// Length of each datagram but the last.
+    segment_bytes: usize,
 }
 
-impl Train {
+impl GsoBatch {
     fn count(&self) -> usize {
-        self.bytes.len().div_ceil(self.size)
+        self.bytes.len().div_ceil(self.segment_bytes)
     }
 
-    fn takes(&self, length: usize) -> bool {
-        self.bytes.len().is_multiple_of(self.size)
-            && length <= self.size
-            && self.bytes.len() + length <= TRAIN_BYTES
-            && self.count() < TRAIN
+    fn has_room_for(&self, length: usize) -> bool {
+        self.bytes.len().is_multiple_of(self.segment_bytes)
+            && length <= self.segment_bytes
+            && self.bytes.len() + length <= GSO_MAX_BYTES
+            && self.count() < GSO_MAX_SEGMENTS
     }
 }
 
-impl Outbox {
+impl UdpSender {
     /// Sends from `socket`.
     pub fn new(socket: Arc<UdpSocket>) -> Self {
-        Outbox {
+        UdpSender {
             socket,
-            trains: Vec::with_capacity(BATCH),
+            batches: Vec::with_capacity(BATCHES_PER_CALL),
             spare: Vec::new(),
-            without_trains: HashSet::new(),
+            without_gso: HashSet::new(),
             sent: 0,
             refused: 0,
         }
     }
 
-    /// Hands everything to the system.
+    /// Sends queued datagrams.
     pub fn flush(&mut self) {
-        let mut trains = std::mem::take(&mut self.trains);
-        let mut left = trains.as_slice();
+        let mut batches = std::mem::take(&mut self.batches);
+        let mut left = batches.as_slice();
         while let [first, rest @ ..] = left {
-            match self.hand_over(left) {
+            match self.send_batches(left) {
                 Ok(count) => {
-                    self.sent += left[..count].iter().map(Train::count).sum::<usize>() as u64;
+                    self.sent += left[..count].iter().map(GsoBatch::count).sum::<usize>() as u64;
                     left = &left[count..];
                 }
                 Err(error) => {
-                    tracing::debug!(%error, datagrams = first.count(), "could not be sent as one");
-                    self.note_refusal(first, &error);
-                    self.send_singly(first);
+                    tracing::debug!(%error, datagrams = first.count(), "a batch could not be sent");
+                    self.disable_gso_after(first, &error);
+                    self.send_one_by_one(first);
                     left = rest;
                 }
             }
         }
-        self.spare.extend(trains.drain(..).map(|train| train.bytes));
-        self.trains = trains;
+        self.spare
+            .extend(batches.drain(..).map(|batch| batch.bytes));
+        self.batches = batches;
     }
 
-    /// What cannot be reached says nothing about trains, and a device that takes none, or smaller ones, nothing about other devices.
-    fn note_refusal(&mut self, train: &Train, error: &io::Error) {
-        let of_trains = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];
-        if train.count() == 1
+    /// A segmentation error disables GSO for that address only. Other errors, such as an unreachable address, do not concern GSO.
+    fn disable_gso_after(&mut self, batch: &GsoBatch, error: &io::Error) {
+        let of_gso = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];
+        if batch.count() == 1
             || error
                 .raw_os_error()
-                .is_none_or(|code| !of_trains.contains(&code))
+                .is_none_or(|code| !of_gso.contains(&code))
         {
             return;
         }
-        if self.without_trains.len() == MOST_WITHOUT_TRAINS {
-            self.without_trains.clear();
+        if self.without_gso.len() == MAX_WITHOUT_GSO {
+            self.without_gso.clear();
         }
-        self.without_trains.insert(train.to.ip());
+        self.without_gso.insert(batch.to.ip());
     }
 
-    fn takes_trains(&self, to: SocketAddr) -> bool {
-        self.without_trains.is_empty() || !self.without_trains.contains(&to.ip())
+    fn may_use_gso(&self, to: SocketAddr) -> bool {
+        self.without_gso.is_empty() || !self.without_gso.contains(&to.ip())
     }
 
-    fn send_singly(&mut self, train: &Train) {
-        for datagram in train.bytes.chunks(train.size) {
-            match self.socket.send_to(datagram, train.to) {
+    fn send_one_by_one(&mut self, batch: &GsoBatch) {
+        for datagram in batch.bytes.chunks(batch.segment_bytes) {
+            match self.socket.send_to(datagram, batch.to) {
                 Ok(_) => self.sent += 1,
                 Err(_) => self.refused += 1,
             }
         }
     }
 
-    fn hand_over(&self, trains: &[Train]) -> io::Result<usize> {
+    fn send_batches(&self, batches: &[GsoBatch]) -> io::Result<usize> {
         // SAFETY: all zeros is a valid iovec and a valid mmsghdr: null pointers and lengths of 0.
-        let mut vectors: [libc::iovec; BATCH] = unsafe { std::mem::zeroed() };
+        let mut vectors: [libc::iovec; BATCHES_PER_CALL] = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
-        let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
-        let mut controls = [Control::default(); BATCH];
-        for (i, train) in trains.iter().enumerate() {
-            vectors[i].iov_base = train.bytes.as_ptr().cast_mut().cast();
-            vectors[i].iov_len = train.bytes.len();
+        let mut messages: [libc::mmsghdr; BATCHES_PER_CALL] = unsafe { std::mem::zeroed() };
+        let mut controls = [ControlBuffer::default(); BATCHES_PER_CALL];
+        for (i, batch) in batches.iter().enumerate() {
+            vectors[i].iov_base = batch.bytes.as_ptr().cast_mut().cast();
+            vectors[i].iov_len = batch.bytes.len();
             let message = &mut messages[i].msg_hdr;
-            message.msg_name = train.name.as_ptr().cast_mut().cast();
-            message.msg_namelen = train.name.len();
+            message.msg_name = batch.name.as_ptr().cast_mut().cast();
+            message.msg_namelen = batch.name.len();
             message.msg_iov = &mut vectors[i];
             message.msg_iovlen = 1;
-            if train.count() > 1 {
-                set_train_size(message, &mut controls[i], train.size as u16);
+            if batch.count() > 1 {
+                set_gso_segment_bytes(message, &mut controls[i], batch.segment_bytes as u16);
             }
         }
-        // SAFETY: each message names an address, one vector of readable bytes and perhaps a control buffer, none of which the call
-        // changes; all outlive it.
+        // SAFETY: each message points to an address, one vector of readable bytes and perhaps a control buffer; all outlive the call, which
+        // does not change them.
         let sent = unsafe {
             libc::sendmmsg(
                 self.socket.as_raw_fd(),
                 messages.as_mut_ptr(),
-                trains.len() as u32,
+                batches.len() as u32,
                 0,
             )
         };
@@ -359,12 +363,12 @@ impl Outbox {
     }
 }
 
-/// Lets the kernel cut a message into datagrams of `size` bytes.
-fn set_train_size(message: &mut libc::msghdr, control: &mut Control, size: u16) {
+/// Makes the kernel split a message into datagrams of `size` bytes.
+fn set_gso_segment_bytes(message: &mut libc::msghdr, control: &mut ControlBuffer, size: u16) {
     message.msg_control = control.as_mut_ptr().cast();
-    // SAFETY: a constant expression of its argument.
+    // SAFETY: it only computes with its argument.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as usize;
-    // SAFETY: the message names a control buffer with room for one header and two bytes, aligned for it.
+    // SAFETY: the message points to a control buffer with room for one header and two bytes, aligned for it.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(message);
         (*header).cmsg_level = libc::SOL_UDP;
@@ -374,28 +378,29 @@ fn set_train_size(message: &mut libc::msghdr, control: &mut Control, size: u16) 
     }
 }
 
-impl Transmit for Outbox {
+impl Transmit for UdpSender {
     fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         let length = head.len() + body.len();
-        // The newest one to this address: datagrams to one address keep their order.
-        let newest = self.trains.iter().rposition(|train| train.to == to);
-        let open = newest.filter(|&at| self.takes_trains(to) && self.trains[at].takes(length));
+        // The newest batch to this address, so datagrams to one address keep their order.
+        let newest = self.batches.iter().rposition(|batch| batch.to == to);
+        let open =
+            newest.filter(|&at| self.may_use_gso(to) && self.batches[at].has_room_for(length));
         let at = open.unwrap_or_else(|| {
-            if self.trains.len() == BATCH {
+            if self.batches.len() == BATCHES_PER_CALL {
                 self.flush();
             }
             let spare = self.spare.pop();
-            let mut bytes = spare.unwrap_or_else(|| Vec::with_capacity(TRAIN_BYTES));
+            let mut bytes = spare.unwrap_or_else(|| Vec::with_capacity(GSO_MAX_BYTES));
             bytes.clear();
-            self.trains.push(Train {
+            self.batches.push(GsoBatch {
                 to,
                 name: to.into(),
                 bytes,
-                size: length,
+                segment_bytes: length,
             });
-            self.trains.len() - 1
+            self.batches.len() - 1
         });
-        let bytes = &mut self.trains[at].bytes;
+        let bytes = &mut self.batches[at].bytes;
         bytes.extend_from_slice(head);
         bytes.extend_from_slice(body);
     }
@@ -418,26 +423,26 @@ mod tests {
             };
             let sender = bind(here).unwrap();
             let (to, from) = (receiver.local_addr().unwrap(), sender.local_addr().unwrap());
-            let mut inbox = Inbox::new(receiver);
-            inbox.wait(Duration::ZERO).unwrap();
-            assert_eq!(inbox.iter().count(), 0);
-            let mut outbox = Outbox::new(sender);
-            // Trains and single ones: lengths that stay for a while, rise and fall.
+            let mut receiving = UdpReceiver::new(receiver);
+            receiving.wait(Duration::ZERO).unwrap();
+            assert_eq!(receiving.iter().count(), 0);
+            let mut sending = UdpSender::new(sender);
+            // Batches and single datagrams: lengths that stay equal for a while, rise and fall.
             let length = |i: usize| match i {
                 ..100 => 1 + i * MAX_DATAGRAM / 101,
                 100..180 => MAX_DATAGRAM,
                 _ => 300 - i,
             };
             for i in 0..COUNT {
-                outbox.send(to, &[i as u8], &vec![7; length(i) - 1]);
+                sending.send(to, &[i as u8], &vec![7; length(i) - 1]);
             }
-            outbox.flush();
-            assert_eq!((outbox.sent, outbox.refused), (COUNT as u64, 0));
+            sending.flush();
+            assert_eq!((sending.sent, sending.refused), (COUNT as u64, 0));
             let mut seen = 0;
             while seen < COUNT {
-                inbox.wait(Duration::from_secs(10)).unwrap();
-                assert!(inbox.iter().count() > 0);
-                for (source, datagram) in inbox.iter() {
+                receiving.wait(Duration::from_secs(10)).unwrap();
+                assert!(receiving.iter().count() > 0);
+                for (source, datagram) in receiving.iter() {
                     assert_eq!(source, from);
                     assert_eq!(datagram[0], seen as u8);
                     assert_eq!(datagram.len(), length(seen));
@@ -448,41 +453,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_does_not_pass_for_shorter() {
+    fn a_datagram_that_is_too_long_is_not_cut_to_a_valid_one() {
         let receiver = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = receiver.local_addr().unwrap();
         sender.send_to(&[0x10; 4000], to).unwrap();
-        let mut inbox = Inbox::new(receiver);
-        inbox.wait(Duration::from_secs(10)).unwrap();
-        let (_, datagram) = inbox.iter().next().unwrap();
+        let mut receiving = UdpReceiver::new(receiver);
+        receiving.wait(Duration::from_secs(10)).unwrap();
+        let (_, datagram) = receiving.iter().next().unwrap();
         assert!(datagram.len() > MAX_DATAGRAM);
-        assert!(super::super::packet::Header::decode(datagram).is_none());
+        assert!(super::super::packet::PacketHeader::decode(datagram).is_none());
     }
 
     #[test]
-    fn who_cannot_be_reached_leaves_the_trains_of_others() {
-        let sender = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let mut outbox = Outbox::new(sender);
-        // Not without asking for broadcasts: the system says EACCES.
+    fn an_error_disables_gso_for_one_address_at_most() {
+        let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut sender = UdpSender::new(socket);
+        // Without the option for broadcasts the system says EACCES.
         let nobody: SocketAddr = "255.255.255.255:9".parse().unwrap();
-        (0..3).for_each(|_| outbox.send(nobody, &[1], &[2]));
-        outbox.flush();
-        assert_eq!((outbox.sent, outbox.refused), (0, 3));
-        assert!(outbox.without_trains.is_empty());
-        // What says that it is about trains is about those to there.
-        outbox.send(nobody, &[1], &[2]);
-        outbox.send(nobody, &[1], &[2]);
-        let train = outbox.trains.pop().unwrap();
-        outbox.note_refusal(&train, &io::Error::from_raw_os_error(libc::EIO));
-        assert!(!outbox.takes_trains(nobody));
+        (0..3).for_each(|_| sender.send(nobody, &[1], &[2]));
+        sender.flush();
+        assert_eq!((sender.sent, sender.refused), (0, 3));
+        assert!(sender.without_gso.is_empty());
+        // A segmentation error disables GSO for that address only.
+        sender.send(nobody, &[1], &[2]);
+        sender.send(nobody, &[1], &[2]);
+        let batch = sender.batches.pop().unwrap();
+        sender.disable_gso_after(&batch, &io::Error::from_raw_os_error(libc::EIO));
+        assert!(!sender.may_use_gso(nobody));
         let other = "127.0.0.1:9".parse().unwrap();
-        assert!(outbox.takes_trains(other));
-        outbox.send(nobody, &[1], &[2]);
-        outbox.send(nobody, &[1], &[2]);
-        outbox.send(other, &[1], &[2]);
-        outbox.send(other, &[1], &[2]);
-        let lengths: Vec<usize> = outbox.trains.iter().map(Train::count).collect();
+        assert!(sender.may_use_gso(other));
+        sender.send(nobody, &[1], &[2]);
+        sender.send(nobody, &[1], &[2]);
+        sender.send(other, &[1], &[2]);
+        sender.send(other, &[1], &[2]);
+        let lengths: Vec<usize> = sender.batches.iter().map(GsoBatch::count).collect();
         assert_eq!(lengths, [1, 1, 2]);
     }
 }

@@ -1,47 +1,46 @@
-//! Racks that wait for each other. An aggregator between them and a parent of its own tells that one how many workers it has below it, so all
-//! of its racks have to come before it goes up.
+//! Racks of a job that waits for all of them. An aggregator between racks and a parent passes the parent its number of workers, which it only
+//! knows when every rack has asked to join.
 
 use std::time::Instant;
 
-use super::JoinJob;
-use super::terms::Terms;
-use replay_core::error::{Error, Result};
+use super::terms::JobSettings;
+use super::{Error, JoinJob, Result};
 
-/// The racks of one job.
-pub struct Gathering {
-    terms: Terms,
-    begun: Instant,
-    /// The workers of each rack that has come.
-    racks: Vec<Option<u32>>,
+/// Racks of one job.
+pub struct PendingRacks {
+    settings: JobSettings,
+    started: Instant,
+    /// Workers of each rack that has asked.
+    workers: Vec<Option<u32>>,
 }
 
-impl Gathering {
-    /// For racks that agree on `terms`.
-    pub fn new(terms: Terms, now: Instant) -> Self {
-        Gathering {
-            terms,
-            begun: now,
-            racks: vec![None; terms.workers.into()],
+impl PendingRacks {
+    /// A job with these settings, without racks.
+    pub fn new(settings: JobSettings, now: Instant) -> Self {
+        PendingRacks {
+            settings,
+            started: now,
+            workers: vec![None; settings.workers.into()],
         }
     }
 
-    /// Whether nobody waits any more for what was begun then.
-    pub fn is_over(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.begun) >= self.terms.deadline
+    /// Whether the deadline of the first request has passed, so that no rack waits any more.
+    pub fn is_expired(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.started) >= self.settings.deadline
     }
 
-    /// Whether a request with `terms` is of another attempt, and nobody waits here for that.
-    pub fn is_of_another(&self, terms: &Terms) -> bool {
-        self.terms != *terms && self.total().is_ok()
+    /// Whether a request with `settings` begins another job of the same name: they differ, and no rack waits for this one.
+    pub fn is_superseded_by(&self, settings: &JobSettings) -> bool {
+        self.settings != *settings && self.total().is_ok()
     }
 
-    /// Takes a rack of `below` workers that asks for `terms`; whether it had not come before.
+    /// Adds a rack with `below` workers. `false` if it had asked before.
     ///
     /// # Errors
-    /// [`Error::Config`] where it differs from the others.
-    pub fn add(&mut self, request: &JoinJob, terms: &Terms, below: u32) -> Result<bool> {
-        self.terms.admit(request, terms)?;
-        let Some(rack) = self.racks.get_mut(usize::from(request.worker)) else {
+    /// [`Error::Config`] if its settings differ from those of the first rack.
+    pub fn add(&mut self, request: &JoinJob, settings: &JobSettings, below: u32) -> Result<bool> {
+        self.settings.check_same(request, settings)?;
+        let Some(rack) = self.workers.get_mut(usize::from(request.worker)) else {
             return Err(Error::Config(format!(
                 "rack {} of {}: racks are numbered from 0",
                 request.worker, request.workers
@@ -50,17 +49,16 @@ impl Gathering {
         Ok(rack.replace(below).is_none())
     }
 
-    /// The workers of all racks, or the numbers of those that have not come.
+    /// Workers of all racks; `Err` has the numbers of the racks that have not asked.
     pub fn total(&self) -> std::result::Result<u32, Vec<u16>> {
-        let racks = self.racks.iter().zip(0..);
+        let racks = self.workers.iter().zip(0..);
         let absent = racks.filter_map(|(rack, number)| rack.is_none().then_some(number));
         let absent: Vec<u16> = absent.collect();
         match absent.is_empty() {
-            true => Ok(self
-                .racks
-                .iter()
-                .flatten()
-                .fold(0, |sum, workers| workers.saturating_add(sum))),
+            true => {
+                let workers = self.workers.iter().flatten();
+                Ok(workers.fold(0, |sum, workers| workers.saturating_add(sum)))
+            }
             false => Err(absent),
         }
     }

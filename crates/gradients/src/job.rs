@@ -1,4 +1,4 @@
-//! One job: its workers, the threshold, and the segments under way.
+//! One job: its members, its threshold, and its segments.
 
 mod contribution;
 mod control;
@@ -8,127 +8,129 @@ mod parent;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::counters::Counters;
-use super::packet::{Ack, Cookie, Header, Key, Kind, Status};
-use super::slots::{Place, Slots, State, Tag};
-use super::terms::{Terms, who};
-use super::{Transmit, Upstream};
-use replay_core::error::{Error, Result};
+use super::counters::AggregatorCounters;
+use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
+use super::slots::{Lookup, SegmentId, SegmentState, SegmentTable};
+use super::terms::{JobSettings, role};
+use super::{Error, ParentAggregator, Result, Transmit};
 
-/// A worker's place in the membership table.
-pub enum Seat {
-    /// Nobody has come.
-    Empty,
-    /// A worker.
+/// Entry of the membership table.
+pub enum MemberState {
+    /// No member has joined with this number.
+    NeverJoined,
+    /// A member.
     Joined(Member),
-    /// Its worker has gone; this was its name.
+    /// The member with this name has left.
     Left(String),
 }
 
-impl Seat {
+impl MemberState {
     fn member(&self) -> Option<&Member> {
         match self {
-            Seat::Joined(member) => Some(member),
+            MemberState::Joined(member) => Some(member),
             _ => None,
         }
     }
 }
 
-/// A worker that has joined.
+/// A worker or a rack that has joined.
 pub struct Member {
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// In each of its datagrams.
+    /// Session number, in the header of its datagrams.
     pub session: u32,
-    /// In its controls.
-    pub key: Key,
-    /// Workers whose sum it sends: 1, or those of a rack.
+    /// Secret, in the body of its controls.
+    pub key: SessionKey,
+    /// Workers in its contributions: 1, or the workers of a rack.
     pub workers: u32,
-    /// Where it is, once it has shown that it receives there.
-    pub path: Option<SocketAddr>,
-    /// What was sent to an address that has not been shown to be its own.
-    pub offered: Option<(SocketAddr, Cookie)>,
-    /// When it was last heard.
-    pub heard: Instant,
+    /// Validated UDP address.
+    pub address: Option<SocketAddr>,
+    /// Path validation in progress: address, and the cookie that was sent there.
+    pub challenge: Option<(SocketAddr, Cookie)>,
+    /// Arrival of its last datagram.
+    pub last_heard: Instant,
 }
 
-/// A job's state. Its methods are given counters, as `counters`, and what to send through, as `out`.
+/// State of a job. Its methods count in `counters`, and send through `out`.
 pub struct Job {
     /// Its name.
     pub name: String,
-    /// Of the first who joined; the others say the same.
-    pub terms: Terms,
-    /// The membership table, by the worker's number.
-    pub seats: Vec<Seat>,
-    /// When anybody was last heard.
-    pub heard: Instant,
-    /// The aggregator above this one.
-    pub upstream: Option<Upstream>,
-    /// Workers that sums from here are of.
+    /// Settings of the first member, which all others share.
+    pub settings: JobSettings,
+    /// Membership table, by number.
+    pub members: Vec<MemberState>,
+    /// Arrival of any member's last datagram.
+    pub last_heard: Instant,
+    /// Parent of this aggregator.
+    pub parent: Option<ParentAggregator>,
+    /// Workers in a complete sum of this aggregator.
     pub below: u32,
-    /// Segments that may be under way.
+    /// Most segments in flight.
     pub window: u32,
     threshold: u32,
-    slots: Slots,
-    /// The newest round that a contribution came for.
+    slots: SegmentTable,
+    /// Newest round with a contribution.
     newest: u64,
-    /// No round before it is counted any more.
+    /// First round since the last reset: contributions to earlier ones are not counted.
     floor: u64,
-    /// The newest round each worker has contributed to, 0 for none.
+    /// Newest round that each member has contributed to, 0 for none.
     contributed: Vec<u64>,
-    /// Why nothing is added up until a reset.
+    /// Reason of a suspension: nothing is added up until a reset.
     halted: Option<Ack>,
 }
 
-/// A job as it is, for people.
+/// A job, for statistics.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct JobStatus {
     /// Its name.
     #[serde(skip)]
     pub name: String,
-    /// Places for workers here.
+    /// Members when all have joined.
     pub workers: u16,
-    /// Workers in all.
+    /// Workers of the job.
     pub world: u32,
-    /// Workers that are here now.
+    /// Members that have joined and not left.
     pub joined: usize,
-    /// Contributions that make a sum.
+    /// Contributions that complete a sum.
     pub threshold: u32,
-    /// The newest round that a contribution came for.
+    /// Newest round with a contribution.
     pub round: u64,
-    /// Why nothing is added up, empty where something is.
+    /// Reason of a suspension, else empty.
     pub halted: String,
 }
 
 impl Job {
-    /// A job without workers, whose first round is `first`, with `window` segments under way where they wait for each other.
-    pub fn new(name: &str, terms: Terms, window: u32, first: u64, now: Instant) -> Self {
-        let (places, depth) = terms.places(window);
-        let threshold = terms.asynchronous.map_or(terms.workers, |a| a.threshold);
+    /// A job without members that begins with round `first`. A synchronous job has `window` segments in flight.
+    pub fn new(name: &str, settings: JobSettings, window: u32, first: u64, now: Instant) -> Self {
+        let (entries, depth) = settings.table_size(window);
+        let threshold = settings
+            .asynchronous
+            .map_or(settings.workers, |a| a.threshold);
+        let members = (0..settings.workers).map(|_| MemberState::NeverJoined);
         Job {
             name: name.to_owned(),
-            terms,
-            seats: (0..terms.workers).map(|_| Seat::Empty).collect(),
-            heard: now,
-            upstream: None,
-            below: terms.world,
+            settings,
+            members: members.collect(),
+            last_heard: now,
+            parent: None,
+            below: settings.world,
             window,
             threshold: threshold.into(),
-            slots: Slots::new(places, depth, terms.stride(), now),
+            slots: SegmentTable::new(entries, depth, settings.segment_bytes(), now),
             newest: first - 1,
             floor: first,
-            contributed: vec![0; terms.workers.into()],
+            contributed: vec![0; settings.workers.into()],
             halted: None,
         }
     }
 
-    /// As it is, for people.
+    /// Its statistics.
     pub fn status(&self) -> JobStatus {
         let halted = self.halted.as_ref().map(|ack| ack.text.clone());
         JobStatus {
             name: self.name.clone(),
-            workers: self.terms.workers,
-            world: self.terms.world,
+            workers: self.settings.workers,
+            world: self.settings.world,
             joined: self.joined(),
             threshold: self.threshold,
             round: self.newest,
@@ -136,40 +138,37 @@ impl Job {
         }
     }
 
-    /// The worker's member, if it has joined.
+    /// The member with a number.
     pub fn member(&mut self, worker: u16) -> Option<&mut Member> {
-        match self.seats.get_mut(usize::from(worker)) {
-            Some(Seat::Joined(member)) => Some(member),
+        match self.members.get_mut(usize::from(worker)) {
+            Some(MemberState::Joined(member)) => Some(member),
             _ => None,
         }
     }
 
-    fn members(&self) -> impl Iterator<Item = &Member> {
-        self.seats.iter().filter_map(Seat::member)
-    }
-
-    /// Workers that have joined and not left.
+    /// Members that have joined and not left.
     pub fn joined(&self) -> usize {
-        self.members().count()
+        self.members.iter().filter_map(MemberState::member).count()
     }
 
-    /// Refuses a rack whose workers, with those of the others, cannot be as many as there are: each sum would be of others than it says.
+    /// Refuses a rack whose workers, with those of the other racks, do not add up to the workers of this aggregator: sums would be over
+    /// fewer or more workers than they claim.
     ///
     /// # Errors
     /// [`Error::Config`], with the workers of each rack.
     pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
-        if !self.terms.racks {
+        if !self.settings.racks {
             return Ok(());
         }
-        let seats = self.seats.iter().zip(0..);
-        let others = seats.filter(|&(_, number)| number != rack);
+        let members = self.members.iter().zip(0..);
+        let others = members.filter(|&(_, number)| number != rack);
         let mut known: Vec<(u16, u32)> = others
-            .filter_map(|(seat, number)| Some((number, seat.member()?.workers)))
+            .filter_map(|(other, number)| Some((number, other.member()?.workers)))
             .collect();
         known.push((rack, member.workers));
         let total: u64 = known.iter().map(|(_, workers)| u64::from(*workers)).sum();
-        // Each of these will have at least one.
-        let absent = self.seats.len() - known.len();
+        // Each absent rack has at least one worker.
+        let absent = self.members.len() - known.len();
         let below = u64::from(self.below);
         let fits = match absent {
             0 => total == below,
@@ -187,129 +186,138 @@ impl Job {
              --racks, and each worker the number of those at its server and in all",
             self.name,
             each.collect::<Vec<_>>().join(", "),
-            self.seats.len(),
+            self.members.len(),
         )))
     }
 
-    /// Gives a seat to a new member, and returns the session of the one that had it and the round to begin with. What that one
-    /// contributed must not be taken for the new one's: the job is reset, but where the others do not wait for it.
-    pub fn seat<T: Transmit>(
+    /// Adds a member. Returns the session of the member that it replaces, and the round to begin with. A synchronous job to which that
+    /// member has contributed is reset, so that its contributions do not count as the new member's.
+    pub fn admit<T: Transmit>(
         &mut self,
         worker: u16,
         member: Member,
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) -> (Option<u32>, u64) {
-        let seat = &mut self.seats[usize::from(worker)];
+        let state = &mut self.members[usize::from(worker)];
         let name = member.name.clone();
-        let before = match std::mem::replace(seat, Seat::Joined(member)) {
-            Seat::Joined(before) => Some(before.session),
+        let before = match std::mem::replace(state, MemberState::Joined(member)) {
+            MemberState::Joined(before) => Some(before.session),
             _ => None,
         };
-        let waited_for = self.terms.asynchronous.is_none();
-        if waited_for && self.contributed[usize::from(worker)] >= self.floor {
-            let who = who(self.terms.racks);
-            let text = format!("{who} {worker} came back as another process ({name})");
-            match self.upstream {
-                None => self.reset(self.newest + control::APART, &text, out),
-                // The parent says what comes next.
+        let is_synchronous = self.settings.asynchronous.is_none();
+        if is_synchronous && self.contributed[usize::from(worker)] >= self.floor {
+            let role = role(self.settings.racks);
+            let text = format!("{role} {worker} came back as another process ({name})");
+            match self.parent {
+                None => self.reset(self.newest + control::RESET_DISTANCE, &text, out),
+                // The first round after a reset is the parent's choice.
                 Some(_) => {
                     let text = format!("{text}; reset the job");
                     let halted = Ack {
                         text,
-                        ..Ack::new(Status::Halted, Kind::Join)
+                        ..Ack::new(Status::Halted, PacketKind::Join)
                     };
                     self.fail(halted, counters, out);
                 }
             }
         }
-        (before, self.floor.max(self.newest))
+        (before, self.next_round())
     }
 
-    /// Says what became of a segment, or sends it.
-    pub fn help<T: Transmit>(
+    /// Answers a status query: with the sum, with a request for the contribution, or with the members that are missing.
+    pub fn answer_query<T: Transmit>(
         &mut self,
         worker: u16,
-        header: Header,
-        counters: &mut Counters,
+        header: PacketHeader,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         counters.helped += 1;
-        let Some(tag) = self.tag(worker, header, counters, out) else {
+        let Some(id) = self.check_segment(worker, header, counters, out) else {
             return;
         };
-        let index = match self.slots.find(tag) {
-            Place::Found(index) => index,
-            Place::Gone => {
-                return self.answer(worker, header, Ack::new(Status::Gone, Kind::Help), out);
+        let index = match self.slots.find(id) {
+            Lookup::Found(index) => index,
+            Lookup::Gone => {
+                let gone = Ack::new(Status::Gone, PacketKind::Help);
+                return self.reply(worker, header, gone, out);
             }
-            Place::Free(_) | Place::Ahead => return self.want(worker, tag, out),
+            Lookup::Free(_) | Lookup::Ahead => return self.request_contribution(worker, id, out),
         };
         let slot = self.slots.slot(index);
         let counted = slot.counted;
         match slot.state {
-            State::Done => self.send_sum(worker..worker + 1, index, out),
-            _ if counted & 1 << worker == 0 => self.want(worker, tag, out),
-            State::Raised => {
-                self.ask_parent(index, out);
+            SegmentState::Complete => self.send_sum(worker..worker + 1, index, out),
+            _ if counted & 1 << worker == 0 => self.request_contribution(worker, id, out),
+            SegmentState::AwaitingParent => {
+                self.query_parent(index, out);
                 let waiting = Ack {
-                    text: self.parent_waits_for(tag.round),
-                    ..Ack::new(Status::Waiting, Kind::Help)
+                    text: self.describe_parent(id.round),
+                    ..Ack::new(Status::Waiting, PacketKind::Help)
                 };
-                self.answer(worker, header, waiting, out);
+                self.reply(worker, header, waiting, out);
             }
             _ => {
-                let missing = self.everybody() & !counted;
+                let missing = self.all_members() & !counted;
                 let waiting = Ack {
                     missing,
-                    // Whoever asks has just been heard.
-                    text: self.describe(missing, self.heard),
-                    ..Ack::new(Status::Waiting, Kind::Help)
+                    // This query is the last datagram, so its arrival is the present.
+                    text: self.describe(missing, self.last_heard),
+                    ..Ack::new(Status::Waiting, PacketKind::Help)
                 };
-                self.answer(worker, header, waiting, out);
+                self.reply(worker, header, waiting, out);
             }
         }
     }
 
-    /// Asks a worker for a contribution that has not come.
-    fn want<T: Transmit>(&mut self, worker: u16, tag: Tag, out: &mut T) {
+    /// Asks a member for a missing contribution.
+    fn request_contribution<T: Transmit>(&mut self, worker: u16, id: SegmentId, out: &mut T) {
         let Some(Member {
-            path: Some(path),
+            address: Some(address),
             session,
             ..
         }) = self.member(worker)
         else {
             return;
         };
-        let header = Header::new(Kind::Help, *session, tag.round, tag.segment);
-        out.send(*path, &header.encode(), &[]);
+        let header = PacketHeader::new(PacketKind::Help, *session, id.round, id.segment);
+        out.send(*address, &header.encode(), &[]);
     }
 
-    fn answer<T: Transmit>(&self, worker: u16, header: Header, ack: Ack, out: &mut T) {
+    /// Answers the datagram with `header`.
+    fn reply<T: Transmit>(&self, worker: u16, header: PacketHeader, ack: Ack, out: &mut T) {
         let round = header.round_near(self.newest).unwrap_or(self.newest);
-        self.tell(worker, round, header.segment, &ack, out);
+        self.send_ack(worker, round, header.segment, &ack, out);
     }
 
-    fn tell_all<T: Transmit>(&self, round: u64, segment: u32, ack: &Ack, out: &mut T) {
-        for worker in 0..self.terms.workers {
-            self.tell(worker, round, segment, ack, out);
+    fn send_ack_to_all<T: Transmit>(&self, round: u64, segment: u32, ack: &Ack, out: &mut T) {
+        for worker in 0..self.settings.workers {
+            self.send_ack(worker, round, segment, ack, out);
         }
     }
 
-    /// Sends an answer to a worker that has shown where it is.
-    pub fn tell<T: Transmit>(&self, worker: u16, round: u64, segment: u32, ack: &Ack, out: &mut T) {
-        if let Seat::Joined(Member {
-            path: Some(path),
+    /// Sends an answer to a member with a validated address.
+    pub fn send_ack<T: Transmit>(
+        &self,
+        worker: u16,
+        round: u64,
+        segment: u32,
+        ack: &Ack,
+        out: &mut T,
+    ) {
+        if let MemberState::Joined(Member {
+            address: Some(address),
             session,
             ..
-        }) = &self.seats[usize::from(worker)]
+        }) = &self.members[usize::from(worker)]
         {
-            let header = Header::new(Kind::Ack, *session, round, segment);
-            out.send(*path, &header.encode(), &ack.encode());
+            let header = PacketHeader::new(PacketKind::Ack, *session, round, segment);
+            out.send(*address, &header.encode(), &ack.encode());
         }
     }
 
-    /// The round that a worker begins with.
+    /// Round that a new member begins with.
     pub fn next_round(&self) -> u64 {
         self.floor.max(self.newest)
     }

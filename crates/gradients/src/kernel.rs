@@ -1,4 +1,4 @@
-//! The kernel's UDP sockets under the aggregator and under a worker.
+//! UDP sockets of the operating system under an aggregator and under a worker.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -7,25 +7,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::datagrams::{self, Inbox, Outbox};
-use super::job::JobStatus;
-use super::link::{self, Link};
-use super::worker::{Command, Exchange, Failure, Worker};
-use super::{Aggregator, Counters, JoinJob, Limits, Round, Sum, Ticket, Upstream};
-use replay_core::error::{self, Error};
-use replay_core::replay::Wait;
+use super::datagrams::{self, UdpReceiver, UdpSender};
+use super::link::WorkerTransport;
+use super::plane::{AggregatorTransport, Datagrams};
+use super::worker::Exchange;
+use super::{Aggregator, AggregatorLimits, Error, Result, Transmit};
 
-/// How often the aggregator's thread looks whether it should end.
-const LOOK_UP: Duration = Duration::from_millis(100);
+/// Longest sleep of the aggregator's thread: so late it sees that it should end.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-struct Shared {
+/// An aggregator on a UDP socket, with a thread of its own.
+pub struct UdpAggregator {
+    shared: Arc<AggregatorThread>,
+    address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct AggregatorThread {
     aggregator: Mutex<Aggregator>,
     stop: AtomicBool,
     socket: Arc<UdpSocket>,
 }
 
-impl Shared {
-    /// A panic while it was held has left whole jobs or none: each is changed by one call.
+impl AggregatorThread {
+    /// A panic leaves each job changed or unchanged: every change is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
         self.aggregator
             .lock()
@@ -33,26 +38,16 @@ impl Shared {
     }
 }
 
-/// An aggregator on a UDP socket, with a thread of its own. Dropped, it ends.
-pub struct UdpAggregator {
-    shared: Arc<Shared>,
-    address: SocketAddr,
-    thread: Option<JoinHandle<()>>,
-}
-
 impl UdpAggregator {
-    /// Starts one at `address`; port 0 lets the system choose.
+    /// Starts an aggregator at `address`; port 0 is any free port.
     ///
     /// # Errors
     /// [`Error::Io`] for an address that cannot be bound.
-    pub fn start(address: SocketAddr, limits: Limits) -> error::Result<Self> {
-        let failed = |source| Error::Io {
-            what: format!("cannot take gradients at udp {address}"),
-            source,
-        };
-        let socket = datagrams::bind(address).map_err(failed)?;
-        let address = socket.local_addr().map_err(failed)?;
-        let shared = Arc::new(Shared {
+    pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<Self> {
+        let failed = || Error::io(format!("cannot receive gradients at UDP address {address}"));
+        let socket = datagrams::bind(address).map_err(failed())?;
+        let bound = socket.local_addr().map_err(failed())?;
+        let shared = Arc::new(AggregatorThread {
             aggregator: Mutex::new(Aggregator::new(limits)),
             stop: AtomicBool::new(false),
             socket,
@@ -63,78 +58,36 @@ impl UdpAggregator {
                 let shared = shared.clone();
                 move || serve(&shared)
             })
-            .map_err(failed)?;
+            .map_err(failed())?;
         Ok(UdpAggregator {
             shared,
-            address,
+            address: bound,
             thread: Some(thread),
         })
     }
+}
 
-    /// Where it is.
-    pub fn address(&self) -> SocketAddr {
+impl AggregatorTransport for UdpAggregator {
+    fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it has seen.
-    pub fn counters(&self) -> Counters {
-        self.shared.aggregator().counters()
+    fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
+        self.shared.aggregator()
     }
 
-    /// Jobs there are.
-    pub fn jobs(&self) -> Vec<JobStatus> {
-        self.shared.aggregator().status().collect()
-    }
-
-    /// Whether a worker that joins the job `name` finds it there.
-    pub fn has(&self, name: &str) -> bool {
-        self.shared.aggregator().has(name)
-    }
-
-    /// Takes a worker into a job: see [`Aggregator::join`].
-    ///
-    /// # Errors
-    /// Those of [`Aggregator::join`].
-    pub fn join(&self, request: &JoinJob, upstream: Option<Upstream>) -> error::Result<Ticket> {
-        let now = Instant::now();
-        self.change(|aggregator, out| aggregator.join(now, request, upstream, out))
-    }
-
-    /// Takes a rack into a job: see [`Aggregator::join_rack`].
-    ///
-    /// # Errors
-    /// Those of [`Aggregator::join_rack`].
-    pub fn join_rack(
-        &self,
-        request: &JoinJob,
-        below: u32,
-        upstream: Option<Upstream>,
-    ) -> error::Result<Ticket> {
-        let now = Instant::now();
-        self.change(|aggregator, out| aggregator.join_rack(now, request, below, upstream, out))
-    }
-
-    /// A worker's connection has ended: what waits for it fails at once.
-    pub fn leave(&self, session: u32) {
-        self.change(|aggregator, out| aggregator.leave(session, out));
-    }
-
-    /// See [`Aggregator::lose_parent`].
-    pub fn lose_parent(&self, session: u32) {
-        self.change(|aggregator, out| aggregator.lose_parent(session, out));
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut Aggregator, &mut Outbox) -> T) -> T {
-        let mut out = Outbox::new(self.shared.socket.clone());
-        let changed = change(&mut self.shared.aggregator(), &mut out);
+    fn send(&self, datagrams: Datagrams) {
+        let mut out = UdpSender::new(self.shared.socket.clone());
+        for (to, datagram) in datagrams.0 {
+            out.send(to, &[], &datagram);
+        }
         out.flush();
-        changed
     }
 }
 
 impl Drop for UdpAggregator {
     fn drop(&mut self) {
-        // Pairs with the load in `serve`; nothing else is published with it.
+        // Pairs with the load in `serve`. Relaxed: the flag carries no data.
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -144,155 +97,91 @@ impl Drop for UdpAggregator {
     }
 }
 
-/// Whether to look for what has waited too long. What it waits for may be among the datagrams that there is no room for yet; but where these
-/// never end, as strangers can see to, that is no reason to wait for ever.
-fn is_due(deadline: Instant, now: Instant, more_is_there: bool) -> bool {
-    let most = if more_is_there {
-        LOOK_UP
-    } else {
-        Duration::ZERO
-    };
-    now >= deadline + most
-}
-
-fn serve(shared: &Shared) {
-    let mut inbox = Inbox::new(shared.socket.clone());
-    let mut out = Outbox::new(shared.socket.clone());
+fn serve(shared: &AggregatorThread) {
+    let mut receiver = UdpReceiver::new(shared.socket.clone());
+    let mut out = UdpSender::new(shared.socket.clone());
     let mut deadline = Instant::now();
-    // Pairs with the store in `drop`.
+    // Pairs with the store in `drop`. Relaxed: the flag carries no data.
     while !shared.stop.load(Ordering::Relaxed) {
         let time = deadline.saturating_duration_since(Instant::now());
-        if let Err(error) = inbox.wait(time.min(LOOK_UP)) {
-            tracing::warn!(%error, "receiving gradients failed");
-            thread::sleep(LOOK_UP);
+        if let Err(error) = receiver.wait(time.min(MAX_SLEEP)) {
+            tracing::warn!(%error, "cannot receive gradients");
+            thread::sleep(MAX_SLEEP);
             continue;
         }
         let now = Instant::now();
         let mut aggregator = shared.aggregator();
-        for (from, datagram) in inbox.iter() {
+        for (from, datagram) in receiver.iter() {
             aggregator.receive(now, from, datagram, &mut out);
         }
-        if is_due(deadline, now, inbox.is_full()) {
+        if is_due(deadline, now, receiver.is_full()) {
             aggregator.expire(now, &mut out);
-            let next = aggregator.next_deadline().unwrap_or(now + LOOK_UP);
-            deadline = next.clamp(now + Duration::from_millis(1), now + LOOK_UP);
+            let next = aggregator.next_deadline().unwrap_or(now + MAX_SLEEP);
+            deadline = next.clamp(now + Duration::from_millis(1), now + MAX_SLEEP);
         }
         drop(aggregator);
         out.flush();
     }
 }
 
-/// A worker on a UDP socket. Calls block until they are done, their deadline, or an interrupt.
-pub struct UdpWorker {
-    worker: Worker,
-    inbox: Inbox,
-    out: Outbox,
+/// Whether to fail overdue segments. A full receive buffer may hide the missing contributions, so they get [`MAX_SLEEP`] more, and no longer:
+/// a flood of datagrams must not keep a job from failing.
+fn is_due(deadline: Instant, now: Instant, is_full: bool) -> bool {
+    let grace = if is_full { MAX_SLEEP } else { Duration::ZERO };
+    now >= deadline + grace
+}
+
+/// A worker's UDP socket.
+pub struct UdpTransport {
+    receiver: UdpReceiver,
+    sender: UdpSender,
     socket: Arc<UdpSocket>,
 }
 
-impl UdpWorker {
-    /// The worker that joined the aggregator at `aggregator` with `request` and was given `ticket`. Returns when the aggregator
-    /// knows where it is.
+impl UdpTransport {
+    /// A socket at any free port, of the address family of `aggregator`.
     ///
     /// # Errors
-    /// [`Failure::Silent`] when it does not answer within `deadline`, [`Failure::Io`].
-    pub fn new(
-        aggregator: SocketAddr,
-        request: &JoinJob,
-        ticket: &Ticket,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> Result<Self, Failure> {
+    /// [`Error::Io`] where the system has none.
+    pub fn to(aggregator: SocketAddr) -> Result<Self> {
         let any: SocketAddr = match aggregator {
             SocketAddr::V4(_) => ([0; 4], 0).into(),
             SocketAddr::V6(_) => ([0; 16], 0).into(),
         };
-        let socket = datagrams::bind(any).map_err(|error| Failure::Io(error.to_string()))?;
-        let mut worker = UdpWorker {
-            worker: Worker::new(aggregator, request, ticket),
-            inbox: Inbox::new(socket.clone()),
-            out: Outbox::new(socket.clone()),
+        let socket =
+            datagrams::bind(any).map_err(Error::io("cannot bind a UDP socket for gradients"))?;
+        Ok(UdpTransport {
+            receiver: UdpReceiver::new(socket.clone()),
+            sender: UdpSender::new(socket.clone()),
             socket,
-        };
-        worker.call(Command::Join, deadline, wait)?;
-        Ok(worker)
+        })
     }
 
-    /// The number of the round that comes next.
-    pub fn next_round(&self) -> u64 {
-        self.worker.next_round()
-    }
-
-    /// Replaces `values` by their sum over all workers, or by their mean. After a failure some are replaced and some not.
-    ///
-    /// # Errors
-    /// See [`Failure`].
-    pub fn sum(
-        &mut self,
-        values: &mut [f32],
-        mean: bool,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> Result<Sum, Failure> {
-        let now = Instant::now();
-        let round = Round::new(&mut self.worker, values, mean, now, now + deadline);
-        drive(round, &mut self.inbox, &mut self.out, wait)
-    }
-
-    /// Sends a control and waits for its answer.
-    ///
-    /// # Errors
-    /// See [`Failure`].
-    pub fn call(
-        &mut self,
-        command: Command,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> Result<(), Failure> {
-        let now = Instant::now();
-        let call = self.worker.call(command, now, now + deadline);
-        drive(call, &mut self.inbox, &mut self.out, wait)
-    }
-
-    pub(super) fn into_parts(self) -> (Worker, Inbox, Outbox, Arc<UdpSocket>) {
-        (self.worker, self.inbox, self.out, self.socket)
+    pub(super) fn socket(&self) -> &Arc<UdpSocket> {
+        &self.socket
     }
 }
 
-fn drive<E: Exchange>(
-    exchange: E,
-    inbox: &mut Inbox,
-    out: &mut Outbox,
-    wait: &Wait<'_>,
-) -> Result<E::Output, Failure> {
-    link::drive(exchange, &mut Socket { inbox, out }, wait)
+impl Transmit for UdpTransport {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
+        self.sender.send(to, head, body);
+    }
 }
 
-struct Socket<'a> {
-    inbox: &'a mut Inbox,
-    out: &'a mut Outbox,
-}
-
-impl Link for Socket<'_> {
-    type Out = Outbox;
-
+impl WorkerTransport for UdpTransport {
     fn wait(&mut self, time: Duration) -> io::Result<()> {
-        self.out.flush();
-        self.inbox.wait(time)
+        self.sender.flush();
+        self.receiver.wait(time)
     }
 
-    fn receive(&mut self, mut take: impl FnMut(SocketAddr, &[u8], &mut Outbox)) {
-        for (from, datagram) in self.inbox.iter() {
-            take(from, datagram, self.out);
+    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {
+        for (from, datagram) in self.receiver.iter() {
+            exchange.receive(now, from, datagram, &mut self.sender);
         }
     }
 
-    fn out(&mut self) -> &mut Outbox {
-        self.out
-    }
-
     fn flush(&mut self) {
-        self.out.flush();
+        self.sender.flush();
     }
 }
 

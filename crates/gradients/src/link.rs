@@ -1,58 +1,174 @@
-//! What a worker needs of a network, and how an exchange runs on it.
+//! A worker on a transport: blocking sums and controls, over UDP sockets or a DPDK device.
 
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::Transmit;
-use super::worker::{Exchange, Failure};
+use super::kernel::UdpTransport;
+use super::plane::DpdkConfig;
+use super::worker::{Control, Exchange, WorkerSession};
+use super::{Error, JoinJob, Result, Round, Sum, Ticket, Transmit};
 use replay_core::replay::Wait;
 
-/// A worker's end of a network.
-pub trait Link {
-    /// What it sends through.
-    type Out: Transmit;
-
-    /// Hands to the network what was sent, then waits for datagrams, for at most `time`, and takes those that are there.
+/// Network access of one worker: it sends by [`Transmit`], which may queue datagrams until [`flush`](WorkerTransport::flush).
+pub trait WorkerTransport: Transmit {
+    /// Sends queued datagrams, waits up to `time` for others to arrive, and receives them.
     ///
     /// # Errors
-    /// Those of the system. A signal is none: then nothing has arrived.
+    /// Those of the operating system. A signal ends the wait without an error.
     fn wait(&mut self, time: Duration) -> io::Result<()>;
 
-    /// Gives `take` what the last [`Link::wait`] took, once: sources and datagrams, and what to send through.
-    fn receive(&mut self, take: impl FnMut(SocketAddr, &[u8], &mut Self::Out));
+    /// Passes the datagrams of the last [`wait`](WorkerTransport::wait) to `exchange`, once.
+    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E);
 
-    /// What to send through.
-    fn out(&mut self) -> &mut Self::Out;
-
-    /// Hands to the network what was sent.
+    /// Sends queued datagrams.
     fn flush(&mut self);
 }
 
+/// A worker of a job, on a transport. Calls block until they are done, their deadline passes, or an interrupt arrives.
+pub struct Worker<T> {
+    session: WorkerSession,
+    transport: T,
+}
+
+impl<T: WorkerTransport> Worker<T> {
+    /// The worker that joined the aggregator at `aggregator` with `request` and was given `ticket`. Returns once the aggregator has
+    /// validated the worker's UDP address.
+    ///
+    /// # Errors
+    /// [`Error::Silent`] without an answer within `deadline`; [`Error::Receive`], [`Error::Interrupted`].
+    pub fn join(
+        transport: T,
+        aggregator: SocketAddr,
+        request: &JoinJob,
+        ticket: &Ticket,
+        deadline: Duration,
+        wait: &Wait<'_>,
+    ) -> Result<Self> {
+        let session = WorkerSession::new(aggregator, request, ticket);
+        let mut worker = Worker { session, transport };
+        worker.call(Control::Join, deadline, wait)?;
+        Ok(worker)
+    }
+
+    /// Number of the next round.
+    pub fn next_round(&self) -> u64 {
+        self.session.next_round()
+    }
+
+    /// Replaces `values` by their sum over all workers, or by their mean. After an error some values are replaced and some are not.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn sum(
+        &mut self,
+        values: &mut [f32],
+        mean: bool,
+        deadline: Duration,
+        wait: &Wait<'_>,
+    ) -> Result<Sum> {
+        let now = Instant::now();
+        let round = Round::new(&mut self.session, values, mean, now, now + deadline);
+        run(round, &mut self.transport, wait)
+    }
+
+    /// Sends a control and waits for its answer.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn call(&mut self, control: Control, deadline: Duration, wait: &Wait<'_>) -> Result<()> {
+        let now = Instant::now();
+        let call = self.session.call(control, now, now + deadline);
+        run(call, &mut self.transport, wait)
+    }
+
+    /// Its transport.
+    pub fn transport(&self) -> &T {
+        &self.transport
+    }
+
+    pub(super) fn into_parts(self) -> (WorkerSession, T) {
+        (self.session, self.transport)
+    }
+}
+
 /// Runs an exchange to its end.
-pub fn drive<E: Exchange, L: Link>(
+fn run<E: Exchange, T: WorkerTransport>(
     mut exchange: E,
-    link: &mut L,
+    transport: &mut T,
     wait: &Wait<'_>,
-) -> Result<E::Output, Failure> {
-    let mut check = Instant::now() + Wait::CHECK_EVERY;
+) -> Result<E::Output> {
+    let mut slices = wait.slices(None);
     loop {
         let now = Instant::now();
-        if let Some(end) = exchange.poll(now, link.out()) {
-            link.flush();
-            return end;
+        if let Some(result) = exchange.poll(now, transport) {
+            transport.flush();
+            return result;
         }
-        if now >= check {
-            wait.check().map_err(|_| Failure::Interrupted)?;
-            check = now + Wait::CHECK_EVERY;
+        let wake = exchange.next_wake().min(slices.next_wake(now)?);
+        transport
+            .wait(wake.saturating_duration_since(now))
+            .map_err(|error| Error::Receive(error.into()))?;
+        transport.deliver(Instant::now(), &mut exchange);
+    }
+}
+
+/// The transport of a worker whose user chooses between UDP and DPDK.
+pub enum AnyTransport {
+    /// UDP sockets of the operating system.
+    Udp(UdpTransport),
+    /// A DPDK device.
+    #[cfg(feature = "dpdk")]
+    Dpdk(Box<super::dpdk::DpdkTransport>),
+}
+
+impl AnyTransport {
+    /// A DPDK device.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a device that cannot be used, or a program that was built without the feature `dpdk`.
+    #[cfg(feature = "dpdk")]
+    pub fn dpdk(config: &DpdkConfig) -> Result<Self> {
+        super::dpdk::DpdkTransport::open(config).map(|device| AnyTransport::Dpdk(device.into()))
+    }
+
+    /// A DPDK device.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a device that cannot be used, or a program that was built without the feature `dpdk`.
+    #[cfg(not(feature = "dpdk"))]
+    pub fn dpdk(_: &DpdkConfig) -> Result<Self> {
+        Err(super::plane::without_dpdk())
+    }
+}
+
+/// One call on whichever transport it is.
+macro_rules! on_any {
+    ($transport:expr, $one:ident => $call:expr) => {
+        match $transport {
+            AnyTransport::Udp($one) => $call,
+            #[cfg(feature = "dpdk")]
+            AnyTransport::Dpdk($one) => $call,
         }
-        let time = exchange
-            .next_wake()
-            .min(check)
-            .saturating_duration_since(now);
-        link.wait(time)
-            .map_err(|error| Failure::Io(error.to_string()))?;
-        let now = Instant::now();
-        link.receive(|from, datagram, out| exchange.receive(now, from, datagram, out));
+    };
+}
+
+impl Transmit for AnyTransport {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
+        on_any!(self, one => one.send(to, head, body));
+    }
+}
+
+impl WorkerTransport for AnyTransport {
+    fn wait(&mut self, time: Duration) -> io::Result<()> {
+        on_any!(self, one => one.wait(time))
+    }
+
+    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {
+        on_any!(self, one => one.deliver(now, exchange));
+    }
+
+    fn flush(&mut self) {
+        on_any!(self, one => one.flush());
     }
 }

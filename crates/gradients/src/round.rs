@@ -1,111 +1,110 @@
-//! One sum, as a worker sees it: contributions go out as the window allows, sums come in and take their place in the vector, and what is
-//! missing is asked for.
+//! One sum, as a worker sees it: contributions leave as the congestion window allows, sums replace the values, and missing sums are queried.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::Transmit;
 use super::arithmetic::{self, Arithmetic, Grid};
-use super::packet::{ALL_SEGMENTS, Ack, Header, Kind, Status};
-use super::worker::{Exchange, Failure, Worker};
+use super::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
+use super::worker::{Exchange, WorkerSession};
+use super::{Error, Result, Transmit};
 
-/// A sum so many segments later shows that this one was lost: on one path datagrams hardly overtake each other by more.
+/// Later sums after which a missing one counts as lost. On one path datagrams are hardly reordered by more.
 const REORDERING: usize = 8;
-/// Segments asked for at a time, the oldest first.
-const QUESTIONS: usize = 16;
-/// An aggregator that has not answered for so long, in which it was asked several times, is not there.
+/// Most segments queried at a time, the oldest first.
+const MAX_QUERIES: usize = 16;
+/// Silence after which the aggregator counts as gone. It is queried several times in that time.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// What a round came to.
+/// Result of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sum {
-    /// Workers in the sum; where segments differ, in the one with the fewest.
+    /// Workers in the sum: the fewest in any segment.
     pub workers: u32,
 }
 
-/// A round under way. The vector's values are replaced by the sum's, segment by segment: after a failure some are replaced and some not.
+/// A round in progress. Sums replace the values segment by segment, so after a failure some are replaced and some are not.
 pub struct Round<'a> {
-    worker: &'a mut Worker,
+    session: &'a mut WorkerSession,
     values: &'a mut [f32],
     /// Divide each sum by the number of its workers.
     mean: bool,
-    /// Of each segment; in fixed point.
+    /// Block exponent of each segment (fixed point only).
     exponents: Vec<u8>,
-    /// Of the contributions of this stage.
-    kind: Kind,
+    /// Kind of the contributions in this stage.
+    kind: PacketKind,
     round: u64,
     segments: u32,
-    /// The first segment that has not been sent.
+    /// First segment that has not been sent.
     next: u32,
-    /// From the oldest one without a sum to `next`.
-    under_way: VecDeque<UnderWay>,
-    /// Those of them that have no sum yet.
+    /// Segments from the oldest one without a sum to `next`.
+    in_flight: VecDeque<InFlight>,
+    /// Segments in flight without a sum.
     waiting: usize,
-    fewest: u32,
-    begun: Instant,
+    min_workers: u32,
+    started: Instant,
     deadline: Instant,
-    /// When the aggregator was last heard.
-    heard: Option<Instant>,
-    /// Who the aggregator waited for when it was last asked, and the same for people.
+    /// Arrival of the aggregator's last datagram.
+    last_heard: Option<Instant>,
+    /// Workers that the aggregator waited for when it last answered a query: a bit each, and their names.
     missing: u64,
-    waits_for: String,
-    failure: Option<Failure>,
-    /// Whether its end has been told.
-    over: bool,
+    waiting_on: String,
+    failure: Option<Error>,
+    /// Result already returned.
+    finished: bool,
 }
 
-struct UnderWay {
+struct InFlight {
     sent: Instant,
-    ask: Instant,
-    tries: u32,
-    /// Whether a sum after it has led to a question.
+    next_query: Instant,
+    queries: u32,
+    /// A later sum has caused a query.
     overtaken: bool,
-    done: bool,
+    has_sum: bool,
 }
 
 impl<'a> Round<'a> {
-    /// Sums `values` over all workers, each of which sums as many; or takes their mean. Fails at `deadline`.
+    /// Sums `values` over all workers, each of which sums as many, or takes their mean. Fails at `deadline`.
     pub fn new(
-        worker: &'a mut Worker,
+        session: &'a mut WorkerSession,
         values: &'a mut [f32],
         mean: bool,
         now: Instant,
         deadline: Instant,
     ) -> Self {
-        let segments = values.len().div_ceil(worker.segment_values);
+        let segments = values.len().div_ceil(session.segment_values);
         let mut round = Round {
-            failure: worker.broken.then_some(Failure::Broken),
-            fewest: worker.world,
+            failure: session.broken.then_some(Error::Broken),
+            min_workers: session.world,
             mean,
             exponents: Vec::new(),
-            kind: Kind::Float,
-            round: worker.next_round,
+            kind: PacketKind::Float,
+            round: session.next_round,
             segments: segments as u32,
             next: 0,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             waiting: 0,
-            begun: now,
+            started: now,
             deadline,
-            heard: None,
+            last_heard: None,
             missing: 0,
-            waits_for: String::new(),
-            over: false,
-            worker,
+            waiting_on: String::new(),
+            finished: false,
+            session,
             values,
         };
         if segments as u64 >= u64::from(ALL_SEGMENTS) {
-            round.failure = Some(Failure::Refused(format!(
+            round.failure = Some(Error::Refused(format!(
                 "{segments} segments are too many for a round, which has fewer than {ALL_SEGMENTS}: sum in parts"
             )));
         } else if segments > 0 && round.failure.is_none() {
-            match round.worker.arithmetic {
-                Arithmetic::Float => round.begin(Kind::Float),
+            match round.session.arithmetic {
+                Arithmetic::Float => round.begin(PacketKind::Float),
                 Arithmetic::Fixed => {
-                    let blocks = round.values.chunks(round.worker.segment_values);
+                    let blocks = round.values.chunks(round.session.segment_values);
                     round.exponents = blocks.map(arithmetic::exponent).collect();
                     round.exponents.resize(segments.next_multiple_of(4), 0);
-                    round.begin(Kind::Exponents);
+                    round.begin(PacketKind::Exponents);
                 }
             }
         }
@@ -113,22 +112,22 @@ impl<'a> Round<'a> {
     }
 
     /// Begins a stage: the exponents, or the values.
-    fn begin(&mut self, kind: Kind) {
+    fn begin(&mut self, kind: PacketKind) {
         self.kind = kind;
-        self.round = self.worker.next_round;
-        self.worker.next_round += 1;
-        self.worker.window.begin();
+        self.round = self.session.next_round;
+        self.session.next_round += 1;
+        self.session.window.begin_round();
         self.next = 0;
         self.missing = 0;
-        self.waits_for.clear();
+        self.waiting_on.clear();
         self.segments = match kind {
-            Kind::Exponents => self.exponents.len().div_ceil(self.segment_bytes()),
-            _ => self.values.len().div_ceil(self.worker.segment_values),
+            PacketKind::Exponents => self.exponents.len().div_ceil(self.segment_bytes()),
+            _ => self.values.len().div_ceil(self.session.segment_values),
         } as u32;
     }
 
     fn segment_bytes(&self) -> usize {
-        4 * self.worker.segment_values
+        4 * self.session.segment_values
     }
 
     fn range(&self, segment: u32, size: usize, length: usize) -> std::ops::Range<usize> {
@@ -137,62 +136,62 @@ impl<'a> Round<'a> {
     }
 
     fn send<T: Transmit>(&mut self, segment: u32, out: &mut T) {
-        let values = self.range(segment, self.worker.segment_values, self.values.len());
+        let values = self.range(segment, self.session.segment_values, self.values.len());
         let mut written = Vec::new();
         let body = match self.kind {
-            Kind::Exponents => {
+            PacketKind::Exponents => {
                 let bytes = self.range(segment, self.segment_bytes(), self.exponents.len());
                 &self.exponents[bytes]
             }
-            Kind::Fixed => {
-                written = std::mem::take(&mut self.worker.scratch);
+            PacketKind::Fixed => {
+                written = std::mem::take(&mut self.session.scratch);
                 self.grid(segment).write(&self.values[values], &mut written);
                 &written
             }
             _ => arithmetic::bytes_of(&self.values[values]),
         };
-        self.worker.send(self.kind, self.round, segment, body, out);
-        if self.kind == Kind::Fixed {
-            self.worker.scratch = written;
+        self.session.send(self.kind, self.round, segment, body, out);
+        if self.kind == PacketKind::Fixed {
+            self.session.scratch = written;
         }
     }
 
     fn grid(&self, segment: u32) -> Grid {
-        Grid::new(self.exponents[segment as usize], self.worker.world)
+        Grid::new(self.exponents[segment as usize], self.session.world)
     }
 
-    /// Where a segment stands among those under way, if it waits for its sum.
-    fn place(&self, segment: u32) -> Option<usize> {
-        let first = self.next - self.under_way.len() as u32;
+    /// Index in `in_flight` of a segment without a sum.
+    fn index_in_flight(&self, segment: u32) -> Option<usize> {
+        let first = self.next - self.in_flight.len() as u32;
         let index = segment.checked_sub(first)? as usize;
-        self.under_way.get(index).filter(|at| !at.done)?;
+        self.in_flight.get(index).filter(|at| !at.has_sum)?;
         Some(index)
     }
 
-    fn take_sum<T: Transmit>(
+    fn receive_sum<T: Transmit>(
         &mut self,
         now: Instant,
-        header: Header,
+        header: PacketHeader,
         body: &[u8],
         out: &mut T,
     ) -> Option<()> {
-        let index = self.place(header.segment)?;
-        let (counted, body) = match header.kind {
-            Kind::Partial => {
+        let index = self.index_in_flight(header.segment)?;
+        let (workers, body) = match header.kind {
+            PacketKind::Partial => {
                 let (counted, body) = body.split_first_chunk::<8>()?;
                 (u64::from_le_bytes(*counted).count_ones().max(1), body)
             }
-            _ => (self.worker.world, body),
+            _ => (self.session.world, body),
         };
-        if self.kind == Kind::Exponents {
+        if self.kind == PacketKind::Exponents {
             let bytes = self.range(header.segment, self.segment_bytes(), self.exponents.len());
             let exponents = &mut self.exponents[bytes];
             (exponents.len() == body.len()).then(|| exponents.copy_from_slice(body))?;
         } else {
-            let grid = (self.kind == Kind::Fixed).then(|| self.grid(header.segment));
+            let grid = (self.kind == PacketKind::Fixed).then(|| self.grid(header.segment));
             let range = self.range(
                 header.segment,
-                self.worker.segment_values,
+                self.session.segment_values,
                 self.values.len(),
             );
             let values = &mut self.values[range];
@@ -204,125 +203,125 @@ impl<'a> Round<'a> {
                 None => arithmetic::read_floats(body, values),
             }
             if self.mean {
-                arithmetic::divide(values, counted);
+                arithmetic::divide(values, workers);
             }
         }
-        self.fewest = self.fewest.min(counted);
-        let arrived = &mut self.under_way[index];
-        arrived.done = true;
+        self.min_workers = self.min_workers.min(workers);
+        let at = &mut self.in_flight[index];
+        at.has_sum = true;
         self.waiting -= 1;
-        let took = (arrived.tries == 0).then(|| now.saturating_duration_since(arrived.sent));
-        self.worker.window.sum(took);
-        self.ask_for_overtaken(now, index, out);
-        while self.under_way.front().is_some_and(|front| front.done) {
-            self.under_way.pop_front();
+        let round_trip = (at.queries == 0).then(|| now.saturating_duration_since(at.sent));
+        self.session.window.on_sum(round_trip);
+        self.query_overtaken(now, index, out);
+        while self.in_flight.front().is_some_and(|front| front.has_sum) {
+            self.in_flight.pop_front();
         }
         Some(())
     }
 
-    /// Asks for what should have come before the sum at `index`.
-    fn ask_for_overtaken<T: Transmit>(&mut self, now: Instant, index: usize, out: &mut T) {
-        let first = self.next - self.under_way.len() as u32;
+    /// Queries segments whose sum should have arrived before the one at `index`.
+    fn query_overtaken<T: Transmit>(&mut self, now: Instant, index: usize, out: &mut T) {
+        let first = self.next - self.in_flight.len() as u32;
         for earlier in 0..index.saturating_sub(REORDERING) {
-            let at = &mut self.under_way[earlier];
-            if at.done || at.overtaken {
+            let at = &mut self.in_flight[earlier];
+            if at.has_sum || at.overtaken {
                 continue;
             }
             at.overtaken = true;
             let segment = first + earlier as u32;
-            self.worker.window.loss(segment, self.next);
-            self.ask(now, earlier, out);
+            self.session.window.on_loss(segment, self.next);
+            self.query(now, earlier, out);
         }
     }
 
-    fn ask<T: Transmit>(&mut self, now: Instant, index: usize, out: &mut T) {
-        let first = self.next - self.under_way.len() as u32;
-        let at = &mut self.under_way[index];
-        at.tries += 1;
-        at.ask = now + self.worker.window.patience(at.tries);
-        self.worker
-            .send(Kind::Help, self.round, first + index as u32, &[], out);
+    fn query<T: Transmit>(&mut self, now: Instant, index: usize, out: &mut T) {
+        let first = self.next - self.in_flight.len() as u32;
+        let at = &mut self.in_flight[index];
+        at.queries += 1;
+        at.next_query = now + self.session.window.timeout(at.queries);
+        self.session
+            .send(PacketKind::Help, self.round, first + index as u32, &[], out);
     }
 
-    fn take_answer(&mut self, header: Header, ack: Ack) {
+    fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
         let Some(round) = header.round_near(self.round) else {
             return;
         };
         match ack.status {
             Status::Reset if round > self.round => {
-                self.worker.next_round = self.worker.next_round.max(round);
-                self.failure = Some(Failure::Reset(ack.text));
+                self.session.next_round = self.session.next_round.max(round);
+                self.failure = Some(Error::Reset(ack.text));
             }
-            // Of an earlier round: from before a reset.
+            // From before a reset.
             _ if round < self.round => {}
             Status::Failed => {
-                self.failure = Some(Failure::Missing {
-                    workers: numbers(ack.missing),
+                self.failure = Some(Error::Missing {
+                    workers: worker_numbers(ack.missing),
                     reason: ack.text,
                 });
             }
-            Status::Halted => self.failure = Some(Failure::Halted(ack.text)),
-            Status::Gone if self.place(header.segment).is_some() => {
-                self.failure = Some(Failure::Behind { round });
+            Status::Halted => self.failure = Some(Error::Halted(ack.text)),
+            Status::Gone if self.index_in_flight(header.segment).is_some() => {
+                self.failure = Some(Error::Behind { round });
             }
-            Status::Waiting => (self.missing, self.waits_for) = (ack.missing, ack.text),
+            Status::Waiting => (self.missing, self.waiting_on) = (ack.missing, ack.text),
             _ => {}
         }
     }
 
-    /// What to say at the deadline.
-    fn late(&self, now: Instant) -> Failure {
+    /// The error at the deadline.
+    fn late(&self, now: Instant) -> Error {
         let since = |then| now.saturating_duration_since(then);
-        // Whoever it waited for when it was last heard, it has not said so since.
-        let silent = self.heard.is_none_or(|heard| since(heard) >= SILENCE);
+        // The workers named by an aggregator that has since fallen silent may have arrived meanwhile, so they are not blamed.
+        let silent = self.last_heard.is_none_or(|heard| since(heard) >= SILENCE);
         if silent {
-            return Failure::Silent {
-                address: self.worker.aggregator,
-                waited_ms: since(self.heard.unwrap_or(self.begun)).as_millis(),
+            return Error::Silent {
+                address: self.session.aggregator,
+                waited_ms: since(self.last_heard.unwrap_or(self.started)).as_millis(),
             };
         }
-        let waited_ms = since(self.begun).as_millis();
-        let whom = match self.waits_for.as_str() {
-            "" => format!("the aggregator at {}", self.worker.aggregator),
+        let waited_ms = since(self.started).as_millis();
+        let whom = match self.waiting_on.as_str() {
+            "" => format!("the aggregator at {}", self.session.aggregator),
             whom => whom.to_owned(),
         };
-        Failure::Missing {
-            workers: numbers(self.missing),
+        Error::Missing {
+            workers: worker_numbers(self.missing),
             reason: format!("round {} waited {waited_ms} ms for {whom}", self.round),
         }
     }
 
-    fn send_what_is_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+    fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         let due: Vec<usize> = self
-            .oldest()
-            .filter(|(_, at)| at.ask <= now)
+            .oldest_waiting()
+            .filter(|(_, at)| at.next_query <= now)
             .map(|(index, _)| index)
             .collect();
         for index in due {
-            self.ask(now, index, out);
+            self.query(now, index, out);
         }
-        let window = self.worker.window.allowed();
-        // The oldest one without a sum and the next one never share a place at the aggregator.
+        let window = self.session.window.size();
+        // The limit keeps the oldest segment without a sum and the next one in different entries of the aggregator's window.
         while self.next < self.segments
-            && self.under_way.len() < self.worker.window.limit() as usize
+            && self.in_flight.len() < self.session.window.limit() as usize
             && self.waiting < window
         {
             self.send(self.next, out);
             self.next += 1;
             self.waiting += 1;
-            self.under_way.push_back(UnderWay {
+            self.in_flight.push_back(InFlight {
                 sent: now,
-                ask: now + self.worker.window.patience(0),
-                tries: 0,
+                next_query: now + self.session.window.timeout(0),
+                queries: 0,
                 overtaken: false,
-                done: false,
+                has_sum: false,
             });
         }
     }
 
-    fn oldest(&self) -> impl Iterator<Item = (usize, &UnderWay)> {
-        let waiting = self.under_way.iter().enumerate().filter(|(_, at)| !at.done);
-        waiting.take(QUESTIONS)
+    fn oldest_waiting(&self) -> impl Iterator<Item = (usize, &InFlight)> {
+        let waiting = self.in_flight.iter().enumerate();
+        waiting.filter(|(_, at)| !at.has_sum).take(MAX_QUERIES)
     }
 }
 
@@ -336,76 +335,76 @@ impl Exchange for Round<'_> {
         datagram: &[u8],
         out: &mut T,
     ) {
-        let Some((header, body)) = self.worker.read(from, datagram) else {
+        let Some((header, body)) = self.session.read(from, datagram) else {
             return;
         };
-        self.heard = Some(now);
-        if self.failure.is_some() || self.worker.proving(header, body) {
+        self.last_heard = Some(now);
+        if self.failure.is_some() || self.session.receive_path_validation(header, body) {
             return;
         }
-        if header.kind == Kind::Ack {
+        if header.kind == PacketKind::Ack {
             if let Some(ack) = Ack::decode(body) {
-                self.take_answer(header, ack);
+                self.receive_ack(header, ack);
             }
             return;
         }
         if header.round_near(self.round) != Some(self.round) {
             return;
         }
-        if header.kind == Kind::Help {
-            if let Some(index) = self.place(header.segment) {
-                let at = &mut self.under_way[index];
-                at.tries = at.tries.max(1);
-                at.ask = now + self.worker.window.patience(1);
-                self.worker.window.loss(header.segment, self.next);
+        if header.kind == PacketKind::Help {
+            if let Some(index) = self.index_in_flight(header.segment) {
+                let at = &mut self.in_flight[index];
+                at.queries = at.queries.max(1);
+                at.next_query = now + self.session.window.timeout(1);
+                self.session.window.on_loss(header.segment, self.next);
                 self.send(header.segment, out);
             }
         } else if header.kind == self.kind
-            || (header.kind == Kind::Partial && self.kind == Kind::Float)
+            || (header.kind == PacketKind::Partial && self.kind == PacketKind::Float)
         {
-            // What does not fit is left to the deadline.
-            let _ = self.take_sum(now, header, body, out);
+            // A sum that does not fit is ignored: the segment is queried again until the deadline.
+            let _ = self.receive_sum(now, header, body, out);
         }
     }
 
-    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Sum, Failure>> {
-        if self.next == self.segments && self.under_way.is_empty() && self.failure.is_none() {
-            if self.kind != Kind::Exponents {
-                let workers = self.fewest;
-                self.over = true;
+    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Sum>> {
+        if self.next == self.segments && self.in_flight.is_empty() && self.failure.is_none() {
+            if self.kind != PacketKind::Exponents {
+                let workers = self.min_workers;
+                self.finished = true;
                 return Some(Ok(Sum { workers }));
             }
-            self.begin(Kind::Fixed);
+            self.begin(PacketKind::Fixed);
         }
         if self.failure.is_none() && now >= self.deadline {
             self.failure = Some(self.late(now));
         }
         if let Some(failure) = self.failure.clone() {
-            self.over = true;
-            self.worker.broken |= !matches!(failure, Failure::Reset(_) | Failure::Refused(_));
+            self.finished = true;
+            self.session.broken |= !matches!(failure, Error::Reset(_) | Error::Refused(_));
             return Some(Err(failure));
         }
-        if self.worker.prove(now, out) {
-            self.send_what_is_due(now, out);
+        if self.session.validate_path(now, out) {
+            self.send_due(now, out);
         }
         None
     }
 
     fn next_wake(&self) -> Instant {
-        let ask = self.oldest().map(|(_, at)| at.ask).min();
-        let ask = self.worker.wake_to_prove().or(ask);
-        ask.map_or(self.deadline, |ask| ask.min(self.deadline))
+        let query = self.oldest_waiting().map(|(_, at)| at.next_query).min();
+        let wake = self.session.next_path_try().or(query);
+        wake.map_or(self.deadline, |wake| wake.min(self.deadline))
     }
 }
 
 impl Drop for Round<'_> {
-    /// A round that was given up in its middle has contributions on their way.
+    /// Contributions of an unfinished round may still arrive, so the session needs a reset.
     fn drop(&mut self) {
-        self.worker.broken |= !self.over && self.segments > 0;
+        self.session.broken |= !self.finished && self.segments > 0;
     }
 }
 
-/// The numbers of the bits that are set.
-pub(super) fn numbers(bits: u64) -> Vec<u16> {
+/// Numbers of the workers whose bits are set.
+pub(super) fn worker_numbers(bits: u64) -> Vec<u16> {
     (0..64).filter(|worker| bits & 1 << worker != 0).collect()
 }

@@ -1,89 +1,89 @@
-//! The sessions of an aggregator's workers, in a table where the lower bits of a session are its place.
+//! Session table of an aggregator: the lower bits of a session number are its index.
 
-/// Places there are at first.
-const FIRST: usize = 64;
+/// Initial size of the table.
+const INITIAL_ENTRIES: usize = 64;
 
-/// Who has a session.
+/// Member that has a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
-    /// Number of the job.
+pub struct SessionOwner {
+    /// Index of its job.
     pub job: u32,
-    /// Number of the worker in it.
+    /// Its number in the job.
     pub worker: u16,
 }
 
-/// Random numbers, each with its owner. One whose place is taken is not given to anybody, so that a session is found at the first look.
-pub struct Sessions {
-    /// As many as a power of two.
-    places: Vec<Option<(u32, Owner)>>,
-    taken: usize,
+/// Session numbers, which are random, with their owners. A number whose entry is in use is not given out, so one look finds a session.
+pub struct SessionTable {
+    /// A power of two.
+    entries: Vec<Option<(u32, SessionOwner)>>,
+    used: usize,
 }
 
-impl Sessions {
-    /// Without sessions.
+impl SessionTable {
+    /// A table without sessions.
     pub fn new() -> Self {
-        Sessions {
-            places: vec![None; FIRST],
-            taken: 0,
+        SessionTable {
+            entries: vec![None; INITIAL_ENTRIES],
+            used: 0,
         }
     }
 
     #[inline]
-    fn place(&self, session: u32) -> usize {
-        session as usize & (self.places.len() - 1)
+    fn index(&self, session: u32) -> usize {
+        session as usize & (self.entries.len() - 1)
     }
 
-    /// Who has `session`.
+    /// Owner of a session.
     #[inline]
-    pub fn owner(&self, session: u32) -> Option<Owner> {
-        let (taken, owner) = self.places[self.place(session)]?;
-        (taken == session).then_some(owner)
+    pub fn owner(&self, session: u32) -> Option<SessionOwner> {
+        let (found, owner) = self.entries[self.index(session)]?;
+        (found == session).then_some(owner)
     }
 
-    /// Whether `session` can be given to somebody.
+    /// Whether a session number can be given out.
     pub fn is_free(&self, session: u32) -> bool {
-        self.places[self.place(session)].is_none()
+        self.entries[self.index(session)].is_none()
     }
 
-    /// Gives a session that is free to `owner`.
-    pub fn insert(&mut self, session: u32, owner: Owner) {
-        debug_assert!(self.is_free(session), "it would take another one's place");
-        // Three of four numbers that are drawn stay free.
-        if 4 * (self.taken + 1) > self.places.len() {
+    /// Gives a free session number to `owner`.
+    pub fn insert(&mut self, session: u32, owner: SessionOwner) {
+        debug_assert!(self.is_free(session), "the entry is in use");
+        // At most a quarter of the entries are in use, so a random number is free three times out of four.
+        if 4 * (self.used + 1) > self.entries.len() {
             self.grow();
         }
-        let place = self.place(session);
-        self.taken += usize::from(self.places[place].is_none());
-        self.places[place] = Some((session, owner));
+        let index = self.index(session);
+        self.used += usize::from(self.entries[index].is_none());
+        self.entries[index] = Some((session, owner));
     }
 
-    /// Sessions that differ in their lower bits differ in more of them, too.
+    /// Doubles the table. Numbers that differ in their lower bits stay apart with one bit more.
     fn grow(&mut self) {
-        let empty = vec![None; 2 * self.places.len()];
-        for (session, owner) in std::mem::replace(&mut self.places, empty)
+        let empty = vec![None; 2 * self.entries.len()];
+        for (session, owner) in std::mem::replace(&mut self.entries, empty)
             .into_iter()
             .flatten()
         {
-            let place = self.place(session);
-            self.places[place] = Some((session, owner));
+            let index = self.index(session);
+            self.entries[index] = Some((session, owner));
         }
     }
 
-    /// Takes a session from its owner.
-    pub fn remove(&mut self, session: u32) -> Option<Owner> {
+    /// Removes a session.
+    pub fn remove(&mut self, session: u32) -> Option<SessionOwner> {
         let owner = self.owner(session)?;
-        let place = self.place(session);
-        self.places[place] = None;
-        self.taken -= 1;
+        let index = self.index(session);
+        self.entries[index] = None;
+        self.used -= 1;
         Some(owner)
     }
 
-    /// Takes all sessions of a job away.
+    /// Removes all sessions of a job.
     pub fn remove_job(&mut self, job: usize) {
-        for place in &mut self.places {
-            if place.is_some_and(|(_, owner)| owner.job as usize == job) {
-                *place = None;
-                self.taken -= 1;
+        for entry in &mut self.entries {
+            if entry.is_some_and(|(_, owner)| owner.job as usize == job) {
+                *entry = None;
+                self.used -= 1;
             }
         }
     }
@@ -95,12 +95,12 @@ mod tests {
 
     #[test]
     fn many_sessions_are_found_and_no_others() {
-        let mut sessions = Sessions::new();
-        let owner = |n: u32| Owner {
+        let mut sessions = SessionTable::new();
+        let owner = |n: u32| SessionOwner {
             job: n % 3,
             worker: n as u16,
         };
-        // Two that differ late, which is why the second one is not given away.
+        // Two numbers with the same lower bits: the second one is not given out.
         sessions.insert(7, owner(0));
         assert!(!sessions.is_free(7 + (1 << 20)));
         assert_eq!(sessions.owner(7 + (1 << 20)), None);
@@ -123,6 +123,6 @@ mod tests {
             assert_eq!(sessions.owner(*session), left);
             assert_eq!(sessions.remove(*session), left);
         }
-        assert_eq!(sessions.taken, 0);
+        assert_eq!(sessions.used, 0);
     }
 }

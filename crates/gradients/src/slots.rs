@@ -1,92 +1,95 @@
-//! The segments of a job that are under way, and the sums that are kept: two for each place of the window, or as many as an asynchronous job
-//! wants for each segment of its vector.
+//! Segment table of a job: segments in flight, and complete sums.
+//!
+//! The table has `window` entries, and segment `s` of a round uses entry `s mod window`. An entry has two slots: one for the segment in
+//! flight, one for the sum before it. In an asynchronous job each segment of the vector has an entry of its own, with more slots.
 
 use std::time::Instant;
 
 use super::arithmetic;
-use super::packet::Kind;
+use super::packet::PacketKind;
 
-/// A segment's name. In the order of their names a worker sends the segments of one place.
+/// Number of a segment. A worker sends the segments of one entry in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Tag {
+pub struct SegmentId {
     /// The round.
     pub round: u64,
-    /// The segment's number in it.
+    /// Number of the segment in the round.
     pub segment: u32,
 }
 
-/// How far a segment is.
+/// Progress of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// Nothing is here.
+pub enum SegmentState {
+    /// The slot is free.
     Empty,
     /// Contributions are missing.
     Open,
-    /// Complete here; the parent's sum is missing.
-    Raised,
-    /// The sum is here.
-    Done,
+    /// Complete here, and sent to the parent, whose sum is missing.
+    AwaitingParent,
+    /// The sum is final.
+    Complete,
 }
 
-/// One segment.
+/// Slot of one segment.
 #[derive(Debug, Clone, Copy)]
-pub struct Slot {
-    /// Its name.
-    pub tag: Tag,
-    /// Of its contributions.
-    pub kind: Kind,
-    /// How far it is.
-    pub state: State,
-    /// Who has been counted, a bit for each worker.
+pub struct SegmentSlot {
+    /// Its segment.
+    pub id: SegmentId,
+    /// Kind of its contributions.
+    pub kind: PacketKind,
+    /// Its progress.
+    pub state: SegmentState,
+    /// Members whose contribution is in the sum, a bit each.
     pub counted: u64,
-    /// When the first contribution arrived; where it is raised, when that was.
-    pub opened: Instant,
+    /// Start of the wait: arrival of the first contribution, or the time it was sent to the parent.
+    pub waiting_since: Instant,
     bytes: usize,
 }
 
-/// Where a segment is.
+/// Result of a search for a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// In this slot.
+pub enum Lookup {
+    /// It is in this slot.
     Found(usize),
-    /// Nowhere yet; this slot is free for it.
+    /// It is new, and this slot is free for it.
     Free(usize),
-    /// Its slot has been used again.
+    /// Its slot has been reused.
     Gone,
-    /// Before the one that it follows is done.
+    /// Its predecessor in the entry is not complete.
     Ahead,
 }
 
-/// The slots of a job.
-pub struct Slots {
-    places: u32,
-    /// Of a segment's number, for its place: a division takes a tenth of what a small contribution does.
+/// Slots of a job.
+pub struct SegmentTable {
+    entries: u32,
+    /// `entries - 1`, for a power of two: the division takes a tenth of the time of a small contribution.
     mask: Option<u32>,
-    /// Slots of each place: one to add up, the others for the sums before.
+    /// Slots of an entry.
     depth: usize,
+    /// Bytes of a slot's values.
     stride: usize,
-    slots: Vec<Slot>,
+    slots: Vec<SegmentSlot>,
     bytes: Vec<u8>,
 }
 
-impl Slots {
-    /// Memory for `depth` segments, two or more, of up to `stride` bytes at each of `places`.
-    pub fn new(places: u32, depth: usize, stride: usize, now: Instant) -> Self {
-        let empty = Slot {
-            tag: Tag {
+impl SegmentTable {
+    /// A table with `depth` slots, two or more, of up to `stride` bytes in each of `entries` entries.
+    pub fn new(entries: u32, depth: usize, stride: usize, now: Instant) -> Self {
+        let empty = SegmentSlot {
+            id: SegmentId {
                 round: 0,
                 segment: 0,
             },
-            kind: Kind::Float,
-            state: State::Empty,
+            kind: PacketKind::Float,
+            state: SegmentState::Empty,
             counted: 0,
-            opened: now,
+            waiting_since: now,
             bytes: 0,
         };
-        let count = depth * places as usize;
-        Slots {
-            places,
-            mask: places.is_power_of_two().then(|| places - 1),
+        let count = depth * entries as usize;
+        SegmentTable {
+            entries,
+            mask: entries.is_power_of_two().then(|| entries - 1),
             depth,
             stride,
             slots: vec![empty; count],
@@ -94,115 +97,121 @@ impl Slots {
         }
     }
 
-    /// Bytes that so many slots take.
-    pub fn bytes(places: u32, depth: usize, stride: usize) -> usize {
-        (places as usize)
+    /// Bytes of such a table.
+    pub fn bytes(entries: u32, depth: usize, stride: usize) -> usize {
+        (entries as usize)
             .saturating_mul(depth)
-            .saturating_mul(stride + size_of::<Slot>())
+            .saturating_mul(stride + size_of::<SegmentSlot>())
     }
 
-    /// Where `tag` is, or may go.
-    pub fn find(&self, tag: Tag) -> Place {
-        let first = self.first(tag);
-        let mut newest: Option<&Slot> = None;
-        let mut oldest: Option<(usize, &Slot)> = None;
+    /// Finds a segment, or a slot for it.
+    pub fn find(&self, id: SegmentId) -> Lookup {
+        let first = self.first_slot(id);
+        let mut newest: Option<&SegmentSlot> = None;
+        let mut oldest: Option<(usize, &SegmentSlot)> = None;
         let mut empty = None;
-        for (index, slot) in (first..).zip(self.place(first)) {
-            if slot.state == State::Empty {
+        for (index, slot) in (first..).zip(self.entry(first)) {
+            if slot.state == SegmentState::Empty {
                 empty = empty.or(Some(index));
                 continue;
             }
-            if slot.tag == tag {
-                return Place::Found(index);
+            if slot.id == id {
+                return Lookup::Found(index);
             }
-            if newest.is_none_or(|newest| newest.tag < slot.tag) {
+            if newest.is_none_or(|newest| newest.id < slot.id) {
                 newest = Some(slot);
             }
-            if oldest.is_none_or(|(_, oldest)| slot.tag < oldest.tag) {
+            if oldest.is_none_or(|(_, oldest)| slot.id < oldest.id) {
                 oldest = Some((index, slot));
             }
         }
         let oldest = oldest.map(|(index, _)| index);
         match newest {
-            Some(newest) if tag < newest.tag => Place::Gone,
-            // It is the only one that may be open: nothing begins before it is done.
-            Some(newest) if newest.state != State::Done => Place::Ahead,
-            _ => Place::Free(empty.or(oldest).unwrap_or(first)),
+            Some(newest) if id < newest.id => Lookup::Gone,
+            // Only the newest segment can be incomplete: no other begins before it is complete.
+            Some(newest) if newest.state != SegmentState::Complete => Lookup::Ahead,
+            _ => Lookup::Free(empty.or(oldest).unwrap_or(first)),
         }
     }
 
-    /// The slot where a contribution of `bytes` bytes only has to be added up: the segment is under way, contributions are of this kind and
-    /// length, and the worker's is not there.
+    /// The slot of a segment to which a contribution of `bytes` bytes can be added without further checks: it is open, its contributions
+    /// have this kind and length, and that of `worker` is missing.
     #[inline]
-    pub fn awaiting(&self, tag: Tag, kind: Kind, worker: u16, bytes: usize) -> Option<usize> {
-        let first = self.first(tag);
-        let open = |slot: &Slot| slot.tag == tag && slot.state == State::Open;
-        let at = self.place(first).iter().position(open)?;
+    pub fn awaiting(
+        &self,
+        id: SegmentId,
+        kind: PacketKind,
+        worker: u16,
+        bytes: usize,
+    ) -> Option<usize> {
+        let first = self.first_slot(id);
+        let open = |slot: &SegmentSlot| slot.id == id && slot.state == SegmentState::Open;
+        let at = self.entry(first).iter().position(open)?;
         let slot = &self.slots[first + at];
         let awaits = slot.kind == kind && slot.bytes == bytes && slot.counted & 1 << worker == 0;
         awaits.then_some(first + at)
     }
 
     #[inline]
-    fn first(&self, tag: Tag) -> usize {
-        let place = match self.mask {
-            Some(mask) => tag.segment & mask,
-            None => tag.segment % self.places,
+    fn first_slot(&self, id: SegmentId) -> usize {
+        let entry = match self.mask {
+            Some(mask) => id.segment & mask,
+            None => id.segment % self.entries,
         };
-        self.depth * place as usize
+        self.depth * entry as usize
     }
 
     #[inline]
-    fn place(&self, first: usize) -> &[Slot] {
+    fn entry(&self, first: usize) -> &[SegmentSlot] {
         &self.slots[first..first + self.depth]
     }
 
     /// A slot.
     #[inline]
-    pub fn slot(&self, index: usize) -> &Slot {
+    pub fn slot(&self, index: usize) -> &SegmentSlot {
         &self.slots[index]
     }
 
     /// A slot, to change.
     #[inline]
-    pub fn slot_mut(&mut self, index: usize) -> &mut Slot {
+    pub fn slot_mut(&mut self, index: usize) -> &mut SegmentSlot {
         &mut self.slots[index]
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Slot)> {
+    /// All slots, with their indexes.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &SegmentSlot)> {
         self.slots.iter().enumerate()
     }
 
-    /// The values of a slot: its sum so far.
+    /// Values of a slot: the sum so far.
     #[inline]
     pub fn values(&self, index: usize) -> &[u8] {
         let start = index * self.stride;
         &self.bytes[start..start + self.slots[index].bytes]
     }
 
-    /// Begins a segment with its first contribution, which has at most `stride` bytes.
+    /// Begins a segment with its first contribution, of at most `stride` bytes.
     pub fn begin(
         &mut self,
         index: usize,
-        tag: Tag,
-        kind: Kind,
+        id: SegmentId,
+        kind: PacketKind,
         worker: u16,
         body: &[u8],
         now: Instant,
     ) {
-        self.slots[index] = Slot {
-            tag,
+        self.slots[index] = SegmentSlot {
+            id,
             kind,
-            state: State::Open,
+            state: SegmentState::Open,
             counted: 1 << worker,
-            opened: now,
+            waiting_since: now,
             bytes: body.len(),
         };
-        self.put(index, body);
+        self.replace(index, body);
     }
 
-    /// Adds the contribution of another worker, which is as long as the first one.
+    /// Adds the contribution of another worker, as long as the first one.
     #[inline(always)]
     pub fn add(&mut self, index: usize, worker: u16, body: &[u8]) {
         let slot = &mut self.slots[index];
@@ -211,16 +220,16 @@ impl Slots {
         arithmetic::add(slot.kind, &mut self.bytes[start..start + slot.bytes], body);
     }
 
-    /// Replaces the sum by the parent's, which is as long.
-    pub fn put(&mut self, index: usize, sum: &[u8]) {
+    /// Replaces the sum, by one as long.
+    pub fn replace(&mut self, index: usize, sum: &[u8]) {
         let start = index * self.stride;
         self.bytes[start..start + sum.len()].copy_from_slice(sum);
     }
 
-    /// Forgets everything.
+    /// Frees all slots.
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
-            slot.state = State::Empty;
+            slot.state = SegmentState::Empty;
         }
     }
 }
@@ -229,69 +238,80 @@ impl Slots {
 mod tests {
     use super::*;
 
-    fn tag(round: u64, segment: u32) -> Tag {
-        Tag { round, segment }
+    fn id(round: u64, segment: u32) -> SegmentId {
+        SegmentId { round, segment }
     }
 
-    fn fill(slots: &mut Slots, tag: Tag, state: State) -> usize {
-        let Place::Free(index) = slots.find(tag) else {
-            panic!("{tag:?} has no room: {:?}", slots.find(tag));
+    fn fill(slots: &mut SegmentTable, id: SegmentId, state: SegmentState) -> usize {
+        let Lookup::Free(index) = slots.find(id) else {
+            panic!("{id:?} has no slot: {:?}", slots.find(id));
         };
-        slots.begin(index, tag, Kind::Float, 0, &[0; 4], Instant::now());
+        slots.begin(index, id, PacketKind::Float, 0, &[0; 4], Instant::now());
         slots.slot_mut(index).state = state;
         index
     }
 
     #[test]
-    fn a_place_keeps_the_sum_before_and_makes_room_in_order() {
-        let mut slots = Slots::new(4, 2, 8, Instant::now());
-        let first = fill(&mut slots, tag(1, 2), State::Done);
-        let second = fill(&mut slots, tag(1, 6), State::Open);
-        assert_eq!(slots.find(tag(1, 2)), Place::Found(first));
-        assert_eq!(slots.find(tag(1, 6)), Place::Found(second));
-        assert_eq!(slots.find(tag(2, 2)), Place::Ahead, "the second is open");
-        slots.slot_mut(second).state = State::Done;
-        assert_eq!(fill(&mut slots, tag(2, 2), State::Open), first);
-        assert_eq!(slots.find(tag(1, 2)), Place::Gone);
-        assert_eq!(slots.find(tag(1, 6)), Place::Found(second));
-        assert!(matches!(slots.find(tag(1, 3)), Place::Free(_)));
+    fn an_entry_keeps_the_sum_before_and_frees_slots_in_order() {
+        let mut slots = SegmentTable::new(4, 2, 8, Instant::now());
+        let first = fill(&mut slots, id(1, 2), SegmentState::Complete);
+        let second = fill(&mut slots, id(1, 6), SegmentState::Open);
+        assert_eq!(slots.find(id(1, 2)), Lookup::Found(first));
+        assert_eq!(slots.find(id(1, 6)), Lookup::Found(second));
+        assert_eq!(slots.find(id(2, 2)), Lookup::Ahead, "the second is open");
+        slots.slot_mut(second).state = SegmentState::Complete;
+        assert_eq!(fill(&mut slots, id(2, 2), SegmentState::Open), first);
+        assert_eq!(slots.find(id(1, 2)), Lookup::Gone);
+        assert_eq!(slots.find(id(1, 6)), Lookup::Found(second));
+        assert!(matches!(slots.find(id(1, 3)), Lookup::Free(_)));
     }
 
     #[test]
     fn an_open_segment_is_never_overtaken() {
-        let mut slots = Slots::new(1, 2, 4, Instant::now());
-        fill(&mut slots, tag(3, 0), State::Open);
-        assert_eq!(slots.find(tag(3, 1)), Place::Ahead);
-        assert_eq!(slots.find(tag(2, 9)), Place::Gone);
+        let mut slots = SegmentTable::new(1, 2, 4, Instant::now());
+        fill(&mut slots, id(3, 0), SegmentState::Open);
+        assert_eq!(slots.find(id(3, 1)), Lookup::Ahead);
+        assert_eq!(slots.find(id(2, 9)), Lookup::Gone);
         slots.clear();
-        assert!(matches!(slots.find(tag(1, 0)), Place::Free(_)));
+        assert!(matches!(slots.find(id(1, 0)), Lookup::Free(_)));
     }
 
     #[test]
-    fn only_what_is_under_way_and_lacks_a_worker_awaits_it() {
-        let mut slots = Slots::new(4, 2, 8, Instant::now());
-        let open = fill(&mut slots, tag(1, 2), State::Open);
-        assert_eq!(slots.awaiting(tag(1, 2), Kind::Float, 1, 4), Some(open));
+    fn only_an_open_segment_without_the_worker_awaits_it() {
+        let mut slots = SegmentTable::new(4, 2, 8, Instant::now());
+        let open = fill(&mut slots, id(1, 2), SegmentState::Open);
         assert_eq!(
-            slots.awaiting(tag(1, 2), Kind::Float, 0, 4),
+            slots.awaiting(id(1, 2), PacketKind::Float, 1, 4),
+            Some(open)
+        );
+        assert_eq!(
+            slots.awaiting(id(1, 2), PacketKind::Float, 0, 4),
             None,
             "counted"
         );
-        assert_eq!(slots.awaiting(tag(1, 2), Kind::Float, 1, 8), None, "longer");
         assert_eq!(
-            slots.awaiting(tag(1, 2), Kind::Fixed, 1, 4),
+            slots.awaiting(id(1, 2), PacketKind::Float, 1, 8),
+            None,
+            "longer"
+        );
+        assert_eq!(
+            slots.awaiting(id(1, 2), PacketKind::Fixed, 1, 4),
             None,
             "of another kind"
         );
         assert_eq!(
-            slots.awaiting(tag(2, 2), Kind::Float, 1, 4),
+            slots.awaiting(id(2, 2), PacketKind::Float, 1, 4),
             None,
             "of another round"
         );
-        for state in [State::Empty, State::Raised, State::Done] {
+        for state in [
+            SegmentState::Empty,
+            SegmentState::AwaitingParent,
+            SegmentState::Complete,
+        ] {
             slots.slot_mut(open).state = state;
             assert_eq!(
-                slots.awaiting(tag(1, 2), Kind::Float, 1, 4),
+                slots.awaiting(id(1, 2), PacketKind::Float, 1, 4),
                 None,
                 "{state:?}"
             );
@@ -299,18 +319,18 @@ mod tests {
     }
 
     #[test]
-    fn a_deeper_place_keeps_more_sums() {
-        let mut slots = Slots::new(2, 4, 4, Instant::now());
+    fn a_deeper_entry_keeps_more_sums() {
+        let mut slots = SegmentTable::new(2, 4, 4, Instant::now());
         for round in 1..=4 {
-            fill(&mut slots, tag(round, 1), State::Done);
+            fill(&mut slots, id(round, 1), SegmentState::Complete);
         }
-        let open = fill(&mut slots, tag(5, 1), State::Open);
-        assert_eq!(slots.find(tag(1, 1)), Place::Gone);
+        let open = fill(&mut slots, id(5, 1), SegmentState::Open);
+        assert_eq!(slots.find(id(1, 1)), Lookup::Gone);
         for round in 2..=4 {
-            assert!(matches!(slots.find(tag(round, 1)), Place::Found(_)));
+            assert!(matches!(slots.find(id(round, 1)), Lookup::Found(_)));
         }
-        assert_eq!(slots.find(tag(5, 1)), Place::Found(open));
-        assert_eq!(slots.find(tag(6, 1)), Place::Ahead);
-        assert!(matches!(slots.find(tag(1, 0)), Place::Free(_)));
+        assert_eq!(slots.find(id(5, 1)), Lookup::Found(open));
+        assert_eq!(slots.find(id(6, 1)), Lookup::Ahead);
+        assert!(matches!(slots.find(id(1, 0)), Lookup::Free(_)));
     }
 }

@@ -1,40 +1,39 @@
-//! What the workers of a job agree on, and what a request to join has to be.
+//! Settings that all workers of a job share, and the check of a request to join.
 
 use std::time::Duration;
 
 use super::arithmetic::Arithmetic;
 use super::packet::{ALL_SEGMENTS, MAX_SEGMENT_VALUES};
-use super::{Asynchronous, JoinJob};
-use replay_core::error::{Error, Result};
+use super::{Asynchronous, Error, JoinJob, Result};
 
-/// Workers have a bit each.
+/// Most workers of an aggregator, which have a bit each.
 const MAX_WORKERS: u16 = 64;
-/// Bytes of a job's or a worker's name.
+/// Longest name of a job or a worker, in bytes.
 const MAX_NAME: usize = 64;
 
-/// What the workers of a job agree on.
+/// Settings of a job, which all its workers pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Workers here, or racks.
+pub struct JobSettings {
+    /// Members of this aggregator: workers or racks.
     pub workers: u16,
-    /// Whether those here are racks: servers that have workers of their own.
+    /// Whether the members are racks: aggregators with workers of their own.
     pub racks: bool,
-    /// Workers in all.
+    /// Workers of the job.
     pub world: u32,
-    /// How it adds up.
+    /// Number format of the sums.
     pub arithmetic: Arithmetic,
     /// Values of a full segment.
     pub segment_values: u16,
-    /// How long a segment may wait.
+    /// Longest time that a segment waits for a member.
     pub deadline: Duration,
-    /// Where workers do not wait for each other.
+    /// Settings of an asynchronous job.
     pub asynchronous: Option<Asynchronous>,
 }
 
-impl Terms {
-    /// Those that a worker asks for, or a rack.
+impl JobSettings {
+    /// Settings in the request of a worker, or of a rack.
     pub fn of(request: &JoinJob, racks: bool) -> Self {
-        Terms {
+        JobSettings {
             workers: request.workers,
             racks,
             world: request.world,
@@ -45,14 +44,14 @@ impl Terms {
         }
     }
 
-    /// What of it is otherwise in `other`, with both values.
-    fn differences(&self, other: &Terms) -> String {
+    /// Settings that differ in `other`, with both values.
+    fn differences(&self, other: &JobSettings) -> String {
         let own = self.named();
         let pairs = own.iter().zip(other.named());
         let differ = pairs.filter(|(mine, theirs)| *mine != theirs);
-        let said =
+        let texts =
             differ.map(|((name, mine), (_, theirs))| format!("{name}: {mine}, not {theirs}"));
-        said.collect::<Vec<_>>().join("; ")
+        texts.collect::<Vec<_>>().join("; ")
     }
 
     fn named(&self) -> [(&'static str, String); 6] {
@@ -62,8 +61,8 @@ impl Terms {
         });
         [
             (
-                "places at its server",
-                format!("{} ({}s)", self.workers, who(self.racks)),
+                "members of its server",
+                format!("{} ({}s)", self.workers, role(self.racks)),
             ),
             ("world", self.world.to_string()),
             ("arithmetic", format!("{:?}", self.arithmetic)),
@@ -76,49 +75,49 @@ impl Terms {
         ]
     }
 
-    /// Refuses `request`, which asks for `asked`, where that is not the same.
+    /// Refuses `request` if its settings, `requested`, differ.
     ///
     /// # Errors
-    /// [`Error::Config`], which names what differs.
-    pub fn admit(&self, request: &JoinJob, asked: &Terms) -> Result<()> {
-        if self == asked {
+    /// [`Error::Config`], which names the differences.
+    pub fn check_same(&self, request: &JoinJob, requested: &JobSettings) -> Result<()> {
+        if self == requested {
             return Ok(());
         }
-        let who = who(asked.racks);
+        let role = role(requested.racks);
         Err(Error::Config(format!(
-            "{who} {} joins the gradient job {:?} with other terms than the first one ({}): give all workers the same",
+            "{role} {} joins the gradient job {:?} with other settings than the first one ({}): pass identical settings in all workers",
             request.worker,
             request.job,
-            asked.differences(self)
+            requested.differences(self)
         )))
     }
 
-    /// Places of its segments, and the depth of each: `window` places, where it is not asynchronous.
-    pub fn places(&self, window: u32) -> (u32, usize) {
+    /// Entries of the segment table, and segments that each holds: `window` entries, unless the job is asynchronous.
+    pub fn table_size(&self, window: u32) -> (u32, usize) {
         match &self.asynchronous {
             None => (window, 2),
-            Some(terms) => (terms.segments(self.segment_values), terms.depth()),
+            Some(settings) => (settings.segments(self.segment_values), settings.depth()),
         }
     }
 
     /// Bytes of a full segment.
-    pub fn stride(&self) -> usize {
+    pub fn segment_bytes(&self) -> usize {
         4 * usize::from(self.segment_values)
     }
 }
 
-/// What has a place in a job.
-pub fn who(is_rack: bool) -> &'static str {
+/// Name of a member's role.
+pub fn role(is_rack: bool) -> &'static str {
     match is_rack {
         true => "rack",
         false => "worker",
     }
 }
 
-/// Refuses what does not make sense.
+/// Refuses a request with invalid settings.
 ///
 /// # Errors
-/// [`Error::Config`], which says why.
+/// [`Error::Config`], with the reason.
 pub fn check(request: &JoinJob) -> Result<()> {
     let refuse = |reason: String| Err(Error::Config(format!("a gradient job: {reason}")));
     let JoinJob {
@@ -139,7 +138,7 @@ pub fn check(request: &JoinJob) -> Result<()> {
     }
     if *workers == 0 || *workers > MAX_WORKERS {
         return refuse(format!(
-            "an aggregator takes 1 to {MAX_WORKERS} workers, not {workers}: put aggregators with a parent between"
+            "an aggregator takes 1 to {MAX_WORKERS} workers, not {workers}: for more, start a server for each rack, with --parent"
         ));
     }
     if worker >= workers {
@@ -160,24 +159,24 @@ pub fn check(request: &JoinJob) -> Result<()> {
     if deadline.is_zero() {
         return refuse("the deadline has to be longer than 0".to_owned());
     }
-    let Some(terms) = asynchronous else {
+    let Some(settings) = asynchronous else {
         return Ok(());
     };
     if *arithmetic != Arithmetic::Float || *world != u32::from(*workers) {
         return refuse(
-            "an asynchronous one adds up float32, at an aggregator without a parent".to_owned(),
+            "an asynchronous job adds up float32, at an aggregator without a parent".to_owned(),
         );
     }
-    if terms.threshold == 0 || terms.threshold > *workers {
+    if settings.threshold == 0 || settings.threshold > *workers {
         return refuse(format!(
             "the threshold is from 1 to the number of workers ({workers}), not {}",
-            terms.threshold
+            settings.threshold
         ));
     }
-    let segments = terms.segments(*segment_values);
-    if terms.values == 0 || segments >= ALL_SEGMENTS {
+    let segments = settings.segments(*segment_values);
+    if settings.values == 0 || segments >= ALL_SEGMENTS {
         return refuse(format!(
-            "an asynchronous one sums vectors of at least one value and fewer than {ALL_SEGMENTS} segments, not {segments}"
+            "an asynchronous job sums vectors of at least one value and fewer than {ALL_SEGMENTS} segments, not {segments}"
         ));
     }
     Ok(())

@@ -1,309 +1,315 @@
-//! A job whose workers do not wait for each other: every worker takes the same sequence of means, and contributes a gradient when it has one.
+//! Session of an asynchronous worker: workers do not wait for each other, and every worker takes the same sequence of means.
 //!
-//! Update `r` is the mean of the first H contributions to round `r`, segment by segment. A worker holds the weights of some update, its index,
-//! and names the round that each segment is meant for: the first whose sum it has not got. Where that round was complete without it, the
-//! segment goes into the next one, unless the weights that the gradient is of would then be more than S updates old: then it is dropped.
-//! So no contribution older than S is ever counted, and each is counted once: the sum says who is in it.
+//! Update `r` is the mean of the first H contributions to round `r`, segment by segment. The index of a worker is the update that its weights
+//! are of. A worker sends each segment of a gradient to the first round whose sum it does not have. If that round completes without the
+//! segment, it goes into the next one; if the weights of the gradient would then be more than S updates old, it is dropped. So no
+//! contribution older than S updates is counted, and each is counted once, as the sum says whose contributions are in it.
 //!
-//! Rounds come to their end segment by segment, so that parts of one gradient may be in a sum while others have missed it and wait, each in the
-//! next round for a contribution of somebody else, who may have such parts, too. So that nobody waits for ever, what waits at the aggregator
-//! does not keep the worker from its next gradient, whose part goes into the round after that.
+//! Segments complete independently, so one segment of a gradient may be in a sum while another missed that round and waits in the next one for
+//! other workers, whose segments may wait for it in turn. To avoid a deadlock, segments that wait at the aggregator do not keep a worker
+//! from its next gradient: those segments of the next gradient go into the round after that.
 //!
-//! The aggregator keeps S + 1 sums of each segment. A worker that needs an older one is told so, pulls the weights of a later update, and
-//! goes on from there with [`Updates::restart`].
+//! The aggregator keeps S + 1 sums of each segment. A worker that needs an older one fails with [`Error::Behind`], pulls the weights of a later
+//! update, and continues with [`AsynchronousSession::restart`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::arithmetic;
-use super::packet::{Ack, Header, Kind, Status};
-use super::round::numbers;
-use super::worker::{Exchange, Failure, Worker};
-use super::{JoinJob, Transmit};
+use super::packet::{Ack, PacketHeader, PacketKind, Status};
+use super::round::worker_numbers;
+use super::worker::{Exchange, WorkerSession};
+use super::{Error, JoinJob, Result, Transmit};
 
-/// Segments asked for at a time, the oldest first.
-const QUESTIONS: usize = 16;
-/// How often a worker without contributions under way asks whether there is a sum.
+/// Most segments queried at a time, the oldest first.
+const MAX_QUERIES: usize = 16;
+/// Time between two queries of a worker without contributions in flight, for sums of others.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
 
-/// What became of a worker's gradients.
+/// Counts of a worker's gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contributions {
-    /// Gradients that were offered.
+    /// Gradients accepted by `offer`.
     pub offered: u64,
-    /// Gradients that are in the sums as a whole. A part that was on its way at a restart, or left to the aggregator, may stand for one of
-    /// the next gradient.
+    /// Gradients with all segments in sums. A segment in flight at a restart, or left to the aggregator, may be counted for the next
+    /// gradient.
     pub counted: u64,
-    /// Gradients of which a part, or everything, was older than the staleness bound.
+    /// Gradients of which at least one segment exceeded the staleness bound.
     pub dropped: u64,
     /// Segments that missed a round and went into a later one.
     pub late_segments: u64,
-    /// Segments that were dropped.
+    /// Dropped segments.
     pub dropped_segments: u64,
-    /// How often the worker was too far behind.
+    /// Restarts of a worker that was too far behind.
     pub restarts: u64,
 }
 
-/// A worker of an asynchronous job. Poll it as an [`Exchange`], which never comes to an end but by a failure.
-pub struct Updates {
-    worker: Worker,
+/// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure.
+pub struct AsynchronousSession {
+    session: WorkerSession,
+    /// Number of the worker.
     number: u16,
     values: usize,
     staleness: u64,
-    /// No contribution is meant for a later round.
+    /// Last round to contribute to.
     last: u64,
-    /// The update that was taken last.
+    /// Last update taken.
     index: u64,
-    /// The means of the updates after that one, the next first: always S + 1 of them.
-    arriving: VecDeque<Arriving>,
-    segments: Vec<Segment>,
+    /// Means of the S + 1 updates after that one, the next first.
+    means: VecDeque<PendingMean>,
+    segments: Vec<SegmentProgress>,
     gradient: Vec<f32>,
-    /// The update whose weights the gradient is of.
+    /// Update that the gradient's weights are of.
     gradient_index: u64,
     /// Segments of the gradient that are neither counted nor dropped.
-    left: usize,
+    unresolved: usize,
     gradient_dropped: bool,
-    /// Segments that have not been sent for the round they are meant for now.
+    /// Segments not yet sent to their present round.
     unsent: VecDeque<u32>,
-    /// Segments that have, the oldest first.
-    flight: VecDeque<Flight>,
+    /// Segments sent to their present round, the oldest first.
+    in_flight: VecDeque<InFlight>,
     contributions: Contributions,
     deadline: Duration,
-    /// Since when the aggregator owes an answer.
-    unanswered: Option<Instant>,
-    probe: Instant,
-    failure: Option<Failure>,
+    /// Time of the first datagram without an answer.
+    unanswered_since: Option<Instant>,
+    next_probe: Instant,
+    failure: Option<Error>,
 }
 
-struct Arriving {
+struct PendingMean {
     mean: Vec<f32>,
+    /// Segments whose sum has not arrived.
     missing: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Segment {
-    /// The round whose sum comes next.
+struct SegmentProgress {
+    /// Round of the next sum.
     round: u64,
-    /// Whether the gradient's part waits to be counted.
-    offered: bool,
-    /// Whether the aggregator has a part of the gradient before for that round.
-    given: bool,
+    /// The gradient's segment is neither counted nor dropped.
+    pending: bool,
+    /// The aggregator holds the previous gradient's segment for that round.
+    held: bool,
 }
 
-struct Flight {
+struct InFlight {
     segment: u32,
     sent: Instant,
-    ask: Instant,
-    tries: u32,
-    /// The aggregator has it; others are missing.
-    arrived: bool,
+    next_query: Instant,
+    queries: u32,
+    /// The aggregator has it, and waits for other workers.
+    acknowledged: bool,
 }
 
-impl Updates {
-    /// The worker that joined with `request`, which says how the job is asynchronous; it has the weights of update `index` and contributes to
-    /// rounds up to `last`. Fails when the aggregator owes an answer for longer than `deadline`.
+impl AsynchronousSession {
+    /// Session of the worker that joined an asynchronous job with `request`. It has the weights of update `index`, and contributes to rounds up
+    /// to `last`. Fails if the aggregator does not answer within `deadline`.
     ///
     /// # Panics
     /// For a request of a synchronous job.
     pub fn new(
-        worker: Worker,
+        session: WorkerSession,
         request: &JoinJob,
         index: u64,
         last: u64,
         deadline: Duration,
         now: Instant,
     ) -> Self {
-        let Some(terms) = request.asynchronous else {
+        let Some(settings) = request.asynchronous else {
             panic!("{} is a synchronous job", request.job);
         };
-        let values = terms.values as usize;
-        let segments = terms.segments(request.segment_values) as usize;
-        let arriving = || Arriving {
+        let values = settings.values as usize;
+        let segments = settings.segments(request.segment_values) as usize;
+        let mean = || PendingMean {
             mean: vec![0.0; values],
             missing: segments,
         };
-        Updates {
+        AsynchronousSession {
             number: request.worker,
             values,
-            staleness: terms.staleness.into(),
+            staleness: settings.staleness.into(),
             last,
             index,
-            arriving: (0..=terms.staleness).map(|_| arriving()).collect(),
+            means: (0..=settings.staleness).map(|_| mean()).collect(),
             segments: vec![
-                Segment {
+                SegmentProgress {
                     round: index + 1,
-                    offered: false,
-                    given: false,
+                    pending: false,
+                    held: false,
                 };
                 segments
             ],
             gradient: vec![0.0; values],
             gradient_index: 0,
-            left: 0,
+            unresolved: 0,
             gradient_dropped: false,
             unsent: VecDeque::new(),
-            flight: VecDeque::new(),
+            in_flight: VecDeque::new(),
             contributions: Contributions::default(),
             deadline,
-            unanswered: None,
-            probe: now,
+            unanswered_since: None,
+            next_probe: now,
             failure: None,
-            worker,
+            session,
         }
     }
 
-    /// The update that was taken last, or restarted from.
+    /// Last update taken, or restarted from.
     pub fn index(&self) -> u64 {
         self.index
     }
 
-    /// What became of the gradients.
+    /// Counts of its gradients.
     pub fn contributions(&self) -> Contributions {
         self.contributions
     }
 
-    /// Whether a gradient is still on its way into the sums.
+    /// Whether a gradient has segments that are neither counted nor dropped.
     pub fn is_busy(&self) -> bool {
-        self.left > 0
+        self.unresolved > 0
     }
 
     /// Whether there is a mean to take.
     pub fn has_mean(&self) -> bool {
-        self.arriving[0].missing == 0
+        self.means[0].missing == 0
     }
 
-    /// Why nothing goes on.
-    pub fn failure(&self) -> Option<&Failure> {
+    /// The failure, after which nothing is sent until a restart.
+    pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
-    /// Contributes a gradient of the weights of update `index`; `false` while the one before is on its way.
+    /// Contributes a gradient of the weights of update `index`; `false` while the worker is busy with the previous one.
     ///
     /// # Panics
-    /// For a gradient of another length than the job's, or of an update to come.
+    /// For a gradient of another length than the job's, or an index beyond the last update taken.
     pub fn offer(&mut self, gradient: &[f32], index: u64) -> bool {
-        assert_eq!(gradient.len(), self.values, "a gradient of another length");
-        assert!(index <= self.index, "a gradient of weights to come");
+        assert_eq!(
+            gradient.len(),
+            self.values,
+            "the gradient has another length"
+        );
+        assert!(index <= self.index, "the gradient is of weights to come");
         if self.is_busy() {
             return false;
         }
         self.gradient.copy_from_slice(gradient);
         self.gradient_index = index;
         self.gradient_dropped = false;
-        self.left = self.segments.len();
+        self.unresolved = self.segments.len();
         self.contributions.offered += 1;
-        self.flight.clear();
+        self.in_flight.clear();
         self.unsent.clear();
         for (number, segment) in (0..).zip(&mut self.segments) {
-            segment.offered = true;
-            if !segment.given {
+            segment.pending = true;
+            if !segment.held {
                 self.unsent.push_back(number);
             }
         }
         true
     }
 
-    /// Whether the round that a segment of the gradient is meant for now is too late for it.
+    /// Whether the present round of a segment exceeds the gradient's staleness bound, or the last round.
     fn is_too_old(&self, segment: u32) -> bool {
         let round = self.segments[segment as usize].round;
         round > self.last.min(self.gradient_index + 1 + self.staleness)
     }
 
-    /// A segment of the gradient is counted or dropped.
-    fn settle(&mut self, segment: u32) {
-        self.segments[segment as usize].offered = false;
-        self.left -= 1;
-        if self.left == 0 {
+    /// Notes that a segment of the gradient is counted or dropped.
+    fn resolve(&mut self, segment: u32) {
+        self.segments[segment as usize].pending = false;
+        self.unresolved -= 1;
+        if self.unresolved == 0 {
             let dropped = u64::from(self.gradient_dropped);
             self.contributions.dropped += dropped;
             self.contributions.counted += 1 - dropped;
         }
     }
 
-    /// Copies the mean of the next update, if it is there whole, and returns that update's number.
+    /// Copies the mean of the next update and returns that update's number; `None` while segments of it are missing.
     pub fn take(&mut self, into: &mut [f32]) -> Option<u64> {
         if !self.has_mean() {
             return None;
         }
-        let mut first = self.arriving.pop_front()?;
+        let mut first = self.means.pop_front()?;
         into.copy_from_slice(&first.mean);
         first.missing = self.segments.len();
-        self.arriving.push_back(first);
+        self.means.push_back(first);
         self.index += 1;
         Some(self.index)
     }
 
-    /// Goes on from the weights of update `index`. A gradient under way is dropped.
+    /// Continues from the weights of update `index`. A gradient in progress is dropped.
     pub fn restart(&mut self, index: u64, now: Instant) {
-        if self.left > 0 {
-            self.contributions.dropped_segments += self.left as u64;
+        if self.unresolved > 0 {
+            self.contributions.dropped_segments += self.unresolved as u64;
             self.contributions.dropped += 1;
         }
-        self.left = 0;
+        self.unresolved = 0;
         self.unsent.clear();
-        self.flight.clear();
+        self.in_flight.clear();
         self.index = index;
-        self.segments.fill(Segment {
+        self.segments.fill(SegmentProgress {
             round: index + 1,
-            offered: false,
-            given: false,
+            pending: false,
+            held: false,
         });
-        for arriving in &mut self.arriving {
-            arriving.missing = self.segments.len();
+        for mean in &mut self.means {
+            mean.missing = self.segments.len();
         }
         self.contributions.restarts += 1;
         self.failure = None;
-        self.unanswered = None;
-        self.probe = now;
+        self.unanswered_since = None;
+        self.next_probe = now;
     }
 
     fn range(&self, segment: u32) -> std::ops::Range<usize> {
-        let start = segment as usize * self.worker.segment_values;
-        start..self.values.min(start + self.worker.segment_values)
+        let start = segment as usize * self.session.segment_values;
+        start..self.values.min(start + self.session.segment_values)
     }
 
-    /// Which of the means to come is that of `round`, if there is room for it.
-    fn room(&self, round: u64) -> Option<usize> {
-        let place = usize::try_from(round.checked_sub(self.index + 1)?).ok()?;
-        (place < self.arriving.len()).then_some(place)
+    /// Index in `means` of `round`; `None` if it is taken, or beyond the last.
+    fn mean_index(&self, round: u64) -> Option<usize> {
+        let index = usize::try_from(round.checked_sub(self.index + 1)?).ok()?;
+        (index < self.means.len()).then_some(index)
     }
 
-    fn take_sum(&mut self, now: Instant, header: Header, body: &[u8]) -> Option<()> {
+    fn receive_sum(&mut self, now: Instant, header: PacketHeader, body: &[u8]) -> Option<()> {
         let segment = *self.segments.get(header.segment as usize)?;
         if header.round_near(segment.round) != Some(segment.round) {
             return None;
         }
-        let place = self.room(segment.round)?;
+        let index = self.mean_index(segment.round)?;
         let (counted, body) = match header.kind {
-            Kind::Partial => {
+            PacketKind::Partial => {
                 let (counted, body) = body.split_first_chunk::<8>()?;
                 (u64::from_le_bytes(*counted), body)
             }
-            _ => (u64::MAX >> (64 - self.worker.world.clamp(1, 64)), body),
+            _ => (u64::MAX >> (64 - self.session.world.clamp(1, 64)), body),
         };
         let range = self.range(header.segment);
-        let arriving = &mut self.arriving[place];
-        let mean = &mut arriving.mean[range];
+        let pending = &mut self.means[index];
+        let mean = &mut pending.mean[range];
         if 4 * mean.len() != body.len() || counted == 0 {
             return None;
         }
         arithmetic::read_floats(body, mean);
         arithmetic::divide(mean, counted.count_ones());
-        arriving.missing -= 1;
+        pending.missing -= 1;
         let next = &mut self.segments[header.segment as usize];
         next.round += 1;
-        next.given = false;
-        self.probe = now + self.worker.window.patience(0);
-        let flown = self.take_out_of_flight(now, header.segment);
-        if segment.offered {
-            if segment.given {
+        next.held = false;
+        self.next_probe = now + self.session.window.timeout(0);
+        let was_in_flight = self.remove_in_flight(now, header.segment);
+        if segment.pending {
+            if segment.held {
                 self.unsent.push_back(header.segment);
-            } else if flown && counted & 1 << self.number != 0 {
-                self.settle(header.segment);
+            } else if was_in_flight && counted & 1 << self.number != 0 {
+                self.resolve(header.segment);
             } else {
                 self.contributions.late_segments += 1;
-                if flown {
+                if was_in_flight {
                     self.unsent.push_back(header.segment);
                 }
             }
@@ -311,150 +317,152 @@ impl Updates {
         Some(())
     }
 
-    /// Whether the segment had been sent.
-    fn take_out_of_flight(&mut self, now: Instant, segment: u32) -> bool {
-        let position = self.flight.iter().position(|at| at.segment == segment);
-        let Some(flown) = position.and_then(|position| self.flight.remove(position)) else {
+    /// Removes a segment from `in_flight`; `false` if it was not there.
+    fn remove_in_flight(&mut self, now: Instant, segment: u32) -> bool {
+        let position = self.in_flight.iter().position(|at| at.segment == segment);
+        let Some(at) = position.and_then(|position| self.in_flight.remove(position)) else {
             return false;
         };
-        let took = (flown.tries == 0).then(|| now.saturating_duration_since(flown.sent));
-        self.worker.window.sum(took);
+        let round_trip = (at.queries == 0).then(|| now.saturating_duration_since(at.sent));
+        self.session.window.on_sum(round_trip);
         true
     }
 
-    fn take_answer(&mut self, header: Header, ack: &Ack) {
+    fn receive_ack(&mut self, header: PacketHeader, ack: &Ack) {
         let failure = match ack.status {
-            Status::Failed => Failure::Missing {
-                workers: numbers(ack.missing),
+            Status::Failed => Error::Missing {
+                workers: worker_numbers(ack.missing),
                 reason: ack.text.clone(),
             },
-            Status::Halted => Failure::Halted(ack.text.clone()),
-            Status::Reset => Failure::Reset(ack.text.clone()),
-            Status::Refused if self.is_next(header) => Failure::Refused(ack.text.clone()),
-            Status::Gone if self.is_next(header) => Failure::Behind {
+            Status::Halted => Error::Halted(ack.text.clone()),
+            Status::Reset => Error::Reset(ack.text.clone()),
+            Status::Refused if self.is_next(header) => Error::Refused(ack.text.clone()),
+            Status::Gone if self.is_next(header) => Error::Behind {
                 round: self.index + 1,
             },
             Status::Waiting if self.is_next(header) && ack.missing & 1 << self.number == 0 => {
-                let flown = self.flight.iter_mut();
-                for at in flown.filter(|at| at.segment == header.segment) {
-                    at.arrived = true;
+                let in_flight = self.in_flight.iter_mut();
+                for at in in_flight.filter(|at| at.segment == header.segment) {
+                    at.acknowledged = true;
                 }
-                return self.leave_to_the_aggregator();
+                return self.leave_rest_to_aggregator();
             }
             _ => return,
         };
         self.failure = Some(failure);
     }
 
-    /// Where parts of the gradient are counted and all others wait at the aggregator, they will be counted there: the worker may go on. A
-    /// gradient that waits as a whole holds nothing back, and stays.
-    fn leave_to_the_aggregator(&mut self) {
-        let in_parts = (1..self.segments.len()).contains(&self.left);
-        if in_parts && self.unsent.is_empty() && self.flight.iter().all(|at| at.arrived) {
-            while let Some(at) = self.flight.pop_front() {
-                self.segments[at.segment as usize].given = true;
-                self.settle(at.segment);
+    /// Finishes a gradient of which some segments are counted and all others wait at the aggregator, where they will be counted. A gradient with
+    /// no segment counted yet is kept: it cannot be part of a deadlock.
+    fn leave_rest_to_aggregator(&mut self) {
+        let in_parts = (1..self.segments.len()).contains(&self.unresolved);
+        if in_parts && self.unsent.is_empty() && self.in_flight.iter().all(|at| at.acknowledged) {
+            while let Some(at) = self.in_flight.pop_front() {
+                self.segments[at.segment as usize].held = true;
+                self.resolve(at.segment);
             }
         }
     }
 
-    /// Whether it is about the sum that comes next in its segment, and that there is room for.
-    fn is_next(&self, header: Header) -> bool {
+    /// Whether a datagram is about the next sum of its segment, and there is a mean for it.
+    fn is_next(&self, header: PacketHeader) -> bool {
         let segment = self.segments.get(header.segment as usize);
         segment.is_some_and(|segment| {
             header.round_near(segment.round) == Some(segment.round)
-                && self.room(segment.round).is_some()
+                && self.mean_index(segment.round).is_some()
         })
     }
 
     fn send<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
-        self.unanswered.get_or_insert(now);
+        self.unanswered_since.get_or_insert(now);
         let body = arithmetic::bytes_of(&self.gradient[self.range(segment)]);
         let round = self.segments[segment as usize].round;
-        self.worker.send(Kind::Float, round, segment, body, out);
+        self.session
+            .send(PacketKind::Float, round, segment, body, out);
     }
 
     fn send_again<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
-        let patience = self.worker.window.patience(1);
-        let Some(at) = self.flight.iter_mut().find(|at| at.segment == segment) else {
+        let timeout = self.session.window.timeout(1);
+        let Some(at) = self.in_flight.iter_mut().find(|at| at.segment == segment) else {
             return;
         };
-        at.tries = at.tries.max(1);
-        at.ask = now + patience;
-        at.arrived = false;
+        at.queries = at.queries.max(1);
+        at.next_query = now + timeout;
+        at.acknowledged = false;
         let next = self.segments.len() as u32;
-        self.worker.window.loss(segment, next);
+        self.session.window.on_loss(segment, next);
         self.send(now, segment, out);
     }
 
-    fn send_what_is_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        for position in self.questions() {
-            let at = &mut self.flight[position];
-            if at.ask <= now {
-                at.tries += 1;
-                at.ask = now + self.worker.window.patience(at.tries);
+    fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+        for position in self.segments_to_query() {
+            let at = &mut self.in_flight[position];
+            if at.next_query <= now {
+                at.queries += 1;
+                at.next_query = now + self.session.window.timeout(at.queries);
                 let segment = at.segment;
-                self.ask(now, segment, out);
+                self.query(now, segment, out);
             }
         }
-        let allowed = self.worker.window.allowed();
-        let mut on_the_way = self.flight.iter().filter(|at| !at.arrived).count();
-        while on_the_way < allowed
+        let window = self.session.window.size();
+        let mut unacknowledged = self.in_flight.iter().filter(|at| !at.acknowledged).count();
+        while unacknowledged < window
             && let Some(segment) = self.unsent.pop_front()
         {
             if self.is_too_old(segment) {
                 self.contributions.dropped_segments += 1;
                 self.gradient_dropped = true;
-                self.settle(segment);
+                self.resolve(segment);
                 continue;
             }
             self.send(now, segment, out);
-            on_the_way += 1;
-            self.flight.push_back(Flight {
+            unacknowledged += 1;
+            self.in_flight.push_back(InFlight {
                 segment,
                 sent: now,
-                ask: now + self.worker.window.patience(0),
-                tries: 0,
-                arrived: false,
+                next_query: now + self.session.window.timeout(0),
+                queries: 0,
+                acknowledged: false,
             });
         }
-        // It is no whole gradient any more, and what it waits for may wait for others that wait.
-        if self.gradient_dropped && self.flight.is_empty() && self.unsent.is_empty() {
+        // A gradient with a dropped segment is dropped once nothing of it is in flight: the segments that it waits for may be part of a
+        // deadlock.
+        if self.gradient_dropped && self.in_flight.is_empty() && self.unsent.is_empty() {
             for segment in 0..self.segments.len() as u32 {
-                if self.segments[segment as usize].offered {
+                if self.segments[segment as usize].pending {
                     self.contributions.dropped_segments += 1;
-                    self.settle(segment);
+                    self.resolve(segment);
                 }
             }
         }
-        if self.probe <= now {
-            self.probe = now + PROBE_EVERY;
-            self.ask_for_what_others_have(now, out);
-            self.ask_for_what_keeps_the_gradient(now, out);
+        if self.next_probe <= now {
+            self.next_probe = now + PROBE_EVERY;
+            self.query_oldest_round(now, out);
+            self.query_held_segments(now, out);
         }
     }
 
-    /// Sums that parts before the gradient's are in may have been lost, too.
-    fn ask_for_what_keeps_the_gradient<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let keeps = |segment: &Segment| {
-            segment.given && segment.offered && self.room(segment.round).is_some()
+    /// Queries sums with segments of the previous gradient, which may have been lost.
+    fn query_held_segments<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+        let is_held = |segment: &SegmentProgress| {
+            segment.held && segment.pending && self.mean_index(segment.round).is_some()
         };
         let segments = (0..).zip(&self.segments);
-        let keeping = segments.filter(|(_, segment)| keeps(segment));
-        let keeping: Vec<u32> = keeping.map(|(number, _)| number).take(QUESTIONS).collect();
-        for segment in keeping {
-            self.ask(now, segment, out);
+        let held = segments.filter(|(_, segment)| is_held(segment));
+        let held: Vec<u32> = held.map(|(number, _)| number).take(MAX_QUERIES).collect();
+        for segment in held {
+            self.query(now, segment, out);
         }
     }
 
-    /// Sums may have been lost on their way to a worker that has nothing to contribute to them.
-    fn ask_for_what_others_have<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+    /// Queries sums of the oldest missing round, which may have been lost. Without segments in flight no later sum shows the loss.
+    fn query_oldest_round<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         let oldest = self.segments.iter().map(|segment| segment.round).min();
         let newest = self.segments.iter().map(|segment| segment.round).max();
-        let Some(round) = oldest.filter(|&round| self.room(round).is_some()) else {
+        let Some(round) = oldest.filter(|&round| self.mean_index(round).is_some()) else {
             return;
         };
-        let most = if oldest == newest { 1 } else { QUESTIONS };
+        let most = if oldest == newest { 1 } else { MAX_QUERIES };
         let lagging = self.segments.iter().enumerate();
         let lagging = lagging.filter(|(_, segment)| segment.round == round);
         let lagging: Vec<u32> = lagging
@@ -462,28 +470,29 @@ impl Updates {
             .take(most)
             .collect();
         for segment in lagging {
-            self.ask(now, segment, out);
+            self.query(now, segment, out);
         }
     }
 
-    fn ask<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
-        self.unanswered.get_or_insert(now);
+    fn query<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
+        self.unanswered_since.get_or_insert(now);
         let round = self.segments[segment as usize].round;
-        self.worker.send(Kind::Help, round, segment, &[], out);
+        self.session
+            .send(PacketKind::Help, round, segment, &[], out);
     }
 
-    /// Where to ask, in the flight: first for what may not have arrived.
-    fn questions(&self) -> Vec<usize> {
-        let of = |arrived| {
-            let flight = self.flight.iter().enumerate();
-            let flight = flight.filter(move |(_, at)| at.arrived == arrived);
-            flight.map(|(position, _)| position).take(QUESTIONS)
+    /// Indexes in `in_flight` to query: first segments that the aggregator may not have.
+    fn segments_to_query(&self) -> Vec<usize> {
+        let of = |acknowledged| {
+            let in_flight = self.in_flight.iter().enumerate();
+            let in_flight = in_flight.filter(move |(_, at)| at.acknowledged == acknowledged);
+            in_flight.map(|(position, _)| position).take(MAX_QUERIES)
         };
-        of(false).chain(of(true)).take(QUESTIONS).collect()
+        of(false).chain(of(true)).take(MAX_QUERIES).collect()
     }
 }
 
-impl Exchange for Updates {
+impl Exchange for AsynchronousSession {
     type Output = ();
 
     fn receive<T: Transmit>(
@@ -493,58 +502,58 @@ impl Exchange for Updates {
         datagram: &[u8],
         out: &mut T,
     ) {
-        let Some((header, body)) = self.worker.read(from, datagram) else {
+        let Some((header, body)) = self.session.read(from, datagram) else {
             return;
         };
-        self.unanswered = None;
-        if self.failure.is_some() || self.worker.proving(header, body) {
+        self.unanswered_since = None;
+        if self.failure.is_some() || self.session.receive_path_validation(header, body) {
             return;
         }
         match header.kind {
-            Kind::Ack => {
+            PacketKind::Ack => {
                 if let Some(ack) = Ack::decode(body) {
-                    self.take_answer(header, &ack);
+                    self.receive_ack(header, &ack);
                 }
             }
-            Kind::Help if self.is_next(header) => self.send_again(now, header.segment, out),
-            Kind::Float | Kind::Partial => {
-                // What does not fit is asked for again.
-                let _ = self.take_sum(now, header, body);
+            PacketKind::Help if self.is_next(header) => self.send_again(now, header.segment, out),
+            PacketKind::Float | PacketKind::Partial => {
+                // A sum that does not fit is ignored, and queried again.
+                let _ = self.receive_sum(now, header, body);
             }
             _ => {}
         }
     }
 
-    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<(), Failure>> {
+    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
         let silent = self
-            .unanswered
+            .unanswered_since
             .map(|since| now.saturating_duration_since(since));
         if let Some(silent) = silent.filter(|&silent| silent >= self.deadline)
             && self.failure.is_none()
         {
-            self.failure = Some(Failure::Silent {
-                address: self.worker.aggregator,
+            self.failure = Some(Error::Silent {
+                address: self.session.aggregator,
                 waited_ms: silent.as_millis(),
             });
         }
         if let Some(failure) = &self.failure {
             return Some(Err(failure.clone()));
         }
-        if self.worker.prove(now, out) {
-            self.send_what_is_due(now, out);
+        if self.session.validate_path(now, out) {
+            self.send_due(now, out);
         } else {
-            self.unanswered.get_or_insert(now);
+            self.unanswered_since.get_or_insert(now);
         }
         None
     }
 
     fn next_wake(&self) -> Instant {
-        let end = self.unanswered.map(|since| since + self.deadline);
-        let proof = self.worker.wake_to_prove();
-        let wake = proof.unwrap_or_else(|| {
-            let asks = self.questions().into_iter();
-            let asks = asks.map(|position| self.flight[position].ask);
-            asks.fold(self.probe, Instant::min)
+        let end = self.unanswered_since.map(|since| since + self.deadline);
+        let path_try = self.session.next_path_try();
+        let wake = path_try.unwrap_or_else(|| {
+            let queries = self.segments_to_query().into_iter();
+            let queries = queries.map(|position| self.in_flight[position].next_query);
+            queries.fold(self.next_probe, Instant::min)
         });
         end.map_or(wake, |end| end.min(wake))
     }

@@ -1,151 +1,149 @@
-//! The aggregator above this one, as a job has joined it: the proof that this one receives where it sends from, and failures. Both are sent
-//! again until the parent has answered.
+//! The parent aggregator of a job: validation of the path to it, and failures to report. Both are sent again until the parent answers.
 
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::packet::{Ack, Cookie, Header, Key, Kind};
-use super::worker::patience;
+use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey};
+use super::worker::control_timeout;
 use super::{Ticket, Transmit};
 
-/// The aggregator above this one.
+/// The parent aggregator of a job, as its child sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upstream {
-    /// Where it is.
+pub struct ParentAggregator {
+    /// UDP address of the parent.
     pub address: SocketAddr,
-    /// Of the ticket it gave.
+    /// Session of the child at the parent.
     pub session: u32,
-    /// Of the ticket it gave.
-    pub key: Key,
-    /// Of the ticket it gave.
+    /// Key of that session.
+    pub key: SessionKey,
+    /// First round of the child.
     pub round: u64,
-    /// Of the ticket it gave.
+    /// Most segments in flight.
     pub window: u32,
-    /// Workers below this aggregator, in all: what it was joined with.
+    /// Workers below the child, on all levels.
     pub below: u32,
-    /// It knows where this aggregator is, and takes what is sent.
-    pub(super) proved: bool,
-    /// Nothing comes from it any more.
+    /// The parent has validated the path, and accepts contributions.
+    pub(super) path_valid: bool,
+    /// The connection to the parent has ended.
     pub(super) lost: bool,
     cookie: Cookie,
-    /// A failure that it has not answered: the round and why.
-    halt: Option<(u64, Ack)>,
-    /// The round that it last had no sum of, and who it waited for.
-    pub(super) waits_for: Option<(u64, String)>,
-    /// When to send again what it has not answered.
-    ask: Option<Instant>,
+    /// Unacknowledged failure: its round and reason.
+    failure: Option<(u64, Ack)>,
+    /// Last round without a sum, and the members that the parent waited for.
+    pub(super) waiting_on: Option<(u64, String)>,
+    next_try: Option<Instant>,
     tries: u32,
 }
 
-impl Upstream {
-    /// The parent at `address` that gave `ticket` to this aggregator, which has sums of `below` workers for it.
+impl ParentAggregator {
+    /// The parent at `address`, which gave `ticket` to an aggregator with `below` workers.
     pub fn new(address: SocketAddr, ticket: &Ticket, below: u32) -> Self {
-        Upstream {
+        ParentAggregator {
             address,
             session: ticket.session,
             key: ticket.key,
             round: ticket.round,
             window: ticket.window,
             below,
-            proved: false,
+            path_valid: false,
             lost: false,
             cookie: Cookie::default(),
-            halt: None,
-            waits_for: None,
-            ask: None,
+            failure: None,
+            waiting_on: None,
+            next_try: None,
             tries: 0,
         }
     }
 
-    /// For people: it, and who it waits for in this round.
+    /// Display name, with the members that the parent waits for in `round`.
     pub(super) fn describe(&self, round: u64) -> String {
-        let it = format!("the aggregator at {}", self.address);
-        match &self.waits_for {
-            _ if !self.proved => format!("{it}, which has not answered"),
-            Some((of, whom)) if *of == round => format!("{it}, which waits for {whom}"),
-            _ => it,
+        let name = format!("the aggregator at {}", self.address);
+        match &self.waiting_on {
+            _ if !self.path_valid => format!("{name}, which has not answered"),
+            Some((of, whom)) if *of == round => format!("{name}, which waits for {whom}"),
+            _ => name,
         }
     }
 
     fn is_unanswered(&self) -> bool {
-        !self.lost && (!self.proved || self.halt.is_some())
+        !self.lost && (!self.path_valid || self.failure.is_some())
     }
 
-    /// When something is to be sent again.
-    pub(super) fn wake(&self) -> Option<Instant> {
-        self.ask.filter(|_| self.is_unanswered())
+    /// Time of the next retry.
+    pub(super) fn next_try(&self) -> Option<Instant> {
+        self.next_try.filter(|_| self.is_unanswered())
     }
 
-    /// Sends what has not been answered for some time; the first time, at once.
-    pub(super) fn repeat<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        if self.is_unanswered() && self.ask.is_none_or(|ask| ask <= now) {
-            self.ask = Some(now + patience(self.tries));
+    /// Sends whatever is unanswered, if it is due. The first try is due at once.
+    pub(super) fn retry<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+        if self.is_unanswered() && self.next_try.is_none_or(|at| at <= now) {
+            self.next_try = Some(now + control_timeout(self.tries));
             self.tries += 1;
             self.send_unanswered(out);
         }
     }
 
     fn send_unanswered<T: Transmit>(&self, out: &mut T) {
-        if !self.proved {
+        if !self.path_valid {
             let body = [self.key.as_slice(), &self.cookie].concat();
-            self.send(Kind::Join, 0, 0, &body, out);
-        } else if let Some((round, reason)) = &self.halt {
+            self.send(PacketKind::Join, 0, 0, &body, out);
+        } else if let Some((round, reason)) = &self.failure {
             let body = [self.key.as_slice(), &reason.encode()].concat();
-            self.send(Kind::Halt, *round, 0, &body, out);
+            self.send(PacketKind::Halt, *round, 0, &body, out);
         }
     }
 
-    /// Takes what is to come back from here.
-    pub(super) fn take_cookie<T: Transmit>(&mut self, cookie: Cookie, out: &mut T) {
-        if !self.proved {
+    /// Returns a cookie of path validation.
+    pub(super) fn return_cookie<T: Transmit>(&mut self, cookie: Cookie, out: &mut T) {
+        if !self.path_valid {
             self.cookie = cookie;
             self.send_unanswered(out);
         }
     }
 
-    /// The parent knows where this aggregator is; whether that is news.
-    pub(super) fn prove<T: Transmit>(&mut self, now: Instant, out: &mut T) -> bool {
-        let is_news = !std::mem::replace(&mut self.proved, true);
-        if is_news {
-            self.begin(now, out);
+    /// Notes that the parent has validated the path. `false` if it had before.
+    pub(super) fn on_path_valid<T: Transmit>(&mut self, now: Instant, out: &mut T) -> bool {
+        let is_new = !std::mem::replace(&mut self.path_valid, true);
+        if is_new {
+            self.start(now, out);
         }
-        is_news
+        is_new
     }
 
-    /// Suspends the job there, for `reason`.
-    pub(super) fn halt<T: Transmit>(
+    /// Reports a failure, which suspends the job at the parent.
+    pub(super) fn report<T: Transmit>(
         &mut self,
         now: Instant,
         round: u64,
         reason: &Ack,
         out: &mut T,
     ) {
-        self.halt = Some((round, reason.clone()));
-        if self.proved {
-            self.begin(now, out);
+        self.failure = Some((round, reason.clone()));
+        if self.path_valid {
+            self.start(now, out);
         }
     }
 
-    /// The parent has heard of the failure, or the job goes on.
-    pub(super) fn settle(&mut self) {
-        self.halt = None;
+    /// Forgets the failure: the parent has acknowledged it, or the job was reset.
+    pub(super) fn clear_failure(&mut self) {
+        self.failure = None;
     }
 
-    fn begin<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        (self.ask, self.tries) = (None, 0);
-        self.repeat(now, out);
+    fn start<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+        (self.next_try, self.tries) = (None, 0);
+        self.retry(now, out);
     }
 
     /// Sends one datagram.
     pub(super) fn send<T: Transmit>(
         &self,
-        kind: Kind,
+        kind: PacketKind,
         round: u64,
         segment: u32,
         body: &[u8],
         out: &mut T,
     ) {
-        let header = Header::new(kind, self.session, round, segment);
+        let header = PacketHeader::new(kind, self.session, round, segment);
         out.send(self.address, &header.encode(), body);
     }
 }

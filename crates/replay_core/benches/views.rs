@@ -1,134 +1,172 @@
-//! Packing and unpacking of Breakout-like frames: `cargo bench --bench views`.
+//! Packing and unpacking of Breakout frames: `cargo bench --package replay_core --bench views`. With the recording of
+//! `python -m benchmarks` in `target/benchmarks` they are frames of a trained agent's games, otherwise drawn ones.
 
 mod breakout;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock};
 
-use bytes::Bytes;
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use replay_core::error::Result;
-use replay_core::replay::{NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait};
+use replay_core::codec::Codec;
+use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::replay::{Replay, SampleRequest, Sampled, Wait};
 use replay_core::view::{DecodeOptions, Decoder};
 use replay_core::writer::{Writer, WriterOptions};
 
-use breakout::{append, frames, table, view};
+use breakout::{append, frames, table_of, view};
 
 const STREAMS: usize = 16;
 const BATCH: usize = 512;
 const CAPACITY: u64 = 1 << 20;
+/// Steps of every stream in the memory that is drawn from.
+const STEPS: usize = 1000;
+const FRAME: usize = 84 * 84;
+const CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
+const FOREVER: Wait<'static> = Wait {
+    deadline: None,
+    interrupted: &|| false,
+};
 
+/// Frames of every stream, step by step.
+static FRAMES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+    let recording = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../target/benchmarks/frame.npy"
+    );
+    match std::fs::read(recording) {
+        // The header of NumPy's format, whose size is a number of two bytes, comes before the array.
+        Ok(file) => file[10 + usize::from(file[8]) + 256 * usize::from(file[9])..]
+            .chunks_exact(STREAMS * FRAME)
+            .take(STEPS)
+            .map(<[u8]>::to_vec)
+            .collect(),
+        Err(_) => (0..STEPS).map(|step| frames(step, STREAMS)).collect(),
+    }
+});
+
+/// 512 frames, spread over the streams and the steps.
+fn single_frames() -> impl Iterator<Item = &'static [u8]> {
+    let frames = FRAMES.iter().flat_map(|frames| frames.chunks_exact(FRAME));
+    frames.step_by(STEPS * STREAMS / BATCH).take(BATCH)
+}
+
+#[expect(clippy::print_stdout, reason = "bytes are a result, beside the times")]
 fn main() {
+    for codec in CODECS {
+        let mut out = vec![0; FRAME];
+        let lengths = single_frames().map(|frame| codec.pack(frame, &mut out).unwrap_or(FRAME));
+        let alone = lengths.sum::<usize>() / BATCH;
+        let stats = filled(codec).stats();
+        let stored = stats["tables"]["breakout"]["bytes"].as_u64().unwrap_or(0);
+        let stored = stored as usize / (STREAMS * STEPS);
+        println!(
+            "{codec:?}: {alone} bytes a frame by itself; {stored} bytes a step, with differences"
+        );
+    }
     divan::main();
 }
 
-#[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<PushBody>>>);
-
-impl PushChannel for Kept {
-    fn push(&mut self, body: PushBody, _: &Wait<'_>) -> Result<()> {
-        self.0.lock().expect("one thread").push(body);
-        Ok(())
-    }
-    fn flush(&mut self, _: &Wait<'_>) -> Result<()> {
-        Ok(())
-    }
-    fn close(&mut self, _: &Wait<'_>) -> Result<()> {
-        Ok(())
-    }
-}
-
-fn writer(kept: Kept) -> Writer {
-    let open = |_| -> Result<Box<dyn PushChannel>> { Ok(Box::new(kept)) };
+fn writer(memory: &Memory) -> Writer {
     let options = WriterOptions::default();
-    Writer::over_channel(
-        table(CAPACITY).into(),
+    Writer::open(
+        memory,
+        "breakout",
         STREAMS as u32,
         &view(),
         options,
-        open,
+        &FOREVER,
     )
     .expect("a writer")
 }
 
-/// One step of 16 environments.
-#[divan::bench]
-fn append_16_frames(bencher: Bencher) {
-    let kept = Kept::default();
-    let mut writer = writer(kept.clone());
-    let steps: Vec<_> = (0..64).map(|step| frames(step, STREAMS)).collect();
-    let mut step = 0;
-    bencher.counter(ItemsCount::new(STREAMS)).bench_local(|| {
-        append(&mut writer, &steps[step % steps.len()], STREAMS);
-        step += 1;
+fn memory(codec: Codec, capacity: u64) -> Arc<Memory> {
+    // A seed, so that every run draws the same.
+    let limits = MemoryLimits {
+        seed: Some(1),
+        ..MemoryLimits::default()
+    };
+    let memory = Memory::new(limits);
+    let config = table_of(codec, capacity);
+    memory.create_table(&config).expect("a valid table");
+    memory
+}
+
+/// A memory of [`STEPS`] steps of every stream.
+fn filled(codec: Codec) -> Arc<Memory> {
+    let memory = memory(codec, CAPACITY);
+    let mut writer = writer(&memory);
+    for frames in FRAMES.iter() {
+        append(&mut writer, frames, STREAMS);
+    }
+    writer.close(&FOREVER).expect("a close");
+    memory
+}
+
+/// 512 frames, each by itself.
+#[divan::bench(args = CODECS)]
+fn pack_512(bencher: Bencher, codec: Codec) {
+    let mut out = vec![0; FRAME];
+    bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+        let lengths = single_frames().map(|frame| codec.pack(frame, &mut out));
+        lengths.flatten().sum::<usize>()
     });
 }
 
-/// 512 windows of 7 frames, spread over every chunk.
-fn draw() -> Sampled {
-    let kept = Kept::default();
-    let mut writer = writer(kept.clone());
-    for step in 0..200 {
-        append(&mut writer, &frames(step, STREAMS), STREAMS);
-    }
-    writer.close(&Wait::forever()).expect("a close");
-    let row_bytes = table(CAPACITY).row_bytes();
-    let mut streams = vec![Vec::new(); STREAMS];
-    let mut items: Vec<NewItem> = Vec::new();
-    for push in kept.0.lock().expect("one thread").iter() {
-        let mut at = 0;
-        for head in &push.chunks {
-            let rows = push.payload.slice(at..at + head.rows as usize * row_bytes);
-            let mut blob = at + rows.len();
-            for row in 0..head.rows as usize {
-                let row = rows.slice(row * row_bytes..(row + 1) * row_bytes);
-                let length = row.last_chunk().copied().map_or(0, u32::from_le_bytes) as usize;
-                let bytes = push.payload.slice(blob..blob + length);
-                streams[head.stream as usize].push((row, bytes));
-                blob += length;
-            }
-            at += head.bytes as usize;
-        }
-        items.extend(push.items.iter().filter(|item| item.before == 3));
-    }
-    let chosen: Vec<_> = (0..BATCH).map(|i| items[i * 7919 % items.len()]).collect();
-    let (mut rows, mut blobs) = (Vec::new(), Vec::new());
-    for item in &chosen {
-        let anchor = item.anchor as usize;
-        for (row, blob) in &streams[item.stream as usize][anchor - 3..=anchor + 3] {
-            rows.extend_from_slice(row);
-            blobs.push(blob.clone());
-        }
-    }
-    Sampled {
-        items: chosen
-            .iter()
-            .map(|item| SampledItem {
-                key: item.anchor,
-                probability: 0.5,
-                age: 0,
-                times_sampled: 1,
-                before: 3,
-                after: 3,
-            })
-            .collect(),
-        live_items: BATCH as u64,
-        min_probability: None,
-        rows: Bytes::from(rows),
-        blobs,
-        credit: None,
-    }
+/// 512 frames, each by itself.
+#[divan::bench(args = CODECS)]
+fn unpack_512(bencher: Bencher, codec: Codec) {
+    let mut out = vec![0; FRAME];
+    let packed = |frame| {
+        let length = codec
+            .pack(frame, &mut out)
+            .expect("a frame that compresses");
+        out[..length].to_vec()
+    };
+    let blobs: Vec<_> = single_frames().map(packed).collect();
+    bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
+        let unpacked = blobs.iter().map(|blob| codec.unpack(blob, &mut out));
+        unpacked.collect::<Result<(), _>>().expect("a blob")
+    });
 }
 
-/// A draw of 512 into arrays.
-#[divan::bench(args = [1, 2, 4])]
-fn decode_512(bencher: Bencher, threads: usize) {
+/// 64 steps of 16 environments, as differences where they are small.
+#[divan::bench(args = CODECS)]
+fn append_1024(bencher: Bencher, codec: Codec) {
+    let memory = memory(codec, 1 << 14);
+    let mut writer = writer(&memory);
+    let steps = &FRAMES[..64];
+    bencher
+        .counter(ItemsCount::new(STREAMS * steps.len()))
+        .bench_local(|| {
+            steps
+                .iter()
+                .for_each(|frames| append(&mut writer, frames, STREAMS))
+        });
+}
+
+fn draw(codec: Codec) -> Sampled {
+    let request = SampleRequest {
+        table: "breakout".into(),
+        count: BATCH as u32,
+        before: view().before(),
+        after: view().after(),
+        allow_short: false,
+        min_probability: false,
+    };
+    let sampled = filled(codec).sample(&request, &FOREVER);
+    sampled.expect("a draw")
+}
+
+/// A draw of 512 windows of 7 frames into arrays.
+#[divan::bench(args = CODECS.iter().flat_map(|&codec| [1, 2].map(|threads| (codec, threads))))]
+fn decode_512(bencher: Bencher, (codec, threads): (Codec, usize)) {
     let options = DecodeOptions {
         threads,
         ..DecodeOptions::default()
     };
-    let decoder = Decoder::new(&table(CAPACITY), &view(), options).expect("a view that fits");
-    let sampled = draw();
+    let config = table_of(codec, CAPACITY);
+    let decoder = Decoder::new(&config, &view(), options).expect("a view that fits");
+    let sampled = draw(codec);
     bencher
         .counter(ItemsCount::new(BATCH))
         .bench(|| decoder.decode(&sampled, 0.4).expect("a draw that decodes"));

@@ -1,140 +1,109 @@
-//! The packed steps of one stream, checked at the door: after [`RowLayout::check`] every offset that the
-//! memory computes lies inside the payload. Blobs are not unpacked here; only their lengths are checked.
-//! The layout is documented at the head of `schema/innet.capnp`.
+//! The packed steps of one stream. After [`PackedRows::check`] every offset that the memory computes lies inside the
+//! payload. Blobs are not unpacked here; only their lengths are checked.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::difference;
 use crate::error::{Error, Result};
-use crate::schema::{Codec, TableConfig, flags};
-use crate::sync::prefetch;
+use crate::memory_hints::prefetch;
+use crate::row_layout::{FLAGS_OFFSET, RowLayout};
+use crate::schema::flags;
 
-const KNOWN_FLAGS: u8 =
+/// The flags that a row of a chunk may have.
+const CHUNK_FLAGS: u8 =
     flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL | flags::DIFFERENCE;
 
-/// Where the parts of a table's row lie.
-#[derive(Debug, Clone)]
-pub struct RowLayout {
-    table: String,
-    row_bytes: usize,
-    /// Name and unpacked bytes of each column that is packed as a blob, in the table's order.
-    blob_columns: Vec<(String, usize)>,
-    /// Offset in the row of the first blob length; the lengths end the row.
-    lengths_at: usize,
-}
-
-/// Steps in the row layout, checked: `rows` rows of fixed size, then their blobs.
+/// Rows of fixed size, then their blobs, checked.
 #[derive(Debug, Clone)]
 pub struct PackedRows {
     bytes: Bytes,
     rows: u32,
     row_bytes: usize,
-    /// Of each row, and of the end; empty without blob columns.
+    /// One entry for each row, and one for the end; empty without blob columns.
     blobs: Box<[RowBlobs]>,
 }
 
-/// Where the blobs of a row are, and those that they may be differences to.
+/// Offset of a row's blobs, and the number of its key row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowBlobs {
-    /// Offset of the first one in the chunk.
+    /// Offset of the first blob in the chunk.
     start: u32,
-    /// The row's key row: itself where none of its blobs is a difference.
+    /// The newest row without differences: this row itself, or an earlier one.
     key: u32,
 }
 
-impl RowLayout {
-    /// The layout of a valid table definition.
-    pub fn of(config: &TableConfig) -> Self {
-        let blob_columns: Vec<_> = config
-            .columns
-            .iter()
-            .filter(|c| c.codec == Codec::Lz4)
-            .map(|c| (c.name.clone(), c.bytes()))
-            .collect();
-        let row_bytes = config.row_bytes();
-        RowLayout {
-            table: config.name.clone(),
-            row_bytes,
-            lengths_at: row_bytes - 4 * blob_columns.len(),
-            blob_columns,
-        }
-    }
-
-    /// Bytes of one row without its blobs.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
-    }
-
+impl PackedRows {
     /// Checks `bytes` as `rows` rows and their blobs. O(rows).
     ///
     /// # Errors
     /// [`Error::Schema`] when there is no row, a flag is unknown, a difference has no key row, a blob is longer than
     /// its column, or empty and no difference, or the bytes are fewer or more than rows and blobs take.
-    pub fn check(&self, rows: u32, bytes: Bytes) -> Result<PackedRows> {
+    pub fn check(layout: &RowLayout, rows: u32, bytes: Bytes) -> Result<PackedRows> {
         let refuse = |reason: String| {
             Err(Error::Schema {
-                table: self.table.clone(),
+                table: layout.table().to_owned(),
                 reason,
             })
         };
         if rows == 0 {
             return refuse("a chunk has at least one step".into());
         }
-        let blobs_at = self.row_bytes.checked_mul(rows as usize);
-        let (Some(blobs_at), Ok(total)) = (
-            blobs_at.filter(|&end| end <= bytes.len()),
+        let row_bytes = layout.row_bytes();
+        let blobs_offset = row_bytes.checked_mul(rows as usize);
+        let (Some(blobs_offset), Ok(total)) = (
+            blobs_offset.filter(|&end| end <= bytes.len()),
             u32::try_from(bytes.len()),
         ) else {
             return refuse(format!(
-                "{rows} steps of {} bytes do not fit a chunk of {} bytes",
-                self.row_bytes,
+                "{rows} steps of {row_bytes} bytes do not fit a chunk of {} bytes",
                 bytes.len()
             ));
         };
+        let blob_columns = layout.blob_columns();
         let mut blobs = Vec::new();
-        if !self.blob_columns.is_empty() {
+        if !blob_columns.is_empty() {
             blobs.reserve_exact(rows as usize + 1);
         }
         // In 64 bits: 2^32 lengths of 2^32 bytes cannot overflow it.
-        let mut end = blobs_at as u64;
+        let mut end = blobs_offset as u64;
         let mut key = 0;
-        for (index, row) in (0..).zip(bytes[..blobs_at].chunks_exact(self.row_bytes)) {
-            if row[0] & !KNOWN_FLAGS != 0 {
-                return refuse(format!("step {index} has unknown flags {:#04x}", row[0]));
+        for (index, row) in (0..).zip(bytes[..blobs_offset].chunks_exact(row_bytes)) {
+            let row_flags = row[FLAGS_OFFSET];
+            if row_flags & !CHUNK_FLAGS != 0 {
+                return refuse(format!("step {index} has unknown flags {row_flags:#04x}"));
             }
-            let is_difference = row[0] & flags::DIFFERENCE != 0;
-            if is_difference && (index == 0 || self.blob_columns.is_empty()) {
+            let has_differences = row_flags & flags::DIFFERENCE != 0;
+            if has_differences && (index == 0 || blob_columns.is_empty()) {
                 return refuse(format!("step {index} is a difference and has no key row"));
             }
-            if self.blob_columns.is_empty() {
+            if blob_columns.is_empty() {
                 continue;
             }
-            if !is_difference {
+            if !has_differences {
                 key = index;
             }
             blobs.push(RowBlobs {
                 start: end.min(u64::from(total)) as u32,
                 key,
             });
-            let lengths = row[self.lengths_at..].as_chunks::<4>().0;
-            for (length, (name, raw)) in lengths.iter().zip(&self.blob_columns) {
-                let length = u32::from_le_bytes(*length);
-                let is_marked = length & difference::MARK != 0;
-                if is_marked && !is_difference {
+            for (length, &column) in layout.blob_lengths(row).zip(blob_columns) {
+                if length.is_difference() && !has_differences {
                     return refuse(format!(
-                        "step {index} has a difference for column {name:?}, and is a key row"
+                        "step {index} has a difference for column {:?}, and is a key row",
+                        layout.columns()[column].column.name
                     ));
                 }
-                let least = u32::from(!is_marked);
-                let length = length & !difference::MARK;
-                if length < least || length as usize > *raw {
+                let least = usize::from(!length.is_difference());
+                let most = layout.columns()[column].bytes;
+                if !(least..=most).contains(&length.bytes()) {
                     return refuse(format!(
-                        "step {index} has {length} bytes for column {name:?}; packed it takes {least} to {raw}"
+                        "step {index} has {} bytes for column {:?}; packed it takes {least} to {most}",
+                        length.bytes(),
+                        layout.columns()[column].column.name
                     ));
                 }
-                end += u64::from(length);
+                end += length.bytes() as u64;
             }
         }
         if end != u64::from(total) {
@@ -142,19 +111,17 @@ impl RowLayout {
                 "rows and blobs take {end} bytes, the chunk has {total}"
             ));
         }
-        if !self.blob_columns.is_empty() {
+        if !blob_columns.is_empty() {
             blobs.push(RowBlobs { start: total, key });
         }
         Ok(PackedRows {
             bytes,
             rows,
-            row_bytes: self.row_bytes,
+            row_bytes,
             blobs: blobs.into_boxed_slice(),
         })
     }
-}
 
-impl PackedRows {
     /// Number of rows.
     pub fn rows(&self) -> u32 {
         self.rows
@@ -180,13 +147,13 @@ impl PackedRows {
         start(rows.start)..start(rows.end)
     }
 
-    /// The row that blobs of `row` are differences to, where some are.
+    /// The key row of a row with differences.
     pub fn key_row(&self, row: u32) -> Option<u32> {
         let key = self.blobs.get(row as usize)?.key;
         (key != row).then_some(key)
     }
 
-    /// Asks for the cache lines that a read of the rows from `row` on begins with; any number is fine.
+    /// Prefetches the first cache lines of a read that begins at `row`, which may be beyond the last one.
     pub fn prefetch(&self, row: u32) {
         if let Some(first) = self.bytes.get(row as usize * self.row_bytes) {
             prefetch(first);
@@ -207,8 +174,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::row_layout::BlobLength;
     use crate::schema::flags::DIFFERENCE;
-    use crate::schema::{Column, Dtype};
+    use crate::schema::{Codec, Column, Dtype, TableConfig};
+
+    /// The length of a difference, as a row has it.
+    fn difference(bytes: usize) -> u32 {
+        u32::from_le_bytes(BlobLength::of_difference(bytes).to_le_bytes())
+    }
 
     fn config() -> TableConfig {
         let column = |name: &str, dtype, shape: &[u32], codec| Column {
@@ -254,7 +227,7 @@ mod tests {
     fn finds_rows_and_blobs() {
         let layout = RowLayout::of(&config());
         let bytes = chunk(&[row(1, [3, 1]), row(0, [10, 4]), row(2, [1, 2])], 21);
-        let packed = layout.check(3, bytes).unwrap();
+        let packed = PackedRows::check(&layout, 3, bytes).unwrap();
         assert_eq!(layout.row_bytes(), 11);
         assert_eq!(packed.row_slice(1..2), row(0, [10, 4]));
         let blobs = |r: Range<u32>| &packed.as_bytes()[packed.blob_range(r)];
@@ -267,9 +240,9 @@ mod tests {
     fn finds_key_rows() {
         let layout = RowLayout::of(&config());
         let flags = [0, DIFFERENCE, DIFFERENCE | 1, 0, 0, DIFFERENCE];
-        let length = |flag| if flag == 0 { 1 } else { difference::MARK };
+        let length = |flag| if flag == 0 { 1 } else { difference(0) };
         let rows = flags.map(|flag| row(flag, [length(flag), 1]));
-        let packed = layout.check(6, chunk(&rows, 9)).unwrap();
+        let packed = PackedRows::check(&layout, 6, chunk(&rows, 9)).unwrap();
         let keys: Vec<_> = (0..6).map(|row| packed.key_row(row)).collect();
         assert_eq!(keys, [None, Some(0), Some(0), None, None, Some(4)]);
         assert_eq!(packed.blob_range(1..2).len(), 1);
@@ -280,17 +253,19 @@ mod tests {
         };
         let layout = RowLayout::of(&TableConfig::new("t", vec![raw(Codec::None)], 9));
         assert_eq!(
-            layout.check(1, vec![0, 1, 2].into()).unwrap().key_row(0),
+            PackedRows::check(&layout, 1, vec![0, 1, 2].into())
+                .unwrap()
+                .key_row(0),
             None
         );
-        let difference = layout.check(2, vec![0, 1, 2, DIFFERENCE, 1, 2].into());
-        assert!(reason(difference).contains("no key row"));
+        let with_difference = PackedRows::check(&layout, 2, vec![0, 1, 2, DIFFERENCE, 1, 2].into());
+        assert!(reason(with_difference).contains("no key row"));
     }
 
     #[test]
     fn refuses_what_does_not_add_up() {
         let layout = RowLayout::of(&config());
-        let check = |rows, bytes| reason(layout.check(rows, bytes));
+        let check = |rows, bytes| reason(PackedRows::check(&layout, rows, bytes));
         assert!(check(0, Bytes::new()).contains("at least one"));
         assert!(check(2, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
         assert!(check(u32::MAX, chunk(&[row(0, [1, 1])], 2)).contains("do not fit"));
@@ -298,9 +273,9 @@ mod tests {
         assert!(check(1, chunk(&[row(DIFFERENCE, [1, 1])], 2)).contains("no key row"));
         let key = row(0, [1, 1]);
         let after = |lengths| check(2, chunk(&[key.clone(), row(DIFFERENCE, lengths)], 7));
-        assert!(after([difference::MARK, difference::MARK | 5]).contains("0 to 4"));
-        assert!(after([difference::MARK, 0]).contains("1 to 4"));
-        assert!(check(1, chunk(&[row(0, [1, difference::MARK])], 1)).contains("is a key row"));
+        assert!(after([difference(0), difference(5)]).contains("0 to 4"));
+        assert!(after([difference(0), 0]).contains("1 to 4"));
+        assert!(check(1, chunk(&[row(0, [1, difference(0)])], 1)).contains("is a key row"));
         assert!(check(1, chunk(&[row(0, [11, 1])], 12)).contains("column \"frame\""));
         assert!(check(1, chunk(&[row(0, [1, 5])], 6)).contains("column \"extra\""));
         assert!(check(1, chunk(&[row(0, [0, 1])], 1)).contains("0 bytes"));
@@ -315,7 +290,7 @@ mod tests {
             bytes in proptest::collection::vec(prop_oneof![4 => 0u8..3, 1 => Just(DIFFERENCE), 1 => any::<u8>()], 0..80),
         ) {
             let layout = RowLayout::of(&config());
-            if let Ok(packed) = layout.check(rows, bytes.clone().into()) {
+            if let Ok(packed) = PackedRows::check(&layout, rows, bytes.clone().into()) {
                 let ends: Vec<_> = (0..rows).map(|r| packed.blob_range(r..r + 1)).collect();
                 prop_assert_eq!(ends[0].start, rows as usize * layout.row_bytes());
                 prop_assert!(ends.windows(2).all(|w| w[0].end == w[1].start));

@@ -1,29 +1,26 @@
-//! What changed from one value to another of the same size, as runs of bytes.
+//! Differences: the bytes that changed from one value, the base, to another of the same size.
 //!
-//! Frames of one stream differ in few places: a ball, a paddle, a digit. A difference to a frame that is kept whole
-//! takes a fifth of an LZ4 block's bytes on Breakout, and half of its time to make and a quarter to apply (figures:
-//! `ARCHITECTURE.md`). A run is
+//! Frames of one stream differ in few places: a ball, a paddle, a digit. On Breakout a difference has a fifth of an LZ4
+//! block's bytes, is made in half the time and applied in a quarter of it (figures: `benchmarks/README.md`). It is a list
+//! of runs:
 //!
 //! ```text
-//!   skip     LEB128   bytes that are as in the base, from the end of the run before
-//!   count    LEB128   bytes that are not
+//!   skip     LEB128   bytes from the end of the last run that equal the base's
+//!   count    LEB128   bytes that differ
 //!   bytes    count
 //! ```
 //!
-//! and what comes after the last run is as in the base. Equal values have the empty difference.
+//! Bytes after the last run equal the base's. Equal values have the empty difference.
 
 use std::ops::Range;
 
-/// Set in the length of a blob that is a difference.
-pub const MARK: u32 = 1 << 31;
-
-/// Bytes compared at a time: a cache line, in four vector registers of any processor.
+/// Bytes compared at a time: a cache line.
 const BLOCK: usize = 64;
 
-/// Equal bytes between two runs that are cheaper to repeat than a run's two lengths.
+/// Most equal bytes between two runs that are joined: a run's two lengths take no less.
 const BRIDGE: usize = 2;
 
-/// Bytes that a short run is copied with, in one vector register instead of a loop.
+/// Bytes copied for a short run: one vector register in place of a loop.
 const SHORT: usize = 16;
 
 /// Writes the difference of `value` to `base` into `out`, and returns its length; `None` when it does not fit.
@@ -65,10 +62,10 @@ pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(runs.written)
 }
 
-/// Makes a value of its base, in place.
+/// Turns a base into the value, in place.
 ///
 /// # Errors
-/// Says what is wrong with a difference that reaches beyond the value, or ends within a run.
+/// The difference extends beyond the value, or ends within a run.
 pub fn apply(mut difference: &[u8], value: &mut [u8]) -> Result<(), &'static str> {
     const BEYOND: &str = "a difference reaches beyond its value";
     const CUT: &str = "a difference ends within a run";
@@ -80,7 +77,7 @@ pub fn apply(mut difference: &[u8], value: &mut [u8]) -> Result<(), &'static str
         let (_, from) = rest.split_at_mut_checked(skip).ok_or(BEYOND)?;
         let (run, left) = from.split_at_mut_checked(count).ok_or(BEYOND)?;
         if count < SHORT {
-            // Most runs are a few bytes: less than the call of a copy takes.
+            // Most runs are a few bytes, for which a call of `memcpy` takes longer.
             for (byte, changed) in run.iter_mut().zip(bytes) {
                 *byte = *changed;
             }
@@ -92,12 +89,12 @@ pub fn apply(mut difference: &[u8], value: &mut [u8]) -> Result<(), &'static str
     Ok(())
 }
 
-/// Runs on their way into a difference. The newest stays open: the next may be near enough to continue it.
+/// Runs of a difference that is being written. The newest run stays open, since the next may be near enough to join it.
 struct Runs<'a> {
     value: &'a [u8],
     out: &'a mut [u8],
     written: usize,
-    /// Where the last written run ends.
+    /// End of the last written run.
     covered: usize,
     open: Range<usize>,
 }
@@ -153,7 +150,7 @@ impl Runs<'_> {
     }
 }
 
-/// Whether any byte differs. Of this shape the compiler makes vector instructions; of `base != block` it does not.
+/// Whether any byte differs. The compiler vectorises this form, and not `base != block`.
 fn differ(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> bool {
     let mut any = [0; 16];
     for from in (0..BLOCK).step_by(16) {
@@ -164,7 +161,7 @@ fn differ(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> bool {
     u128::from_ne_bytes(any) != 0
 }
 
-/// One bit for each byte that differs, the first byte's lowest.
+/// A bit set for each byte that differs, the lowest for the first byte.
 fn changed_bytes(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> u64 {
     const LOW: u64 = u64::from_ne_bytes([0x7f; 8]);
     /// Gathers the lowest bits of eight bytes in the highest byte.
@@ -173,7 +170,7 @@ fn changed_bytes(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> u64 {
     let mut bits = 0;
     for at in 0..BLOCK / 8 {
         let change = word(base, at) ^ word(block, at);
-        // The highest bit of each byte that is not zero.
+        // Sets the highest bit of each byte that is not zero.
         let marks = (((change & LOW) + LOW) | change) & !LOW;
         bits |= ((marks >> 7).wrapping_mul(GATHER) >> 56) << (8 * at);
     }

@@ -1,44 +1,58 @@
-//! Prioritized replay, parameters and gradients as a service, in process or in the network.
+//! The replay memory: prioritized sampling, eviction, parameters and snapshots, in this process and without a network.
+//! `examples/fill_draw_update.rs` uses it as a library.
 //!
 //! # Layout
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`error`] | the one error enum and the codes that cross the wire |
-//! | [`schema`] | columns and the configuration of a table |
-//! | [`replay`] | requests, replies and the `Replay` trait |
+//! | | **interface** |
+//! | [`schema`] | columns, and the definition of a table |
+//! | [`replay`] | the `Replay` trait, its requests and replies |
+//! | [`error`] | the error enum, and the codes of the wire |
 //! | [`wait`] | deadlines and interrupts of blocking calls |
-//! | [`sync`] | atomics, from std or from loom |
-//! | [`sum_tree`] | lock-free prioritized draws and updates |
-//! | [`power`] | powers of many numbers |
-//! | [`priority_index`] | a sum tree for who keeps the items: indexes and priorities |
-//! | [`huge_pages`] | fewer page-table walks for large memory |
-//! | [`slab`] | chunks that can be pinned against eviction |
-//! | [`difference`] | what changed from one value to another |
-//! | [`chunk`] | the packed steps of one stream, checked at the door |
-//! | [`table`] | streams, items, eviction, draws of one table |
-//! | [`budget`] | the byte limit that tables, parameters and receive buffers share |
-//! | [`limiter`] | samples per insert |
-//! | [`parameters`] | the versioned parameter store |
-//! | [`memory`] | all tables and parameters of a process, and their byte limit |
-//! | [`snapshot`] | all tables in a file, and back |
-//! | [`local`] | the `Replay` of this process |
-//! | [`window`] | which windows a stream of steps completes, and their priorities at birth |
-//! | [`writer`] | packs steps into chunks and items |
-//! | [`view`] | arrays from drawn windows: `NStep`, `Sequence`, raw |
+//! | | **memory** |
+//! | [`memory`] | tables and parameters of a process |
+//! | [`local`] | `Replay` in this process |
+//! | [`table`] | one table: streams, items, sampling, eviction |
+//! | [`limiter`] | rate limiter: samples per insert |
+//! | [`budget`] | byte limit of tables, parameters and receive buffers |
+//! | [`parameters`] | versioned parameter store |
+//! | [`snapshot`] | tables to a file, and back |
+//! | | **lock-free parts** |
+//! | [`sum_tree`] | prioritized sampling and updates |
+//! | [`priority_index`] | a sum tree over indices, for items that are kept elsewhere |
+//! | [`slab`] | chunks, pinned against eviction |
+//! | [`sync`] | atomics of std, or of loom (feature `loom`) |
+//! | | **from steps to chunks** |
+//! | [`writer`] | steps to chunks and items |
+//! | [`episode_windows`] | complete windows of a stream, and their initial priorities |
+//! | [`codec`], [`difference`] | packing of a value: by itself, or as a difference |
+//! | [`row_layout`] | positions of the parts of a packed row |
+//! | [`chunk`] | packed rows of one stream, checked |
+//! | | **from windows to arrays** |
+//! | [`view_spec`] | definitions of the views `NStep`, `Sequence` and `Window` |
+//! | [`view`] | arrays of sampled windows |
+//! | [`importance`] | importance weights |
+//! | | **processor** |
+//! | [`power`] | powers of a batch |
+//! | [`memory_hints`] | prefetching, huge pages |
 
 pub mod budget;
 pub mod chunk;
+pub mod codec;
 pub mod difference;
+pub mod episode_windows;
 pub mod error;
-pub mod huge_pages;
+pub mod importance;
 pub mod limiter;
 pub mod local;
 pub mod memory;
+pub mod memory_hints;
 pub mod parameters;
 pub mod power;
 pub mod priority_index;
 pub mod replay;
+pub mod row_layout;
 pub mod schema;
 pub mod slab;
 pub mod snapshot;
@@ -46,8 +60,8 @@ pub mod sum_tree;
 pub mod sync;
 pub mod table;
 pub mod view;
+pub mod view_spec;
 pub mod wait;
-pub mod window;
 pub mod writer;
 
 pub use error::{Error, ErrorCode, Result};

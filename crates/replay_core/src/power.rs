@@ -1,14 +1,14 @@
-//! Powers of many numbers at once. The C library's `pow` takes them one by one, which for a batch of 512 priorities
-//! costs as much as finding their leaves.
+//! Powers of many numbers at once. The C library's `pow` computes them one by one, which costs as much for a batch of 512
+//! priorities as finding their leaves.
 //!
 //! x^y is 2^(y log2 x): the logarithm by the series of the inverse hyperbolic tangent, the exponential by Taylor's.
-//! Nothing branches, so the compiler makes vectors of it, and nothing is contracted to a fused multiply-add, so every
-//! processor computes the same bits.
+//! The code has no branch, so the compiler vectorises it, and no fused multiply-add, so every processor computes the same
+//! bits.
 
 use std::f64::consts::{LN_2, SQRT_2};
 
-/// Replaces each value, finite and not negative, by its power. The relative error is below 1e-13. A positive value
-/// stays above zero, and no result is infinite: both are cut to the nearest normal number. 0 stays 0.
+/// Replaces each value, finite and not negative, by its power, with a relative error below 1e-13. 0 stays 0. The power of
+/// a positive value is clamped to the positive normal numbers.
 pub fn raise(values: &mut [f64], exponent: f64) {
     if exponent == 1.0 {
         return;
@@ -65,7 +65,7 @@ const EXP2: [f64; 14] = {
     terms
 };
 
-/// Of a positive normal number.
+/// The base-2 logarithm of a positive normal number.
 #[inline(always)]
 fn log2(x: f64) -> f64 {
     // x = significand * 2^exponent; the sum wraps for no positive number.
@@ -78,7 +78,7 @@ fn log2(x: f64) -> f64 {
     exponent + s * polynomial(&LOG2, s * s)
 }
 
-/// Of any number but NaN; results that are not normal are cut to the nearest that is.
+/// 2 to the power of any number but NaN, clamped to the positive normal numbers.
 #[inline(always)]
 fn exp2(x: f64) -> f64 {
     let x = x.clamp(-1022.0, 1023.0);
@@ -88,7 +88,7 @@ fn exp2(x: f64) -> f64 {
     f64::from_bits(power.to_bits().wrapping_add(integer)).clamp(f64::MIN_POSITIVE, f64::MAX)
 }
 
-/// Even and odd terms apart: two chains of operations that do not wait for each other.
+/// A polynomial, with even and odd terms apart: two chains of operations that do not wait for each other.
 #[inline(always)]
 fn polynomial<const N: usize>(terms: &[f64; N], x: f64) -> f64 {
     const { assert!(N.is_multiple_of(2)) };
@@ -119,7 +119,7 @@ mod tests {
             let value = value.min(f64::MAX);
             let expected = value.powf(exponent).clamp(f64::MIN_POSITIVE, f64::MAX);
             let got = raised(value, exponent);
-            // Cut at other places: there the results are of one magnitude.
+            // Near the limits the two are clamped at different points.
             let relative = if (1e-300..1e300).contains(&expected) { 1e-13 } else { 3.0 };
             prop_assert!((got / expected - 1.0).abs() < relative, "{value}^{exponent}: {got}, not {expected}");
         }

@@ -1,15 +1,15 @@
-//! A sum tree for who keeps the items: priorities under indexes that never change hands.
+//! A sum tree over indexes, for programs that keep the items in another buffer. An index names the same entry for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update};
 use crate::table::Table;
-use crate::view::{Normalization, importance_weights};
 
-/// Priorities of the indexes below a capacity, to draw indexes by. All methods may be called from many threads.
+/// Draws indexes by priority. Threads may share one: every method may be called from any of them.
 #[derive(Debug)]
 pub struct PriorityIndex {
     tree: SumTree,
@@ -22,19 +22,19 @@ pub struct PriorityIndex {
 /// A drawn batch: one entry for each draw, in ascending order of the indexes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DrawnIndexes {
-    /// What was drawn.
+    /// The drawn indexes.
     pub index: Vec<i64>,
-    /// Its probability at the instant of the draw: above 0, at most 1.
+    /// Probabilities at the instant of the draw: above 0, at most 1.
     pub probability: Vec<f64>,
-    /// Its importance weight (N P(i))^-beta, divided by the batch's largest.
+    /// Importance weights (N P(i))^-beta, divided by the batch's largest.
     pub weight: Vec<f32>,
 }
 
-/// Every leaf is live from the start.
+/// The generation of every leaf: all are live from the start, and none is ever freed.
 const GENERATION: u32 = 1;
 
 impl PriorityIndex {
-    /// An index in which nothing has a priority yet. A seed makes draws repeatable where one thread draws and updates.
+    /// An index without priorities. A seed makes draws repeatable where one thread draws and updates.
     ///
     /// # Errors
     /// [`Error::Config`] for a capacity that is not 1 to 2^24, an exponent that is not 0 to 4, or a unit that is not
@@ -57,12 +57,12 @@ impl PriorityIndex {
         })
     }
 
-    /// Sets the priorities, before the exponent, of indexes; the last one of an index that stands twice counts. An
-    /// index with priority 0 is never drawn; with an exponent of 0 every index that was set has the same chance.
+    /// Sets the priorities of indexes, before the exponent. Of an index that appears twice the last priority counts. An
+    /// index with priority 0 is never drawn; with an exponent of 0 every index that was set has the same probability.
     ///
     /// # Errors
-    /// Nothing is changed with [`Error::Config`] (not as many priorities as indexes, or an index out of range) or
-    /// [`Error::Priority`] (a priority is NaN, infinite or negative).
+    /// [`Error::Config`] for more or fewer priorities than indexes, or an index out of range; [`Error::Priority`] for a
+    /// priority that is NaN, infinite or negative. Nothing is changed then.
     pub fn update(&self, indexes: &[i64], mut priorities: Vec<f64>) -> Result<()> {
         if indexes.len() != priorities.len() {
             return Err(Error::Config(format!(
@@ -99,18 +99,19 @@ impl PriorityIndex {
         Ok(())
     }
 
-    /// Draws `count` indexes, with replacement, one from each of `count` equal parts of the mass.
+    /// Draws `count` indexes with replacement, one from each of `count` equal parts of the sum of priorities.
     ///
     /// # Errors
     /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
     /// that is negative or not finite; [`Error::TooLarge`] for more than [`Table::MAX_DRAW`].
     pub fn draw(&self, count: u32, beta: f64) -> Result<DrawnIndexes> {
         Table::check_draw(count)?;
+        // Relaxed: each batch needs a number of its own, and nothing else is read by it.
         let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
         let mut index = Vec::with_capacity(count as usize);
         let mut probability = Vec::with_capacity(count as usize);
         let (mut targets, mut drawn) = (Vec::new(), Vec::new());
-        // More than one round when the mass goes while it is drawn.
+        // More than one round where updates take priorities away meanwhile.
         while index.len() < count as usize {
             strata.fill(count - index.len() as u32, &mut targets);
             let total = self.tree.draw_batch(&targets, &mut drawn) as f64;
@@ -120,7 +121,7 @@ impl PriorityIndex {
                 });
             }
             index.extend(drawn.iter().map(|leaf| i64::from(leaf.slot)));
-            // A leaf that rose while it was drawn may have more than the total.
+            // A leaf that was raised meanwhile may have more than the total.
             probability.extend(
                 drawn
                     .iter()
@@ -145,7 +146,7 @@ impl PriorityIndex {
         self.tree.live_with_mass()
     }
 
-    /// Whether there is nothing to draw.
+    /// Whether no index has a priority above zero.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -155,12 +156,12 @@ impl PriorityIndex {
         self.tree.from_units(self.tree.total())
     }
 
-    /// Indexes there are.
+    /// Number of indexes.
     pub fn capacity(&self) -> u32 {
         self.tree.capacity()
     }
 
-    /// Alpha.
+    /// Exponent on priorities (alpha).
     pub fn exponent(&self) -> f64 {
         self.exponent
     }

@@ -2,9 +2,13 @@
 //! with the same names in TOML, on the wire and in Python.
 
 use std::fmt;
+use std::str::FromStr;
 
+use half::f16;
+use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
+pub use crate::codec::Codec;
 use crate::error::{Error, Result};
 
 /// Element type of a column.
@@ -48,7 +52,33 @@ impl Dtype {
         }
     }
 
-    /// NumPy's name of it.
+    /// Reads one element, little endian, as the nearest float64.
+    ///
+    /// # Panics
+    /// When `element` has another size than [`Self::bytes`].
+    pub fn read(self, element: &[u8]) -> f64 {
+        macro_rules! read {
+            ($type:ty) => {
+                <$type>::from_le_bytes(element.try_into().expect("the size of the type"))
+            };
+        }
+        match self {
+            Dtype::Bool => f64::from(u8::from(element[0] != 0)),
+            Dtype::Uint8 => f64::from(read!(u8)),
+            Dtype::Int8 => f64::from(read!(i8)),
+            Dtype::Uint16 => f64::from(read!(u16)),
+            Dtype::Int16 => f64::from(read!(i16)),
+            Dtype::Uint32 => f64::from(read!(u32)),
+            Dtype::Int32 => f64::from(read!(i32)),
+            Dtype::Uint64 => read!(u64) as f64,
+            Dtype::Int64 => read!(i64) as f64,
+            Dtype::Float16 => read!(f16).to_f64(),
+            Dtype::Float32 => f64::from(read!(f32)),
+            Dtype::Float64 => read!(f64),
+        }
+    }
+
+    /// NumPy's name.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::Bool => "bool",
@@ -67,16 +97,6 @@ impl Dtype {
     }
 }
 
-/// How the values of a column are packed, step by step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Codec {
-    /// Raw, inside the row.
-    None,
-    /// A blob beside the row: an LZ4 block, or what changed since an earlier row of the chunk.
-    Lz4,
-}
-
 /// A named array that every step has one value of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
@@ -92,25 +112,61 @@ pub struct Column {
 }
 
 impl Column {
+    /// Bytes of a blob's length in a row.
+    pub const BLOB_LENGTH_BYTES: usize = 4;
+
     /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
     pub fn bytes(&self) -> usize {
         self.shape
             .iter()
             .fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
     }
+
+    /// Bytes of the column's part of a row: a value, or the length of its blob.
+    pub fn bytes_in_row(&self) -> usize {
+        if self.codec.makes_blobs() {
+            Self::BLOB_LENGTH_BYTES
+        } else {
+            self.bytes()
+        }
+    }
 }
 
-/// How items are chosen.
+/// How items are chosen. `Fifo` and what follows draw one item again and again, until it has been drawn
+/// `max_times_sampled` times or, without that, until another one comes first; its probability is 1. Among equal
+/// priorities the item that was inserted or updated the longest ago comes first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Sampler {
     /// With a probability in proportion to priority^exponent (Schaul et al., 2016).
     #[default]
     Prioritized,
     /// Each live item with the same probability.
     Uniform,
-    /// In the order of insertion; needs `max_times_sampled`.
+    /// The oldest one first; needs `max_times_sampled`.
     Fifo,
+    /// The newest one first.
+    Lifo,
+    /// The one with the highest priority first.
+    MaxHeap,
+    /// The one with the lowest priority first.
+    MinHeap,
+}
+
+/// The name that files and Python have for it.
+impl fmt::Display for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// The sampler of that name; the error lists all names.
+impl FromStr for Sampler {
+    type Err = serde::de::value::Error;
+
+    fn from_str(name: &str) -> std::result::Result<Self, Self::Err> {
+        Sampler::deserialize(name.into_deserializer())
+    }
 }
 
 /// The definition of a table.
@@ -305,16 +361,9 @@ impl TableConfig {
         Ok(())
     }
 
-    /// Bytes of one row: flags, raw columns and blob lengths.
+    /// Bytes of one row without its blobs: flags, raw columns and blob lengths.
     pub fn row_bytes(&self) -> usize {
-        1 + self
-            .columns
-            .iter()
-            .map(|c| match c.codec {
-                Codec::None => c.bytes(),
-                Codec::Lz4 => 4,
-            })
-            .sum::<usize>()
+        1 + self.columns.iter().map(Column::bytes_in_row).sum::<usize>()
     }
 
     /// The byte limit in force: `capacity_bytes`, or what `capacity` unpacked steps take, each a chunk.
@@ -327,7 +376,7 @@ impl TableConfig {
             .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
-    /// Says how `asked` differs from this definition, field by field; `None` when they agree.
+    /// The differences between this definition and `asked`, field by field; `None` when they agree.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         let mut out = Vec::new();
         let mut field = |name: &str, have: &dyn fmt::Debug, want: &dyn fmt::Debug| {
@@ -337,35 +386,13 @@ impl TableConfig {
             }
         };
         field("columns", &self.columns_text(), &asked.columns_text());
-        field("capacity", &self.capacity, &asked.capacity);
-        field(
-            "capacity_bytes",
-            &self.capacity_bytes,
-            &asked.capacity_bytes,
-        );
-        field("sampler", &self.sampler, &asked.sampler);
-        field(
-            "priority_exponent",
-            &self.priority_exponent,
-            &asked.priority_exponent,
-        );
-        field(
-            "priority_unit_log2",
-            &self.priority_unit_log2,
-            &asked.priority_unit_log2,
-        );
-        field(
-            "max_times_sampled",
-            &self.max_times_sampled,
-            &asked.max_times_sampled,
-        );
-        field("min_size", &self.min_size, &asked.min_size);
-        field(
-            "samples_per_insert",
-            &self.samples_per_insert,
-            &asked.samples_per_insert,
-        );
-        field("slack", &self.slack, &asked.slack);
+        macro_rules! compare {
+            ($($field:ident)+) => {
+                $(field(stringify!($field), &self.$field, &asked.$field);)+
+            };
+        }
+        compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
+        compare!(max_times_sampled min_size samples_per_insert slack);
         (!out.is_empty()).then(|| out.join("; "))
     }
 

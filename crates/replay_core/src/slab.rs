@@ -17,8 +17,9 @@
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 
+use crate::memory_hints::prefetch;
 use crate::sync::fault::{self, Fault};
-use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence, prefetch};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;

@@ -92,20 +92,6 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// Prefetches the cache lines of a value, so that the cache misses of several values overlap.
-#[inline(always)]
-pub fn prefetch<T: ?Sized>(value: &T) {
-    #[cfg(target_arch = "x86_64")]
-    for offset in (0..size_of_val(value)).step_by(64) {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let first = std::ptr::from_ref(value).cast::<i8>();
-        // SAFETY: a prefetch is a hint and does not access memory; every x86_64 has SSE.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(offset)) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = value;
-}
-
 pub mod fault {
     //! Mutations of the lock-free code, injected by loom models to show that the models find them. Without the feature `loom`
     //! they are compiled away.

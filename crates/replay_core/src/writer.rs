@@ -1,5 +1,5 @@
-//! The writer: steps of many streams in, pushes of packed chunks and complete items out. `step` checks what
-//! comes in, `pack` makes chunks of it; which items are complete says [`crate::window`].
+//! The writer: makes pushes of packed chunks and complete items from the steps of many streams. `step` checks the steps,
+//! `pack` packs them, and [`crate::episode_windows`] finds the complete items.
 
 mod pack;
 mod step;
@@ -8,23 +8,23 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
 use crate::schema::{TableConfig, flags};
-use crate::view::ViewSpec;
-use crate::window::StreamWindows;
+use crate::view_spec::ViewSpec;
 use pack::{OpenChunk, Packer};
 use step::{CheckedStep, StepChecker};
 
 pub use step::{FinalObservations, StepBatch, Values};
 
-/// Open chunks of this many bytes together are pushed, however few steps they have.
+/// Total bytes of the open chunks at which they are pushed, however few steps they have.
 const FULL_BYTES: usize = 4 << 20;
 
-/// How a writer works.
+/// Settings of a writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// For people: it stands in errors and logs.
+    /// Display name, in errors and logs.
     pub name: String,
     /// Steps of a stream in one chunk: the unit of pushing, storage and eviction; 1 to 65536.
     pub chunk_steps: u32,
@@ -39,16 +39,16 @@ impl Default for WriterOptions {
     }
 }
 
-/// What a writer has done.
+/// Counters of a writer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WriterCounters {
-    /// Steps taken, without final rows.
+    /// Appended steps, without final rows.
     pub steps: u64,
-    /// Final rows taken.
+    /// Appended final rows.
     pub final_rows: u64,
-    /// Items made.
+    /// Completed items.
     pub items: u64,
-    /// Windows dropped at a reset that no end announced.
+    /// Windows dropped at a reset without an end of the episode.
     pub dropped_by_reset: u64,
     /// Windows dropped because the final row of a truncated episode did not follow.
     pub dropped_without_final_row: u64,
@@ -56,18 +56,18 @@ pub struct WriterCounters {
 
 /// Packs the steps of some streams and pushes them to a table.
 ///
-/// [`Writer::append`] takes a step whole or not at all: after an error the same step may be appended again.
-/// Steps wait in open chunks until `chunk_steps` are there; the next append, a flush or the close pushes them.
-/// Dropping a writer drops what it has not pushed.
+/// [`Writer::append`] is atomic: after an error the same step may be appended again. Steps are kept in open chunks until
+/// there are `chunk_steps` of them; the next append, a flush or the close pushes them. Dropping a writer drops the steps
+/// that it has not pushed.
 pub struct Writer {
     channel: Box<dyn PushChannel>,
     checker: Arc<StepChecker>,
     packer: Packer,
     chunk_steps: u32,
-    windows: Vec<StreamWindows>,
+    windows: Vec<EpisodeWindows>,
     chunks: Vec<OpenChunk>,
     items: Vec<NewItem>,
-    /// A push that failed; it is tried again before anything else.
+    /// The push that failed last; it is retried before any other.
     unsent: Option<PushBody>,
     counters: WriterCounters,
     closed: bool,
@@ -77,8 +77,8 @@ impl Writer {
     /// Opens a writer of `table`, whose items have the windows of `view`.
     ///
     /// # Errors
-    /// Those of the replay, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range
-    /// or pushes that the table could not hold.
+    /// Errors of the replay and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range or pushes that
+    /// the table could not hold.
     pub fn open(
         replay: &dyn Replay,
         table: &str,
@@ -93,11 +93,11 @@ impl Writer {
         })
     }
 
-    /// A writer over a channel that `open_channel` opens, for the table of this definition.
+    /// A writer of the table with this definition, over the channel that `open_channel` opens.
     ///
     /// # Errors
-    /// Those of `open_channel`, of [`ViewSpec::validate`], and [`Error::Config`] for options out of range
-    /// or pushes that the table could not hold.
+    /// Errors of `open_channel` and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range or pushes
+    /// that the table could not hold.
     pub fn over_channel(
         config: Arc<TableConfig>,
         streams: u32,
@@ -130,7 +130,7 @@ impl Writer {
             checker: Arc::new(StepChecker::new(config, view, streams as usize)),
             chunk_steps: options.chunk_steps,
             windows: (0..streams)
-                .map(|stream| StreamWindows::new(stream, view))
+                .map(|stream| EpisodeWindows::new(stream, view))
                 .collect(),
             chunks: (0..streams).map(|_| OpenChunk::default()).collect(),
             items: Vec::new(),
@@ -140,12 +140,12 @@ impl Writer {
         })
     }
 
-    /// Takes one step of every stream. Pushes first where the open chunks are full, so this may wait.
+    /// Appends one step of every stream. Full open chunks are pushed first, which may block.
     ///
     /// # Errors
-    /// [`Error::Schema`] names a column, what is expected and what came; [`Error::Priority`] for a bad priority
-    /// or Q-value; [`Error::Closed`] after [`Writer::close`]; and those of the push. In each case the step was
-    /// not taken, and nothing taken before it is lost.
+    /// [`Error::Schema`] with the column, the expected and the given array; [`Error::Priority`] for a bad priority;
+    /// [`Error::Closed`] after [`Writer::close`]; and the push's errors. In each case the step is not appended, and no
+    /// earlier one is lost.
     pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
         self.check_open()?;
         let checker = Arc::clone(&self.checker);
@@ -157,10 +157,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Pushes what is there and returns when it is applied. Open windows stay open.
+    /// Pushes all steps and returns when they are applied. Open windows stay open.
     ///
     /// # Errors
-    /// Those of the push; nothing is lost, and the next call tries again.
+    /// The push's errors. No step is lost, and the next call retries.
     pub fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check_open()?;
         self.push(wait)?;
@@ -170,7 +170,7 @@ impl Writer {
     /// Flushes and closes the writer on the memory. Open windows never become items.
     ///
     /// # Errors
-    /// Those of the push; the writer then stays open.
+    /// The push's errors; the writer then stays open.
     pub fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
         if self.closed {
             return Ok(());
@@ -181,10 +181,10 @@ impl Writer {
         Ok(())
     }
 
-    /// What the writer has done so far.
+    /// The writer's counters.
     pub fn counters(&self) -> WriterCounters {
         let mut counters = self.counters;
-        for dropped in self.windows.iter().map(StreamWindows::dropped) {
+        for dropped in self.windows.iter().map(EpisodeWindows::dropped) {
             counters.dropped_by_reset += dropped.by_reset;
             counters.dropped_without_final_row += dropped.without_final_row;
         }
@@ -207,7 +207,7 @@ impl Writer {
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
-    /// Pushes the open chunks, after a push that failed before.
+    /// Pushes the open chunks, after retrying a push that failed.
     fn push(&mut self, wait: &Wait<'_>) -> Result<()> {
         loop {
             if self.unsent.is_none() {
@@ -221,7 +221,7 @@ impl Writer {
         }
     }
 
-    /// Makes a push of the open chunks and the items that they completed.
+    /// Makes a push of the open chunks and the items that they complete; `None` without steps.
     fn seal(&mut self) -> Option<PushBody> {
         let mut payload = Vec::with_capacity(self.chunks.iter().map(OpenChunk::bytes).sum());
         let mut heads = Vec::with_capacity(self.chunks.len());
@@ -269,7 +269,7 @@ impl Writer {
     }
 }
 
-/// Checks that the table takes a push of full chunks, which carries one of each stream.
+/// Checks that the table can hold a push of one full chunk of each stream.
 fn check_pushes_fit(config: &TableConfig, streams: u32, chunk_steps: u32) -> Result<()> {
     let refuse = |pushed: String, held: String| {
         Err(Error::Config(format!(
@@ -279,12 +279,12 @@ fn check_pushes_fit(config: &TableConfig, streams: u32, chunk_steps: u32) -> Res
         )))
     };
     let streams = u64::from(streams);
-    // A step may add a final row to a chunk that is almost full.
+    // A step may add a final row to an almost full chunk.
     let rows = streams * (u64::from(chunk_steps) + 1);
     if rows > config.capacity {
         return refuse(format!("up to {rows} steps"), config.capacity.to_string());
     }
-    // Blobs come on top, but nobody knows how small they will be.
+    // Without blobs, whose sizes are not known yet.
     let step = streams.saturating_mul(config.row_bytes() as u64);
     let bytes = step
         .saturating_mul(u64::from(chunk_steps))

@@ -87,7 +87,7 @@ fn push(step: u64) -> Push {
 #[test]
 fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
     const STEPS: u64 = 1 << 14;
-    for sampler in [Sampler::Prioritized, Sampler::Fifo] {
+    for sampler in [Sampler::Prioritized, Sampler::Fifo, Sampler::MaxHeap] {
         let config = TableConfig {
             sampler,
             max_times_sampled: 1,

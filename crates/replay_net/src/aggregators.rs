@@ -1,7 +1,5 @@
-//! The aggregators of a server: which of them sums which job, and the server above, where a job's sums go on.
-//!
-//! A job is one aggregator's alone, so its sums are as exact as with one. The connection to the parent is a job's own: a thread joins there,
-//! then watches it for as long as the job is here.
+//! Aggregators of a server: each job belongs to one of them, so that its sums are as exact as with a single aggregator. A server with a parent
+//! joins it once for each job, over a connection of that job's own, which a thread watches for as long as the job exists.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,172 +12,181 @@ use event_listener::{Event, EventListener};
 use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
-use crate::client::gradients::take_place;
-use gradients::gathering::Gathering;
-use gradients::plane::Plane;
-use gradients::terms::{self, Terms};
-use gradients::worker::Failure;
-use gradients::{Counters, JoinJob, Limits, Ticket, Upstream};
+use crate::client::gradients::join_job;
+use gradients::gathering::PendingRacks;
+use gradients::plane::AggregatorTransport;
+use gradients::terms::{self, JobSettings};
+use gradients::{AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator, Ticket};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
 /// The server above this one.
-pub struct Parent {
-    /// How it is reached.
+pub struct ParentServer {
+    /// How to connect to it.
     pub dialer: Dialer,
-    /// This server's number there.
+    /// Number of this server at the parent.
     pub rack: u16,
-    /// How many servers there are below it.
+    /// Number of servers below the parent.
     pub racks: u16,
 }
 
-/// What a request to join came to.
-pub enum Joined {
-    /// A place, at the aggregator of this address.
-    Place(SocketAddr, Ticket),
-    /// The parent has not answered yet, or other racks have not come: ask again when something has [`changed`](Aggregators::changed).
-    Waits {
-        /// Who is waited for.
+/// Result of a request to join.
+pub enum JoinOutcome {
+    /// A ticket for the aggregator at this address.
+    Joined(SocketAddr, Ticket),
+    /// The parent has not answered yet, or other racks are missing: ask again when [`Aggregators::changed`] says so.
+    Pending {
+        /// Display name of the missing servers.
         waited_for: String,
     },
 }
 
 /// All aggregators of a server. Dropped, they end.
-pub struct Aggregators(Arc<Shared>);
+pub struct Aggregators(Arc<Inner>);
 
-struct Shared {
-    aggregators: Vec<Plane>,
-    limits: Limits,
-    parent: Option<Parent>,
-    ways: Mutex<Ways>,
+struct Inner {
+    aggregators: Vec<Box<dyn AggregatorTransport>>,
+    limits: AggregatorLimits,
+    parent: Option<ParentServer>,
+    joins: Mutex<PendingJoins>,
     changed: Event,
 }
 
-/// What there is of the way up, by the job's name.
+/// Sessions at the parent, and racks that wait for each other, by the name of the job.
 #[derive(Default)]
-struct Ways {
-    lifts: HashMap<String, Lift>,
-    gatherings: HashMap<String, Gathering>,
+struct PendingJoins {
+    sessions: HashMap<String, ParentSession>,
+    racks: HashMap<String, PendingRacks>,
 }
 
-impl Ways {
-    /// Jobs beside `job` that have not been made yet.
-    fn pending(&self, job: &str) -> usize {
-        let lifts = self.lifts.iter();
-        let lifts = lifts.filter(|(_, lift)| !matches!(lift.state, LiftState::Used));
-        let gatherings = self.gatherings.keys();
-        let gatherings = gatherings.filter(|name| !self.lifts.contains_key(*name));
-        let names = lifts.map(|(name, _)| name).chain(gatherings);
+impl PendingJoins {
+    /// Number of jobs, other than `job`, that are not created yet.
+    fn count_without(&self, job: &str) -> usize {
+        let sessions = self.sessions.iter();
+        let sessions =
+            sessions.filter(|(_, session)| !matches!(session.state, SessionState::InUse));
+        let racks = self.racks.keys();
+        let racks = racks.filter(|name| !self.sessions.contains_key(*name));
+        let names = sessions.map(|(name, _)| name).chain(racks);
         names.filter(|name| *name != job).count()
     }
 }
 
-/// A job's connection to the parent, and the thread that has it.
-struct Lift {
-    state: LiftState,
-    begun: Instant,
-    terms: Terms,
+/// A job's connection to the parent, and the thread that holds it.
+struct ParentSession {
+    state: SessionState,
+    started: Instant,
+    settings: JobSettings,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-enum LiftState {
+/// Progress of a session at the parent.
+enum SessionState {
     Joining,
-    /// The job can be made.
-    Joined(Upstream),
-    /// The job was made.
-    Used,
-    Failed(Failure),
+    /// The job can be created.
+    Joined(ParentAggregator),
+    /// The job was created.
+    InUse,
+    Failed(gradients::Error),
 }
 
-impl Drop for Lift {
+impl Drop for ParentSession {
     fn drop(&mut self) {
-        // Pairs with the loads in `hold`; nothing else is published with it. The thread looks about ten times a second, and is
-        // waited for at the server's end alone.
+        // Pairs with the loads in `hold_session`. Relaxed: the flag carries no data. The thread checks it about ten times a second, and is
+        // joined only when the server ends.
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
 impl Aggregators {
-    /// Those that run, of which there is at least one.
-    pub fn new(aggregators: Vec<Plane>, limits: Limits, parent: Option<Parent>) -> Self {
-        Aggregators(Arc::new(Shared {
+    /// The aggregators of a server, at least one.
+    pub fn new(
+        aggregators: Vec<Box<dyn AggregatorTransport>>,
+        limits: AggregatorLimits,
+        parent: Option<ParentServer>,
+    ) -> Self {
+        Aggregators(Arc::new(Inner {
             aggregators,
             limits,
             parent,
-            ways: Mutex::default(),
+            joins: Mutex::default(),
             changed: Event::new(),
         }))
     }
 
-    /// Where the first one is.
+    /// Address of the first aggregator.
     pub fn address(&self) -> SocketAddr {
         self.0.aggregators[0].address()
     }
 
-    /// Takes a worker into a job; or, with `below`, a server that has sums of so many.
+    /// Adds a worker to a job, or a rack with `below` workers.
     ///
     /// # Errors
-    /// Those of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] where the parent refuses.
-    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Joined> {
+    /// Those of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
+    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<JoinOutcome> {
         terms::check(request)?;
-        let asked = request;
+        let requested = request;
         let mut request = request.clone();
         if below.is_some() {
-            // Where one of its workers is missing, the server below knows it, and speaks first.
+            // Longer than the rack waits for its workers: see `job::deadline`.
             request.deadline = request.deadline * 9 / 8;
         }
-        let mut ways = self.0.ways();
-        self.0.prune(&mut ways);
-        let aggregator = self.0.aggregator_for(&request.job, &ways)?;
-        let mut upstream = None;
-        if let Some(parent) = &self.0.parent
+        let mut joins = self.0.joins();
+        self.0.prune(&mut joins);
+        let aggregator = self.0.aggregator_for(&request.job, &joins)?;
+        let mut parent = None;
+        if let Some(server) = &self.0.parent
             && !aggregator.has(&request.job)
         {
             let here = match below {
                 None => request.workers.into(),
-                Some(below) => match self.0.gather(&mut ways, &request, below)? {
+                Some(below) => match self.0.count_racks(&mut joins, &request, below)? {
                     Ok(here) => here,
-                    Err(waited_for) => return Ok(Joined::Waits { waited_for }),
+                    Err(waited_for) => return Ok(JoinOutcome::Pending { waited_for }),
                 },
             };
             if here != request.world {
-                let terms = Terms::of(&request, below.is_some());
-                match self.0.lift(&mut ways.lifts, parent, asked, terms, here)? {
-                    Ok(joined) => upstream = Some(joined),
-                    Err(waited_for) => return Ok(Joined::Waits { waited_for }),
+                let settings = JobSettings::of(&request, below.is_some());
+                let sessions = &mut joins.sessions;
+                match self
+                    .0
+                    .join_parent(sessions, server, requested, settings, here)?
+                {
+                    Ok(joined) => parent = Some(joined),
+                    Err(waited_for) => return Ok(JoinOutcome::Pending { waited_for }),
                 }
             }
         }
-        let goes_up = upstream.is_some();
+        let has_parent = parent.is_some();
         let ticket = match below {
-            None => aggregator.join(&request, upstream)?,
-            Some(below) => aggregator.join_rack(&request, below, upstream)?,
+            None => aggregator.join(&request, parent)?,
+            Some(below) => aggregator.join_rack(&request, below, parent)?,
         };
-        ways.gatherings.remove(&request.job);
-        if goes_up && let Some(lift) = ways.lifts.get_mut(&request.job) {
-            lift.state = LiftState::Used;
+        joins.racks.remove(&request.job);
+        if has_parent && let Some(session) = joins.sessions.get_mut(&request.job) {
+            session.state = SessionState::InUse;
         }
-        Ok(Joined::Place(aggregator.address(), ticket))
+        Ok(JoinOutcome::Joined(aggregator.address(), ticket))
     }
 
-    /// The connection has ended of the worker that was given a place at the aggregator of this address.
-    pub fn leave(&self, at: SocketAddr, session: u32) {
+    /// Removes a member of the aggregator at `address`, whose connection has ended.
+    pub fn leave(&self, address: SocketAddr, session: u32) {
         let mut aggregators = self.0.aggregators.iter();
-        if let Some(aggregator) = aggregators.find(|one| one.address() == at) {
+        if let Some(aggregator) = aggregators.find(|one| one.address() == address) {
             aggregator.leave(session);
         }
-        self.0.prune(&mut self.0.ways());
+        self.0.prune(&mut self.0.joins());
     }
 
-    /// Hears when the parent has answered.
+    /// Listens for an answer of the parent, or the last missing rack.
     pub fn changed(&self) -> EventListener {
         self.0.changed.listen()
     }
 
     /// Counters and jobs, as one JSON object.
     pub fn stats(&self) -> Value {
-        let mut total = Counters::default();
+        let mut total = AggregatorCounters::default();
         let mut jobs = serde_json::Map::new();
         for aggregator in &self.0.aggregators {
             total += aggregator.counters();
@@ -188,8 +195,8 @@ impl Aggregators {
             }
         }
         let mut stats = json!(total);
-        if let Some(frames) = self.0.aggregators.first().and_then(Plane::frames) {
-            stats["frames"] = frames;
+        if let Some(frames) = self.0.aggregators.first().and_then(|one| one.frames()) {
+            stats["frames"] = json!(frames);
         }
         stats["address"] = json!(self.address().to_string());
         stats["threads"] = json!(self.0.aggregators.len());
@@ -201,10 +208,11 @@ impl Aggregators {
 
 impl Drop for Aggregators {
     fn drop(&mut self) {
-        let lifts = std::mem::take(&mut *self.0.ways()).lifts;
-        let threads = lifts
+        let sessions = std::mem::take(&mut *self.0.joins()).sessions;
+        let threads = sessions
             .into_values()
-            .filter_map(|mut lift| lift.thread.take());
+            .filter_map(|mut session| session.thread.take());
+        // Collected first, so that all sessions are dropped, and all threads stop, before the first one is joined.
         for thread in threads.collect::<Vec<_>>() {
             if thread.join().is_err() {
                 tracing::error!("a thread of the parent's connection panicked");
@@ -213,23 +221,23 @@ impl Drop for Aggregators {
     }
 }
 
-impl Shared {
-    /// A panic while it was held has left whole entries: each is changed by one assignment.
-    fn ways(&self) -> MutexGuard<'_, Ways> {
-        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
+impl Inner {
+    /// A panic leaves whole entries: each is changed by one assignment.
+    fn joins(&self) -> MutexGuard<'_, PendingJoins> {
+        self.joins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The aggregator that has the job, or the one with the fewest.
-    fn aggregator_for(&self, job: &str, ways: &Ways) -> Result<&Plane> {
+    /// The aggregator that has the job, or the one with the fewest jobs.
+    fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
         if let Some(found) = self.aggregators.iter().find(|one| one.has(job)) {
-            return Ok(found);
+            return Ok(&**found);
         }
         let counts: Vec<usize> = self
             .aggregators
             .iter()
             .map(|one| one.jobs().len())
             .collect();
-        let jobs = counts.iter().sum::<usize>() + ways.pending(job);
+        let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
         if jobs >= self.limits.jobs {
             return Err(Error::TooLarge {
                 what: "the number of gradient jobs",
@@ -243,41 +251,43 @@ impl Shared {
             .zip(&self.aggregators)
             .min_by_key(|(jobs, _)| **jobs);
         fewest
-            .map(|(_, one)| one)
+            .map(|(_, one)| &**one)
             .ok_or_else(|| Error::Internal("a server sums gradients without a thread".into()))
     }
 
-    /// Lets go of connections whose job has ended, or was never made.
-    fn prune(&self, ways: &mut Ways) {
-        ways.gatherings
-            .retain(|_, gathering| !gathering.is_over(Instant::now()));
-        ways.lifts.retain(|job, lift| match lift.state {
-            LiftState::Joining => true,
-            LiftState::Joined(_) | LiftState::Failed(_) => {
-                lift.begun.elapsed() < lift.terms.deadline
+    /// Drops sessions and racks whose job has ended, or was not created in time.
+    fn prune(&self, joins: &mut PendingJoins) {
+        joins
+            .racks
+            .retain(|_, racks| !racks.is_expired(Instant::now()));
+        joins.sessions.retain(|job, session| match session.state {
+            SessionState::Joining => true,
+            SessionState::Joined(_) | SessionState::Failed(_) => {
+                session.started.elapsed() < session.settings.deadline
             }
-            LiftState::Used => self.aggregators.iter().any(|one| one.has(job)),
+            SessionState::InUse => self.aggregators.iter().any(|one| one.has(job)),
         });
     }
 
-    /// How many workers there are below this server; who is waited for where not all racks have said it.
-    fn gather(
+    /// Workers of all racks of a job; the inner `Err` names the racks that are missing.
+    fn count_racks(
         &self,
-        ways: &mut Ways,
+        joins: &mut PendingJoins,
         request: &JoinJob,
         below: u32,
     ) -> Result<std::result::Result<u32, String>> {
-        let terms = Terms::of(request, true);
+        let settings = JobSettings::of(request, true);
         let name = &request.job;
-        ways.gatherings
-            .retain(|of, gathering| of != name || !gathering.is_of_another(&terms));
-        let fresh = || Gathering::new(terms, Instant::now());
-        let gathering = ways.gatherings.entry(name.clone()).or_insert_with(fresh);
-        let added = gathering.add(request, &terms, below);
-        let total = gathering.total();
+        joins
+            .racks
+            .retain(|of, racks| of != name || !racks.is_superseded_by(&settings));
+        let new = || PendingRacks::new(settings, Instant::now());
+        let racks = joins.racks.entry(name.clone()).or_insert_with(new);
+        let added = racks.add(request, &settings, below);
+        let total = racks.total();
         let is_new = added.inspect_err(|_| {
-            // Whoever is still there comes to another one.
-            ways.gatherings.remove(name);
+            // Racks that still wait begin anew.
+            joins.racks.remove(name);
             self.changed.notify(usize::MAX);
         })?;
         Ok(match total {
@@ -290,7 +300,7 @@ impl Shared {
             }
             Ok(total) => {
                 if is_new {
-                    // The others ask again.
+                    // The other racks ask again.
                     self.changed.notify(usize::MAX);
                 }
                 Ok(total)
@@ -303,41 +313,43 @@ impl Shared {
         })
     }
 
-    /// The way up for a job that is about to be made; who is waited for where there is none yet.
-    fn lift(
+    /// The parent of a job that is about to be created; the inner `Err` names the parent while it has not answered.
+    fn join_parent(
         self: &Arc<Self>,
-        lifts: &mut HashMap<String, Lift>,
-        parent: &Parent,
+        sessions: &mut HashMap<String, ParentSession>,
+        parent: &ParentServer,
         request: &JoinJob,
-        terms: Terms,
+        settings: JobSettings,
         below: u32,
-    ) -> Result<std::result::Result<Upstream, String>> {
+    ) -> Result<std::result::Result<ParentAggregator, String>> {
         let waits = || format!("the parent at {} has not answered", parent.dialer.address);
-        let Some(lift) = lifts.get(&request.job) else {
-            let lift = self.clone().begin_lift(parent, request, terms, below)?;
-            lifts.insert(request.job.clone(), lift);
+        let Some(session) = sessions.get(&request.job) else {
+            let session = self
+                .clone()
+                .start_session(parent, request, settings, below)?;
+            sessions.insert(request.job.clone(), session);
             return Ok(Err(waits()));
         };
-        lift.terms.admit(request, &terms)?;
-        match &lift.state {
-            LiftState::Joining | LiftState::Used => Ok(Err(waits())),
-            LiftState::Joined(upstream) => Ok(Ok(upstream.clone())),
-            LiftState::Failed(failure) => {
+        session.settings.check_same(request, &settings)?;
+        match &session.state {
+            SessionState::Joining | SessionState::InUse => Ok(Err(waits())),
+            SessionState::Joined(parent) => Ok(Ok(parent.clone())),
+            SessionState::Failed(failure) => {
                 let failure = failure.clone();
-                lifts.remove(&request.job);
+                sessions.remove(&request.job);
                 Err(failure.into())
             }
         }
     }
 
-    fn begin_lift(
+    fn start_session(
         self: Arc<Self>,
-        parent: &Parent,
+        parent: &ParentServer,
         request: &JoinJob,
-        terms: Terms,
+        settings: JobSettings,
         below: u32,
-    ) -> Result<Lift> {
-        let up = JoinJob {
+    ) -> Result<ParentSession> {
+        let request = JoinJob {
             worker: parent.rack,
             workers: parent.racks,
             name: format!("the aggregator at {}", self.aggregators[0].address()),
@@ -348,48 +360,45 @@ impl Shared {
             .name("innet-parent".into())
             .spawn({
                 let stop = stop.clone();
-                move || self.hold(&up, below, &stop)
+                move || self.hold_session(&request, below, &stop)
             })
             .map_err(|source| Error::Io {
                 what: "cannot start a thread for the parent's connection".into(),
                 source,
             })?;
-        Ok(Lift {
-            state: LiftState::Joining,
-            begun: Instant::now(),
-            terms,
+        Ok(ParentSession {
+            state: SessionState::Joining,
+            started: Instant::now(),
+            settings,
             stop,
             thread: Some(thread),
         })
     }
 
-    /// Joins the parent, and keeps the connection until the job is over or the parent goes.
-    fn hold(&self, request: &JoinJob, below: u32, stop: &Arc<AtomicBool>) {
+    /// Joins the parent, and keeps the connection until the job is over or the connection ends.
+    fn hold_session(&self, request: &JoinJob, below: u32, stop: &Arc<AtomicBool>) {
         let Some(parent) = &self.parent else { return };
-        // Pairs with the store in `Lift::drop`.
+        // Pairs with the store in `ParentSession::drop`. Relaxed: the flag carries no data.
         let stopped = || stop.load(Ordering::Relaxed);
         let until = Instant::now() + request.deadline;
         let wait = Wait {
             deadline: Some(until),
             interrupted: &stopped,
         };
-        let joined = take_place(&parent.dialer, request, Some(below), until, &wait);
-        let (state, connection) = match joined {
-            Ok(place) => {
-                let upstream = Upstream::new(place.aggregator, &place.ticket, below);
-                let kept = (upstream.session, place.connection);
-                (LiftState::Joined(upstream), Some(kept))
-            }
+        let refused = |reason: String| {
+            let address = &parent.dialer.address;
+            gradients::Error::Refused(format!("the parent at {address}: {reason}"))
+        };
+        let mut joined = match join_job(&parent.dialer, request, Some(below), until, &wait) {
+            Ok(joined) => joined,
             Err(error) => {
-                let reason = format!("the parent at {}: {error}", parent.dialer.address);
-                (LiftState::Failed(Failure::Refused(reason)), None)
+                let failed = SessionState::Failed(refused(error.to_string()));
+                return self.set_state(&request.job, stop, failed);
             }
         };
-        self.come_to(&request.job, stop, state);
-        let Some((session, mut connection)) = connection else {
-            return;
-        };
-        let reason = watch(&mut connection, &stopped);
+        let aggregator = ParentAggregator::new(joined.aggregator, &joined.ticket, below);
+        self.set_state(&request.job, stop, SessionState::Joined(aggregator));
+        let reason = watch(&mut joined.connection, &stopped);
         if stopped() {
             return;
         }
@@ -400,31 +409,30 @@ impl Shared {
         );
         let mut aggregators = self.aggregators.iter();
         if let Some(aggregator) = aggregators.find(|one| one.has(&request.job)) {
-            aggregator.lose_parent(session);
+            aggregator.lose_parent(joined.ticket.session);
         }
-        let gone = Failure::Refused(format!("the parent at {}: {reason}", parent.dialer.address));
-        self.come_to(&request.job, stop, LiftState::Failed(gone));
+        self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
     }
 
-    /// Changes the state of a lift, if it is still the one that `stop` stops.
-    fn come_to(&self, job: &str, stop: &Arc<AtomicBool>, state: LiftState) {
-        let mut ways = self.ways();
-        let lifts = &mut ways.lifts;
-        if let Some(lift) = lifts.get_mut(job)
-            && Arc::ptr_eq(&lift.stop, stop)
+    /// Sets the state of a session, if it is still the one with this `stop`.
+    fn set_state(&self, job: &str, stop: &Arc<AtomicBool>, state: SessionState) {
+        let mut joins = self.joins();
+        let sessions = &mut joins.sessions;
+        if let Some(session) = sessions.get_mut(job)
+            && Arc::ptr_eq(&session.stop, stop)
         {
-            match lift.state {
-                // A job that was made and has lost its parent is begun anew by whoever joins next.
-                LiftState::Used => drop(lifts.remove(job)),
-                _ => lift.state = state,
+            match session.state {
+                // The job has lost its parent: the next worker that joins creates another one.
+                SessionState::InUse => drop(sessions.remove(job)),
+                _ => session.state = state,
             }
         }
-        drop(ways);
+        drop(joins);
         self.changed.notify(usize::MAX);
     }
 }
 
-/// Waits until the connection ends, and says how.
+/// Waits for the end of a connection, and returns its reason.
 fn watch(connection: &mut Connection, stopped: &(dyn Fn() -> bool + Sync)) -> String {
     let wait = Wait {
         deadline: None,
@@ -432,7 +440,10 @@ fn watch(connection: &mut Connection, stopped: &(dyn Fn() -> bool + Sync)) -> St
     };
     let late = || Error::Interrupted;
     match connection.run(&wait, None, late, |link| link.reply()) {
-        Ok(reply) => format!("an answer to no question ({})", reply.body.name()),
+        Ok(reply) => format!(
+            "it sent {} without a request; install the same release on both servers",
+            reply.body.name()
+        ),
         Err(error) => error.to_string(),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use event_listener::EventListener;
 use serde_json::{Value, json};
 
-use crate::aggregators::{Aggregators, Joined};
+use crate::aggregators::{Aggregators, JoinOutcome};
 use crate::receive::ReceiveBudgets;
 use gradients::JoinJob;
 use replay_core::error::{Error, Result};
@@ -235,10 +235,10 @@ impl Service {
 
     fn join_gradients(&self, job: &JoinJob, below: Option<u32>) -> Result<Outcome> {
         Ok(match self.aggregators()?.join(job, below)? {
-            Joined::Place(address, ticket) => {
+            JoinOutcome::Joined(address, ticket) => {
                 Outcome::Ready(ReplyBody::Gradients(GradientsJoined { address, ticket }))
             }
-            Joined::Waits { waited_for } => Outcome::Blocked {
+            JoinOutcome::Pending { waited_for } => Outcome::Blocked {
                 by: BlockedBy::Parent,
                 waited_for,
             },

@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use gradients::Failure;
 use replay_core::error::{Error, ErrorCode};
 
 /// The exception class for a code.
@@ -38,14 +37,14 @@ fn class_name(code: ErrorCode) -> &'static str {
     }
 }
 
-/// The exception class for a sum of gradients that came to nothing.
-fn gradient_class_name(failure: &Failure) -> &'static str {
+/// The exception class for a failed sum of gradients.
+fn gradient_class_name(failure: &gradients::Error) -> &'static str {
     match failure {
-        Failure::Missing { .. } => "MissingWorkerError",
-        Failure::Silent { .. } => "SilentAggregatorError",
-        Failure::Halted(_) => "HaltedError",
-        Failure::Reset(_) => "ResetError",
-        Failure::Behind { .. } => "BehindError",
+        gradients::Error::Missing { .. } => "MissingWorkerError",
+        gradients::Error::Silent { .. } => "SilentAggregatorError",
+        gradients::Error::Halted(_) => "HaltedError",
+        gradients::Error::Reset(_) => "ResetError",
+        gradients::Error::Behind { .. } => "BehindError",
         _ => "GradientError",
     }
 }
@@ -65,10 +64,12 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 
 /// The exception for an error of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
-    if let Some(failure) = Failure::of(&error) {
+    if let Some(failure) = gradients::Error::of(&error) {
         let raised = raise(py, gradient_class_name(failure), failure.to_string());
         return match failure {
-            Failure::Missing { workers, .. } => with(py, raised, "missing", workers.clone()),
+            gradients::Error::Missing { workers, .. } => {
+                with(py, raised, "missing", workers.clone())
+            }
             _ => raised,
         };
     }

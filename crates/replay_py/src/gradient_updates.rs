@@ -1,4 +1,4 @@
-//! `GradientUpdates`: a place in an asynchronous gradient job, over the connection of a `Replay`.
+//! `GradientUpdates`: membership in an asynchronous gradient job, over a connection of its own.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::context::context_manager;
 use crate::handle::Handle;
 use crate::{array, error, wait};
 
-/// A worker of an asynchronous gradient job: hands over gradients and takes the same means as every other worker.
+/// A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 #[pyclass(name = "GradientUpdates", module = "innet_drl", frozen)]
 pub struct PyGradientUpdates {
     updates: Handle<Arc<GradientUpdates>>,
@@ -45,13 +45,13 @@ context_manager!(PyGradientUpdates, |updates, py, _failed| updates.leave(py));
 
 #[pymethods]
 impl PyGradientUpdates {
-    /// The update that was taken last, or restarted from.
+    /// Last update taken, or restarted from.
     #[getter]
     fn index(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.updates.get(py)?.index())
     }
 
-    /// Contributes a gradient of the weights of update `index`; `False` while the one before is on its way.
+    /// Contributes a gradient of the weights of update `index`; `False` while the worker is busy with the previous one.
     fn offer(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>, index: u64) -> PyResult<bool> {
         let updates = self.updates.get(py)?;
         let mut gradient = array::floats_to_change(gradient)?;
@@ -60,7 +60,7 @@ impl PyGradientUpdates {
             .map_err(|error| error::to_python(py, error))
     }
 
-    /// Copies the mean of the next update into `mean`, if it is there, and returns that update's number.
+    /// Copies the mean of the next update into `mean` and returns that update's number; `None` while it is not complete.
     fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let updates = self.updates.get(py)?;
         let mut mean = array::floats_to_change(mean)?;
@@ -69,7 +69,7 @@ impl PyGradientUpdates {
             .map_err(|error| error::to_python(py, error))
     }
 
-    /// Waits until there is a mean to take, or room for a gradient; `False` where the deadline came first.
+    /// Waits for a mean to take or, with `for_room`, for room for a gradient. `False` if neither came before the deadline.
     #[pyo3(signature = (deadline = None, *, for_room = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_room: bool) -> PyResult<bool> {
         let updates = self.updates.get(py)?;
@@ -77,23 +77,23 @@ impl PyGradientUpdates {
         wait::blocking(py, deadline, |wait| updates.wait(for_room, wait))
     }
 
-    /// Goes on from the weights of update `index`.
+    /// Continues from the weights of update `index`.
     fn restart(&self, py: Python<'_>, index: u64) -> PyResult<()> {
         self.updates.get(py)?.restart(index);
         Ok(())
     }
 
-    /// What became of the gradients.
+    /// Counts of its gradients.
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let told = self.updates.get(py)?.contributions();
+        let counted = self.updates.get(py)?.contributions();
         let counts = PyDict::new(py);
         for (name, count) in [
-            ("offered", told.offered),
-            ("counted", told.counted),
-            ("dropped", told.dropped),
-            ("late_segments", told.late_segments),
-            ("dropped_segments", told.dropped_segments),
-            ("restarts", told.restarts),
+            ("offered", counted.offered),
+            ("counted", counted.counted),
+            ("dropped", counted.dropped),
+            ("late_segments", counted.late_segments),
+            ("dropped_segments", counted.dropped_segments),
+            ("restarts", counted.restarts),
         ] {
             counts.set_item(name, count)?;
         }

@@ -1,4 +1,4 @@
-//! `GradientWorker`: a place in a gradient job, over the connection of a `Replay`.
+//! `GradientWorker`: membership in a gradient job, over a connection of its own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use gradients::{Arithmetic, Asynchronous, Command, JoinJob, packet};
+use gradients::{Arithmetic, Asynchronous, Control, JoinJob, packet};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_net::client::{Client, GradientWorker};
@@ -19,22 +19,22 @@ use crate::station::PyStation;
 use crate::turns::Turns;
 use crate::{array, error, wait};
 
-/// Bytes of a worker's name.
+/// Longest name of a worker, in bytes.
 const MAX_NAME: usize = 64;
 
-/// A worker of a gradient job: sums arrays over all workers, packet by packet, in the aggregator of a server.
+/// A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 #[pyclass(name = "GradientWorker", module = "innet_drl", frozen)]
 pub struct PyGradientWorker {
     worker: Handle<Arc<Shared>>,
-    /// Seconds that a call may take, its turn behind other threads included.
+    /// Longest time of a call in seconds, including the wait for other threads.
     deadline: f64,
     description: String,
 }
 
 struct Shared {
-    /// Gone when it has left.
+    /// `None` after leaving.
     turns: Turns<Option<GradientWorker>>,
-    /// The round that comes next: to be read while a sum is under way. A number alone, nothing is published with it.
+    /// Number of the next round, readable during a sum. Relaxed accesses: it is a number on its own.
     round: AtomicU64,
 }
 
@@ -52,7 +52,7 @@ impl Shared {
     }
 }
 
-/// What `Replay.join_gradients` takes.
+/// Arguments of `Replay.join_gradients`.
 pub struct JoinArguments<'a> {
     pub job: &'a str,
     pub worker: u16,
@@ -98,13 +98,13 @@ impl JoinArguments<'_> {
     }
 }
 
-/// `ip:port`.
+/// Parses `ip:port`.
 pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
     text.parse()
         .map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
 }
 
-/// What errors call a worker without a name.
+/// Display name of a worker without one.
 fn this_process(py: Python<'_>) -> PyResult<String> {
     let host: String = py
         .import("socket")?
@@ -126,7 +126,7 @@ impl PyGradientWorker {
         let via = via.map(|via| socket_address(py, via)).transpose()?;
         let station = station.map(|station| &station.config);
         if let (Some(via), Some(_)) = (via, station) {
-            let advice = "a station sends to the server's own address: leave one out";
+            let advice = "a station sends to the server's own address: leave one of them out";
             return Err(error::config(
                 py,
                 format!("both via ({via}) and station: {advice}"),
@@ -152,7 +152,7 @@ impl PyGradientWorker {
         })
     }
 
-    fn call(&self, py: Python<'_>, command: Command, deadline: Option<f64>) -> PyResult<()> {
+    fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
         let shared = self.worker.get(py)?;
         let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
         wait::blocking(py, deadline, |wait| {
@@ -191,28 +191,28 @@ impl PyGradientWorker {
     /// Sets the number of contributions that make a sum.
     #[pyo3(signature = (threshold, *, deadline = None))]
     fn set_threshold(&self, py: Python<'_>, threshold: u16, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::SetThreshold(threshold), deadline)
+        self.call(py, Control::SetThreshold(threshold), deadline)
     }
 
-    /// Drops what is under way, and goes on after a failure.
+    /// Drops segments in flight, and continues after a failure.
     #[pyo3(signature = (*, deadline = None))]
     fn reset(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::Reset, deadline)
+        self.call(py, Control::Reset, deadline)
     }
 
-    /// Sends everybody what there is of the round that comes next for this worker.
+    /// Sends all workers the incomplete sums of this worker's next round.
     #[pyo3(signature = (*, deadline = None))]
     fn force(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::Force, deadline)
+        self.call(py, Control::Force, deadline)
     }
 
     /// Suspends the job: every worker's sum fails with this reason until a reset.
     #[pyo3(signature = (reason, *, deadline = None))]
     fn halt(&self, py: Python<'_>, reason: String, deadline: Option<f64>) -> PyResult<()> {
-        self.call(py, Command::Halt(reason), deadline)
+        self.call(py, Control::Halt(reason), deadline)
     }
 
-    /// Leaves the job, and returns when the server knows.
+    /// Leaves the job, and returns when the server has closed the connection.
     #[pyo3(signature = (*, deadline = None))]
     fn leave(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
         let Some(shared) = self.worker.close(py)? else {
@@ -225,7 +225,7 @@ impl PyGradientWorker {
         })
     }
 
-    /// The number of the round that comes next.
+    /// Number of the next round.
     #[getter]
     fn round(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.worker.get(py)?.round.load(Ordering::Relaxed))

@@ -1,23 +1,23 @@
-//! The Python module `innet_drl._core`: thin classes over the Rust crates, one class in each file.
+//! The Python module `innet_drl._core`: thin classes over the memory, its client and its server, one class or two a file.
 //!
 //! | module | subject |
 //! | --- | --- |
 //! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequence`, `Window` |
-//! | `replay` | `Replay`, in this process or on a server |
+//! | `replay` | `Replay`: a memory in this process, or the client of a server; `UpdateReceipt` |
+//! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer` | `Writer` |
-//! | `draw`, `batch`, `batches` | one draw; `Batch`, its arrays; `Batches`, which decode ahead |
+//! | `draw`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
+//! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
+//! | `sum_tree` | `SumTree` and its samples, `Drawn` |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `station` | `Station`, a worker's DPDK device |
-//! | `sum_tree` | `SumTree`, and its draws, `Drawn` |
-//! | `parameter_server` | the parameter server and the lossy relay of `innet-drl bench gradients` |
-//! | `parameters` | safetensors files to and from dictionaries of arrays |
-//! | `server`, `connect` | `Server`; `connect`, which opens a client |
-//! | `array`, `dtype` | NumPy arrays, in and out without copies |
-//! | `wait`, `turns` | deadlines and Ctrl-C, also for values that threads share |
-//! | `handle`, `context` | values that can be closed, and forks; `with` blocks |
-//! | `error`, `log` | exceptions; log lines |
+//! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
+//! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
+//! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
+//! | `handle`, `context` | values that can be closed and do not survive a fork; `with` blocks |
+//! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
-//! The types, shapes and errors that a user needs are documented in `python/innet_drl/_core.pyi`.
+//! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`.
 
 use std::ffi::OsString;
 
@@ -61,7 +61,7 @@ fn fstack_release() -> Option<&'static str> {
 /// Runs the command line of `innet-replay` and returns its exit status.
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    // The command line installs its own signal handlers.
+    // The command line has signal handlers of its own.
     py.detach(|| replay_net::cli::run(arguments))
 }
 

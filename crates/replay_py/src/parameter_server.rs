@@ -1,4 +1,4 @@
-//! `ParameterServer`, `ParameterWorker` and `LossyPath`: what `innet-drl bench gradients` measures against and over.
+//! `ParameterServer`, `ParameterWorker` and `LossyPath`: baseline and lossy relay of `innet-drl bench gradients`.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     error::to_python(py, Error::Io { what, source })
 }
 
-/// Sums vectors of `workers` over TCP, at the IP address `host`: what `innet-drl bench gradients` measures against.
+/// Sums vectors of `workers` over TCP, at the IP address `host`: the baseline of `innet-drl bench gradients`.
 #[pyclass(name = "ParameterServer", module = "innet_drl", frozen)]
 pub struct PyParameterServer(ParameterServer);
 

@@ -1,4 +1,4 @@
-//! `Station`: the DPDK device that a worker of a gradient job sends and receives on.
+//! `Station`: DPDK device and IPv4 interface of a worker of a gradient job.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use gradients::plane::DpdkConfig;
 
 use crate::error;
 
-/// A DPDK device of a worker, and its address there.
+/// DPDK device of a worker, and its IPv4 address.
 #[pyclass(name = "Station", module = "innet_drl", frozen)]
 pub struct PyStation {
     pub config: DpdkConfig,

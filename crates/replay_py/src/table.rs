@@ -4,12 +4,12 @@ use numpy::PyArrayDescr;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyTuple};
 
-use replay_core::schema::{Codec, Column, Sampler, TableConfig};
+use replay_core::schema::{Codec, Column, TableConfig};
 
 use crate::{dtype, error};
 
-/// Values of this size and more are packed unless the column says otherwise: below it an LZ4 block is
-/// rarely shorter than its input.
+/// Least bytes of a value that is packed unless the column says otherwise: an LZ4 block of fewer is rarely shorter than
+/// its input.
 const PACKED_FROM_BYTES: usize = 64;
 
 /// A named array that every step has one value of.
@@ -50,14 +50,9 @@ impl PyColumn {
         };
         column.codec = match codec {
             None if column.bytes() >= PACKED_FROM_BYTES => Codec::Lz4,
-            None | Some("none") => Codec::None,
-            Some("lz4") => Codec::Lz4,
-            Some(other) => {
-                return Err(error::config(
-                    py,
-                    format!("codec is \"lz4\", \"none\" or None, got {other:?}"),
-                ));
-            }
+            None => Codec::None,
+            Some(name) => Codec::from_name(name)
+                .map_err(|error| error::config(py, format!("a column's codec: {error}")))?,
         };
         Ok(PyColumn { column })
     }
@@ -77,7 +72,7 @@ impl PyColumn {
     /// How values are packed.
     #[getter]
     fn codec(&self) -> &'static str {
-        codec_name(self.column.codec)
+        self.column.codec.name()
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
@@ -94,19 +89,8 @@ impl PyColumn {
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let this = slf.get();
-        let arguments = (
-            this.column.dtype.name(),
-            this.shape(py)?,
-            codec_name(this.column.codec),
-        );
+        let arguments = (this.column.dtype.name(), this.shape(py)?, this.codec());
         Ok((slf.get_type().into_any(), arguments.into_pyobject(py)?))
-    }
-}
-
-fn codec_name(codec: Codec) -> &'static str {
-    match codec {
-        Codec::None => "none",
-        Codec::Lz4 => "lz4",
     }
 }
 
@@ -181,19 +165,9 @@ impl PyTable {
             columns,
             capacity,
             capacity_bytes,
-            sampler: match sampler {
-                "prioritized" => Sampler::Prioritized,
-                "uniform" => Sampler::Uniform,
-                "fifo" => Sampler::Fifo,
-                other => {
-                    return Err(error::config(
-                        py,
-                        format!(
-                            "sampler is \"prioritized\", \"uniform\" or \"fifo\", got {other:?}"
-                        ),
-                    ));
-                }
-            },
+            sampler: sampler
+                .parse()
+                .map_err(|reason| error::config(py, format!("sampler: {reason}")))?,
             priority_exponent,
             priority_unit_log2,
             max_times_sampled,
@@ -243,12 +217,8 @@ impl PyTable {
 
     /// How items are chosen.
     #[getter]
-    fn sampler(&self) -> &'static str {
-        match self.config.sampler {
-            Sampler::Prioritized => "prioritized",
-            Sampler::Uniform => "uniform",
-            Sampler::Fifo => "fifo",
-        }
+    fn sampler(&self) -> String {
+        self.config.sampler.to_string()
     }
 
     /// Alpha.

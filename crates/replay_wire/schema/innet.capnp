@@ -23,11 +23,13 @@
 #             flags      u8: 1 first, 2 terminated, 4 truncated, 8 final row, 16 difference,
 #                        32 reference (in replies alone)
 #             columns    each column whose codec is `none`, in the table's order, raw
-#             lengths    u32 for each column whose codec is `lz4`, in the table's order:
-#                        the length of its blob, plus 2^31 where that is a difference
-#   blobs   row after row, column after column: the blobs of the `lz4` columns. A blob as long
-#           as the raw column is the raw column; a shorter one is an LZ4 block of it (without a
-#           length prefix), unless it is a difference; a longer one is refused.
+#             lengths    u32 for each other column, in the table's order: the length of its
+#                        blob, plus 2^31 where that is a difference
+#   blobs   row after row, column after column: the blobs of the other columns. A blob as long
+#           as the raw column is the raw column; a longer one is refused. A shorter one, unless
+#           it is a difference, is packed by the column's codec:
+#             lz4        an LZ4 block, without a length prefix
+#             zstd       a zstd frame, without a dictionary
 #
 # A row without flag 16 is a key row, as the first row of each chunk is. Blobs of a row with flag 16
 # may be differences to the column's value in the newest key row before it. A difference is runs of
@@ -176,12 +178,17 @@ enum Dtype {
 enum Codec {
   none @0;
   lz4 @1;
+  zstd @2;
+  # added later: an older peer answers a table with this codec with the error `protocol`
 }
 
 enum Sampler {
   prioritized @0;
   uniform @1;
   fifo @2;
+  lifo @3;
+  maxHeap @4;
+  minHeap @5;
 }
 
 struct Column {

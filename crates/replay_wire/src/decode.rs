@@ -246,11 +246,18 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
 fn table(config: wire::table_config::Reader<'_>) -> Result<TableConfig> {
     let columns = structs(config.get_columns().map_err(malformed)?)
         .map(|column: wire::column::Reader<'_>| {
+            let name = string(column.get_name())?;
+            let codec = column.get_codec().map_err(|codec| {
+                Error::Protocol(format!(
+                    "column {name:?} has codec {}, which this release does not know: update it, or choose another codec",
+                    codec.0
+                ))
+            })?;
             Ok(Column {
-                name: string(column.get_name())?,
+                name,
                 dtype: column.get_dtype().map_err(unknown)?.into(),
                 shape: column.get_shape().map_err(malformed)?.iter().collect(),
-                codec: column.get_codec().map_err(unknown)?.into(),
+                codec: codec.into(),
             })
         })
         .collect::<Result<_>>()?;

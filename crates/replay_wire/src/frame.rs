@@ -7,7 +7,7 @@ use bytes::Bytes;
 use capnp::Word;
 
 use replay_core::error::{Error, Result};
-use replay_core::huge_pages;
+use replay_core::memory_hints::advise_huge_pages;
 use replay_core::replay::SampleCredit;
 
 /// Bytes of the two lengths at the start of a frame.
@@ -140,7 +140,7 @@ impl IncomingFrame {
     /// Allocates the buffers for a header.
     pub fn new(header: Header) -> Self {
         let mut payload = Vec::with_capacity(header.payload as usize);
-        huge_pages::advise(payload.spare_capacity_mut());
+        advise_huge_pages(payload.spare_capacity_mut());
         IncomingFrame {
             control: Word::allocate_zeroed_vec(header.control as usize / 8),
             filled: 0,

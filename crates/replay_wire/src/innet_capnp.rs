@@ -3328,6 +3328,7 @@ pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::
 pub enum Codec {
     None = 0,
     Lz4 = 1,
+    Zstd = 2,
 }
 
 impl ::capnp::introspect::Introspect for Codec {
@@ -3342,6 +3343,7 @@ impl ::core::convert::TryFrom<u16> for Codec {
         match value {
             0 => ::core::result::Result::Ok(Self::None),
             1 => ::core::result::Result::Ok(Self::Lz4),
+            2 => ::core::result::Result::Ok(Self::Zstd),
             n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
         }
     }
@@ -3354,7 +3356,7 @@ impl ::capnp::traits::HasTypeId for Codec {
     const TYPE_ID: u64 = 0x8065_4c5f_8db4_14edu64;
 }
 mod codec {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 25] = [
+pub(crate) static ENCODED_NODE: [::capnp::Word; 29] = [
     ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
     ::capnp::word(237, 20, 180, 141, 95, 76, 101, 128),
     ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
@@ -3364,22 +3366,26 @@ pub(crate) static ENCODED_NODE: [::capnp::Word; 25] = [
     ::capnp::word(21, 0, 0, 0, 146, 0, 0, 0),
     ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 55, 0, 0, 0),
+    ::capnp::word(25, 0, 0, 0, 79, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
     ::capnp::word(112, 110, 112, 58, 67, 111, 100, 101),
     ::capnp::word(99, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(8, 0, 0, 0, 1, 0, 2, 0),
+    ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(17, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(29, 0, 0, 0, 42, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(9, 0, 0, 0, 34, 0, 0, 0),
+    ::capnp::word(21, 0, 0, 0, 34, 0, 0, 0),
+    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(13, 0, 0, 0, 42, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(110, 111, 110, 101, 0, 0, 0, 0),
     ::capnp::word(108, 122, 52, 0, 0, 0, 0, 0),
+    ::capnp::word(122, 115, 116, 100, 0, 0, 0, 0),
 ];
 pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
     ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
@@ -3393,6 +3399,9 @@ pub enum Sampler {
     Prioritized = 0,
     Uniform = 1,
     Fifo = 2,
+    Lifo = 3,
+    MaxHeap = 4,
+    MinHeap = 5,
 }
 
 impl ::capnp::introspect::Introspect for Sampler {
@@ -3408,6 +3417,9 @@ impl ::core::convert::TryFrom<u16> for Sampler {
             0 => ::core::result::Result::Ok(Self::Prioritized),
             1 => ::core::result::Result::Ok(Self::Uniform),
             2 => ::core::result::Result::Ok(Self::Fifo),
+            3 => ::core::result::Result::Ok(Self::Lifo),
+            4 => ::core::result::Result::Ok(Self::MaxHeap),
+            5 => ::core::result::Result::Ok(Self::MinHeap),
             n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
         }
     }
@@ -3420,7 +3432,7 @@ impl ::capnp::traits::HasTypeId for Sampler {
     const TYPE_ID: u64 = 0x86ff_dc00_5ef0_c5b5u64;
 }
 mod sampler {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 30] = [
+pub(crate) static ENCODED_NODE: [::capnp::Word; 42] = [
     ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
     ::capnp::word(181, 197, 240, 94, 0, 220, 255, 134),
     ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
@@ -3430,27 +3442,39 @@ pub(crate) static ENCODED_NODE: [::capnp::Word; 30] = [
     ::capnp::word(21, 0, 0, 0, 162, 0, 0, 0),
     ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 79, 0, 0, 0),
+    ::capnp::word(25, 0, 0, 0, 151, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
     ::capnp::word(112, 110, 112, 58, 83, 97, 109, 112),
     ::capnp::word(108, 101, 114, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
+    ::capnp::word(24, 0, 0, 0, 1, 0, 2, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 98, 0, 0, 0),
+    ::capnp::word(65, 0, 0, 0, 98, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 66, 0, 0, 0),
+    ::capnp::word(61, 0, 0, 0, 66, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(17, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(53, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(3, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(45, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(37, 0, 0, 0, 66, 0, 0, 0),
+    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(5, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(29, 0, 0, 0, 66, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(112, 114, 105, 111, 114, 105, 116, 105),
     ::capnp::word(122, 101, 100, 0, 0, 0, 0, 0),
     ::capnp::word(117, 110, 105, 102, 111, 114, 109, 0),
     ::capnp::word(102, 105, 102, 111, 0, 0, 0, 0),
+    ::capnp::word(108, 105, 102, 111, 0, 0, 0, 0),
+    ::capnp::word(109, 97, 120, 72, 101, 97, 112, 0),
+    ::capnp::word(109, 105, 110, 72, 101, 97, 112, 0),
 ];
 pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
     ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)

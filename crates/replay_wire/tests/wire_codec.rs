@@ -19,9 +19,13 @@ fn dtype() -> impl Strategy<Value = Dtype> {
     ])
 }
 
+fn codec() -> impl Strategy<Value = Codec> {
+    prop::sample::select(vec![Codec::None, Codec::Lz4, Codec::Zstd])
+}
+
 prop_compose! {
-    fn column()(name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), lz4: bool) -> Column {
-        Column { name, dtype, shape, codec: if lz4 { Codec::Lz4 } else { Codec::None } }
+    fn column()(name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), codec in codec()) -> Column {
+        Column { name, dtype, shape, codec }
     }
 }
 
@@ -32,7 +36,9 @@ prop_compose! {
         (capacity, capacity_bytes, min_size, max_times_sampled) in any::<(u64, u64, u64, u32)>(),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
         priority_unit_log2: i32,
-        sampler in prop::sample::select(vec![Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo]),
+        sampler in prop::sample::select(vec![
+            Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
+        ]),
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
@@ -490,6 +496,36 @@ fn a_list_of_half_a_billion_empty_structs_is_refused() {
 
     let error = decode_request(Frame::new(&control, Bytes::new())).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
+}
+
+#[test]
+fn a_codec_of_a_later_release_is_named() {
+    let column = Column {
+        name: "frame".into(),
+        dtype: Dtype::Float64,
+        shape: vec![],
+        codec: Codec::Lz4,
+    };
+    let request = Request {
+        id: 1,
+        deadline_ms: 0,
+        body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)),
+    };
+    let mut control = encode_request(&request).unwrap().control().to_vec();
+    // The column's data word: element type 11, codec 1.
+    let word = (11u64 | 1 << 16).to_le_bytes();
+    let at = (0..control.len())
+        .step_by(8)
+        .find(|&i| control[i..i + 8] == word)
+        .unwrap();
+    control[at + 2] = 99;
+    let error = decode_request(Frame::new(&control, Bytes::new())).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Protocol);
+    assert!(
+        error
+            .to_string()
+            .contains("column \"frame\" has codec 99, which this release does not know")
+    );
 }
 
 #[test]

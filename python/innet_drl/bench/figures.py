@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from innet_drl.bench import pictures
 from innet_drl.bench.results import Row
 from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
 
@@ -92,13 +93,7 @@ def draw(rows: list[Row], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    matplotlib.rcParams |= {
-        "font.size": 8,
-        "svg.hashsalt": "innet",
-        "svg.fonttype": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
+    matplotlib.rcParams |= pictures.SETTINGS
     from matplotlib import pyplot
 
     formats = _in_order(rows, "format")
@@ -114,7 +109,7 @@ def draw(rows: list[Row], path: Path) -> None:
         _bars(axes[1][2], of_format, "communication", "share", "communication's share of the time")
         _breakdown(axes[1][3], of_format)
         part.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=7)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pictures.save(figure, path)
     pyplot.close(figure)
 
 
@@ -141,10 +136,21 @@ def _bars(axis: Any, rows: list[Row], what: str, value: str, title: str, upper: 
             label=_label(system, stack),
         )
     if upper is not None:
-        axis.set_yscale("log")
+        _logarithmic(axis)
     axis.set_xticks(range(len(actors)), [str(number) for number in actors])
     axis.set_xlabel("actors")
     axis.set_title(title)
+
+
+def _logarithmic(axis: Any) -> None:
+    """Plain numbers at the powers of ten, and between them where there are few."""
+    from matplotlib import ticker
+
+    axis.set_yscale("log")
+    least, most = axis.get_ylim()
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if most > 100 * least else (1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter("{x:,g}")
+    axis.minorticks_off()
 
 
 def _frequency(axis: Any, rows: list[Row]) -> None:
@@ -165,28 +171,28 @@ def _frequency(axis: Any, rows: list[Row]) -> None:
     axis.set_xticks(actors)
     axis.set_xlabel("actors")
     axis.set_title("pushes a second")
-    axis.legend(fontsize=6)
+    axis.legend(*([each[-1]] for each in axis.get_legend_handles_labels()), fontsize=7)
 
 
 def _breakdown(axis: Any, rows: list[Row]) -> None:
     """Draws two bars for each number of actors and system on the kernel: the actors' above the learner's."""
     labels, at = [], 0.0
-    named = set()
+    bars: dict[str, list[tuple[float, float, float]]] = {what.split(": ")[1]: [] for what in SHARES}
     for number in _in_order(rows, "actors"):
         for system in _in_order(rows, "system"):
             stacks = [stack for known, stack in _lines(rows) if known == system]
             for role in ("actors", "learner"):
                 left = 0.0
                 for what in (what for what in SHARES if what.startswith(role)):
-                    found = _find(rows, what, system, stacks[0], number)
-                    share, part = (found or {}).get("share", 0.0), what.split(": ")[1]
-                    label = None if part in named else part
-                    named.add(part)
-                    axis.barh(at, share, 0.9, left=left, color=PARTS[part], label=label)
+                    share = (_find(rows, what, system, stacks[0], number) or {}).get("share", 0.0)
+                    bars[what.split(": ")[1]].append((at, share, left))
                     left += share
                 labels.append((at, f"{number} {system}, {role}"))
                 at -= 1.0
         at -= 0.5
+    for part, drawn in bars.items():
+        positions, shares, lefts = zip(*drawn, strict=True)
+        axis.barh(positions, shares, 0.9, left=lefts, color=PARTS[part], label=part)
     axis.set_yticks([where for where, _ in labels], [text for _, text in labels], fontsize=5)
     axis.set_xlim(0, 1)
     axis.set_title("where the time goes, on the kernel")

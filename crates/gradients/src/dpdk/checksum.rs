@@ -1,10 +1,9 @@
-//! The checksum of IPv4 and UDP (RFC 1071), in software.
+//! Checksum of IPv4 and UDP (RFC 1071), in software.
 
-/// The one's complement sum of RFC 1071, not folded yet. It is that of the words as a little-endian machine reads them, which is the same
-/// sum with its bytes swapped.
+/// One's complement sum of RFC 1071, not folded. Words are read in little-endian order, which gives the same sum with its bytes swapped.
 #[inline(always)]
 pub fn sum(bytes: &[u8]) -> u64 {
-    // With AVX2 a whole frame takes half as many steps; a short one is done before they begin.
+    // AVX2 halves the time of a whole frame. For a short one its setup costs more than it saves.
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= 128 && is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2.
@@ -29,7 +28,7 @@ fn sum_with_avx2(bytes: &[u8]) -> u64 {
     words.sum::<u64>() + sum_rest(rest)
 }
 
-/// The sum of fewer than eight bytes.
+/// Sum of fewer than eight bytes.
 #[inline(always)]
 fn sum_rest(rest: &[u8]) -> u64 {
     let (fours, rest) = rest.as_chunks::<4>();
@@ -37,11 +36,11 @@ fn sum_rest(rest: &[u8]) -> u64 {
     let four = fours.first().map_or(0, |four| u32::from_le_bytes(*four));
     let two = twos.first().map_or(0, |two| u16::from_le_bytes(*two));
     let one = ones.first().copied().unwrap_or(0);
-    // In the order of the bytes: the last one has its pair's lower place.
+    // In the order of the bytes: an odd last byte is the lower half of its word.
     u64::from(four) + u64::from(two) + u64::from(one)
 }
 
-/// The 16 bits of a [`sum`]. Halves are added to each other both ways around, so that the upper half of that has the carry as well.
+/// Folds a [`sum`] to 16 bits. Adding the number to itself with its halves swapped leaves sum and carry in the upper half.
 #[inline]
 pub fn fold(sum: u64) -> u16 {
     let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;

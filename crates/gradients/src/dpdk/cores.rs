@@ -1,9 +1,9 @@
-//! The cores that this process may use.
+//! Cores of the machine that this process may use.
 
 use std::io;
 use std::mem::{size_of, zeroed};
 
-/// Their numbers.
+/// Numbers of the cores.
 pub fn allowed() -> Vec<usize> {
     // SAFETY: all zeros is an empty set.
     let mut set: libc::cpu_set_t = unsafe { zeroed() };
@@ -14,10 +14,10 @@ pub fn allowed() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(has).collect()
 }
 
-/// Keeps this thread on one core.
+/// Pins this thread to a core.
 ///
 /// # Errors
-/// Those of the system, such as for a core that this process may not use.
+/// Those of the operating system, such as for a core that this process may not use.
 pub fn pin(core: usize) -> io::Result<()> {
     if core >= libc::CPU_SETSIZE as usize {
         return Err(io::ErrorKind::InvalidInput.into());

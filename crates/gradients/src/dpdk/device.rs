@@ -1,4 +1,4 @@
-//! DPDK's devices, their queues, and the packets that come and go there.
+//! DPDK devices, their receive and transmit queues, and packets.
 
 use std::ffi::{CString, c_int};
 use std::mem::ManuallyDrop;
@@ -10,27 +10,29 @@ use fstack_sys::dpdk as rte;
 
 use super::eal;
 use super::frame::{MAX_FRAME, Mac};
-use replay_core::error::{Error, Result};
+use crate::{Error, Result};
 
-/// Packets taken or sent with one call.
+/// Packets received or sent by one call.
 pub const BURST: usize = 64;
-/// Slots of a queue, where the device lets one choose.
-const SLOTS: u16 = 1024;
-/// Packets of a queue pair: those in its queues, and a burst of each direction.
-const PER_QUEUE: usize = 2 * SLOTS as usize + 2 * BURST;
-/// Packets of a core beside those: blank ones, what waits for it in memory, and DPDK's cache.
-const PER_CORE: usize = BURST + PASSED + 2 * CACHE as usize;
-const CACHE: u32 = 256;
-/// Datagrams that may wait for another core.
-pub const PASSED: usize = 16 * BURST;
+/// Descriptors of a queue, if the device lets one choose.
+const DESCRIPTORS: u16 = 1024;
+/// Packets of a queue pair: its descriptors, and a burst in each direction.
+const PER_QUEUE: usize = 2 * DESCRIPTORS as usize + 2 * BURST;
+/// Other packets of a core: allocated but unused ones, its handover queue, and DPDK's cache.
+const PER_CORE: usize = BURST + HANDOVER_QUEUE + 2 * CORE_CACHE as usize;
+/// Free packets that DPDK caches for each core.
+const CORE_CACHE: u32 = 256;
+/// Datagrams that may wait in the handover queue of a core.
+pub const HANDOVER_QUEUE: usize = 16 * BURST;
 
-const ROOM: u16 = rte::RTE_MBUF_DEFAULT_BUF_SIZE;
-/// What DPDK keeps free before the data, and this program does not use.
+/// Bytes of a packet's buffer.
+const BUFFER: u16 = rte::RTE_MBUF_DEFAULT_BUF_SIZE;
+/// Bytes that DPDK reserves before the frame, which this program does not use.
 const HEADROOM: usize = 128;
-const _: () = assert!(MAX_FRAME <= ROOM as usize - HEADROOM);
+const _: () = assert!(MAX_FRAME <= BUFFER as usize - HEADROOM);
 
-/// Times that a full queue is tried.
-const PATIENCE: usize = 1000;
+/// Attempts to send to a full queue.
+const SEND_ATTEMPTS: usize = 1000;
 
 const EMPTY: rte::innet_frame = rte::innet_frame {
     data: ptr::null_mut(),
@@ -38,68 +40,75 @@ const EMPTY: rte::innet_frame = rte::innet_frame {
     segments: 0,
 };
 
-/// Memory for packets.
-pub struct Pool(NonNull<rte::rte_mempool>);
+/// Memory for packets (DPDK's mempool).
+pub struct PacketPool(NonNull<rte::rte_mempool>);
 
-// SAFETY: DPDK's pools are made for every thread.
-unsafe impl Send for Pool {}
+// SAFETY: DPDK's pools may be used by every thread.
+unsafe impl Send for PacketPool {}
 // SAFETY: as above.
-unsafe impl Sync for Pool {}
+unsafe impl Sync for PacketPool {}
 
-impl Pool {
-    /// For `queues` queue pairs, and `cores` that use them.
+impl PacketPool {
+    /// Memory for `queues` queue pairs, and for the `cores` that use them.
     ///
     /// # Errors
-    /// [`Error::Config`] where DPDK's memory is too small.
+    /// [`Error::Config`] if DPDK's memory is too small.
     pub fn new(queues: usize, cores: usize) -> Result<Arc<Self>> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // A number of its own is all that is needed: nothing else is published with it.
+        // Relaxed: the number only has to be unique.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let count = PER_QUEUE * queues + PER_CORE * cores;
         let count = count.next_power_of_two() as u32 - 1;
         let name = CString::new(format!("innet-{number}")).unwrap_or_default();
-        // SAFETY: EAL runs: whoever makes a pool has started it. A string with its end.
+        // SAFETY: EAL runs, as callers start it first; the name is a terminated string.
         let pool = unsafe {
-            rte::rte_pktmbuf_pool_create(name.as_ptr(), count, CACHE, 0, ROOM, rte::SOCKET_ID_ANY)
+            rte::rte_pktmbuf_pool_create(
+                name.as_ptr(),
+                count,
+                CORE_CACHE,
+                0,
+                BUFFER,
+                rte::SOCKET_ID_ANY,
+            )
         };
         let Some(pool) = NonNull::new(pool) else {
-            // SAFETY: a function without arguments.
+            // SAFETY: it takes no arguments and reads this thread's error number.
             let why = eal::describe(unsafe { rte::innet_errno() });
-            let megabytes = (count as usize * usize::from(ROOM)).div_ceil(1 << 20);
+            let megabytes = (count as usize * usize::from(BUFFER)).div_ceil(1 << 20);
             return Err(Error::Config(format!(
-                "DPDK has no room for {count} packets of {ROOM} bytes ({why}): give it more than {megabytes} MB, with -m among its arguments or \
+                "DPDK has no room for {count} packets of {BUFFER} bytes ({why}): give it more than {megabytes} MB, with -m among its arguments or \
                  with hugepages"
             )));
         };
-        Ok(Arc::new(Pool(pool)))
+        Ok(Arc::new(PacketPool(pool)))
     }
 }
 
-impl Drop for Pool {
+impl Drop for PacketPool {
     fn drop(&mut self) {
-        // SAFETY: every device and packet of it holds it, and so is gone.
+        // SAFETY: every device and every holder of its packets has a reference to the pool, so all of them are gone.
         unsafe { rte::rte_mempool_free(self.0.as_ptr()) };
     }
 }
 
-/// A packet with a frame in it.
+/// A packet (DPDK's mbuf) with a frame.
 pub struct Packet {
     packet: NonNull<rte::rte_mbuf>,
     data: NonNull<u8>,
     bytes: u16,
-    /// Whether the first segment is all of it.
+    /// Whether the frame is in one segment.
     whole: bool,
-    /// Whether DPDK does not know yet how long it is.
+    /// Whether the length is still to be written to the mbuf.
     fresh: bool,
 }
 
-// SAFETY: a packet belongs to whoever has it, on every thread.
+// SAFETY: a packet has one owner, and mbufs may be used on every thread.
 unsafe impl Send for Packet {}
 
 impl Packet {
-    /// The frame, or `None` where it lies in several segments: then it is longer than any of this protocol.
+    /// The frame; `None` if it spans several segments, as no frame of this protocol does.
     pub fn frame(&self) -> Option<&[u8]> {
-        // SAFETY: so many bytes of the packet, which belongs to this.
+        // SAFETY: `data` has `bytes` initialised bytes, in a packet that this value owns.
         let bytes = unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.bytes.into()) };
         self.whole.then_some(bytes)
     }
@@ -111,26 +120,26 @@ impl Packet {
 
 impl Drop for Packet {
     fn drop(&mut self) {
-        // SAFETY: this one's alone.
+        // SAFETY: this value owns the packet.
         unsafe { rte::innet_pktmbuf_free_bulk(&mut self.packet.as_ptr(), 1) };
     }
 }
 
-/// Packets without a frame yet.
-pub struct Blanks {
-    pool: Arc<Pool>,
+/// Allocated packets without a frame.
+pub struct FreePackets {
+    pool: Arc<PacketPool>,
     packets: [*mut rte::rte_mbuf; BURST],
     frames: [rte::innet_frame; BURST],
     left: usize,
 }
 
-// SAFETY: the packets belong to this.
-unsafe impl Send for Blanks {}
+// SAFETY: this value owns its packets, and mbufs may be used on every thread.
+unsafe impl Send for FreePackets {}
 
-impl Blanks {
-    /// Takes packets from `pool` when they are needed.
-    pub fn new(pool: Arc<Pool>) -> Self {
-        Blanks {
+impl FreePackets {
+    /// Allocates packets from `pool`, a burst at a time.
+    pub fn new(pool: Arc<PacketPool>) -> Self {
+        FreePackets {
             pool,
             packets: [ptr::null_mut(); BURST],
             frames: [EMPTY; BURST],
@@ -138,15 +147,15 @@ impl Blanks {
         }
     }
 
-    /// A packet with the frame that `write` puts into the room it is given; it says how long the frame is. `None` where `write` has none,
-    /// or where all packets are in use.
+    /// A packet with the frame that `write` puts into the buffer, returning its length. `None` if `write` returns `None`, or if all packets
+    /// are in use.
     #[inline]
     pub fn fill(
         &mut self,
         write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
     ) -> Option<Packet> {
         if self.left == 0 {
-            // SAFETY: room for as many as are asked for.
+            // SAFETY: both arrays have room for `BURST` entries.
             let failed = unsafe {
                 rte::innet_pktmbuf_alloc_frames(
                     self.pool.0.as_ptr(),
@@ -163,7 +172,8 @@ impl Blanks {
         let at = self.left - 1;
         let packet = NonNull::new(self.packets[at])?;
         let data = NonNull::new(self.frames[at].data.cast::<u8>())?;
-        // SAFETY: a packet that is fresh from the pool has at least so many bytes from here on, as is asserted above, and belongs to this.
+        // SAFETY: the buffer of a fresh packet has at least `MAX_FRAME` bytes from `data` on, as is asserted above; they are initialised, as
+        // pools are made of cleared pages; this value owns the packet.
         let bytes = write(unsafe { &mut *data.as_ptr().cast() })?.min(MAX_FRAME) as u16;
         self.left = at;
         Some(Packet {
@@ -176,37 +186,37 @@ impl Blanks {
     }
 }
 
-impl Drop for Blanks {
+impl Drop for FreePackets {
     fn drop(&mut self) {
-        // SAFETY: packets that nobody else has.
+        // SAFETY: this value owns the first `left` packets.
         unsafe { rte::innet_pktmbuf_free_bulk(self.packets.as_mut_ptr(), self.left as u32) };
     }
 }
 
-/// A device that is plugged in and runs, until it is dropped.
+/// A started device. Dropped, it is stopped and unplugged.
 pub struct Device {
-    claim: Claim,
+    claim: DeviceClaim,
     port: u16,
     mac: Mac,
-    /// Held while a queue is sent to: cores may share one.
+    /// Lock of each transmit queue, as cores may share one.
     sending: Vec<Mutex<()>>,
-    _pool: Arc<Pool>,
+    _pool: Arc<PacketPool>,
 }
 
 impl Device {
-    /// Plugs in `arguments` (`net_af_packet0,iface=eth0`, a PCI address), with `queues` queue pairs or as many as it has, and starts it.
-    /// A receiver comes with each of them.
+    /// Plugs in and starts the device `arguments` (`net_af_packet0,iface=eth0`, a PCI address) with `queues` queue pairs, or as many as it
+    /// has. Returns its receive queues, too.
     ///
     /// # Errors
     /// [`Error::Config`] with DPDK's reason.
     pub fn open(
         arguments: &str,
         queues: usize,
-        pool: &Arc<Pool>,
-    ) -> Result<(Arc<Self>, Vec<Receiver>)> {
+        pool: &Arc<PacketPool>,
+    ) -> Result<(Arc<Self>, Vec<RxQueue>)> {
         let refuse = |step: &str, error: c_int| {
             Error::Config(format!(
-                "the DPDK device {arguments:?}: {step}: {}; what DPDK said stands in standard error",
+                "the DPDK device {arguments:?}: {step}: {}; DPDK's own message is in standard error",
                 eal::describe(error)
             ))
         };
@@ -219,15 +229,15 @@ impl Device {
             (Ok(devargs), Ok(name)) => (devargs, name),
             _ => return Err(refuse("a zero byte is in it", libc::EINVAL)),
         };
-        let claim = Claim::new(name)?;
-        // SAFETY: a string with its end; EAL runs, as there is a pool.
+        let claim = DeviceClaim::new(name)?;
+        // SAFETY: a terminated string; EAL runs, as there is a pool.
         match unsafe { rte::rte_dev_probe(devargs.as_ptr()) } {
-            // EAL finds cards by itself.
+            // EAL has found a network card by itself.
             error if error == -libc::EEXIST && is_card(name) => {}
             result => drop(check("it cannot be plugged in", result)?),
         }
         let mut port = 0;
-        // SAFETY: a string with its end, and room for the answer.
+        // SAFETY: a terminated string, and a port number to write to.
         check("it has no port of this name", unsafe {
             rte::rte_eth_dev_get_port_by_name(port_name.as_ptr(), &mut port)
         })?;
@@ -238,30 +248,36 @@ impl Device {
             sending: Vec::new(),
             _pool: pool.clone(),
         };
-        // SAFETY: a port, here and below.
+        // SAFETY: `port` is the number of a device.
         let most = check("its queues", unsafe { rte::innet_eth_max_queues(port) })?;
         let queues = queues.clamp(1, most.max(1) as usize);
-        // SAFETY: the port is not started; the pool lives as long as the device.
+        // SAFETY: the port is not started, and the pool outlives it, as `device` holds the pool.
         check("it does not start", unsafe {
-            rte::innet_eth_open(port, queues as u16, SLOTS, SLOTS, pool.0.as_ptr())
+            rte::innet_eth_open(
+                port,
+                queues as u16,
+                DESCRIPTORS,
+                DESCRIPTORS,
+                pool.0.as_ptr(),
+            )
         })?;
         let mut mac = rte::rte_ether_addr::default();
-        // SAFETY: room for the answer.
+        // SAFETY: an address to write to.
         check("its address", unsafe {
             rte::rte_eth_macaddr_get(port, &mut mac)
         })?;
         device.mac = mac.addr_bytes;
         device.sending = (0..queues).map(|_| Mutex::new(())).collect();
         let device = Arc::new(device);
-        let receiver = |queue| Receiver {
+        let queue = |queue| RxQueue {
             device: device.clone(),
             queue,
             packets: [ptr::null_mut(); BURST],
             frames: [EMPTY; BURST],
             count: 0,
         };
-        let receivers = (0..queues as u16).map(receiver).collect();
-        Ok((device, receivers))
+        let queues = (0..queues as u16).map(queue).collect();
+        Ok((device, queues))
     }
 
     /// Its Ethernet address.
@@ -269,18 +285,18 @@ impl Device {
         self.mac
     }
 
-    /// Receives what is addressed to others, too.
+    /// Receives frames to other Ethernet addresses, too.
     ///
     /// # Errors
-    /// [`Error::Config`] where it cannot.
-    pub fn hear_everything(&self) -> Result<()> {
-        // SAFETY: its port.
+    /// [`Error::Config`] if the device cannot.
+    pub fn enable_promiscuous(&self) -> Result<()> {
+        // SAFETY: `port` is this device's.
         match unsafe { rte::rte_eth_promiscuous_enable(self.port) } {
-            // Those that cannot choose, such as a memif, receive everything.
+            // A device without the choice, such as a memif, receives all frames.
             0 => Ok(()),
             error if error == -libc::ENOTSUP => Ok(()),
             error => Err(Error::Config(format!(
-                "the DPDK device {:?} cannot receive what is addressed to others, as a switch does: {}",
+                "the DPDK device {:?} cannot receive frames to other Ethernet addresses, as a switch has to: {}",
                 self.claim.0,
                 eal::describe(error)
             ))),
@@ -292,14 +308,14 @@ impl Drop for Device {
     fn drop(&mut self) {
         let (port, name) = (self.port, self.claim.0.as_str());
         let close = || {
-            // SAFETY: its port, which nobody uses any more: receivers and senders hold the device.
+            // SAFETY: queues hold a reference to the device, so all are gone and nothing uses the port.
             unsafe {
                 rte::rte_eth_dev_stop(port);
                 rte::rte_eth_dev_close(port);
             }
             let name = CString::new(name).unwrap_or_default();
             if !is_card(&self.claim.0) {
-                // SAFETY: strings with their ends.
+                // SAFETY: terminated strings.
                 unsafe { rte::rte_eal_hotplug_remove(c"vdev".as_ptr(), name.as_ptr()) };
             }
         };
@@ -310,7 +326,7 @@ impl Drop for Device {
     }
 }
 
-/// Cards are named by their PCI address.
+/// Network cards are named by their PCI address.
 fn is_card(name: &str) -> bool {
     name.contains(':')
 }
@@ -319,14 +335,15 @@ fn is_memif(name: &str) -> bool {
     name.starts_with("net_memif")
 }
 
-/// The right to a device's name in this process.
-struct Claim(String);
+/// Reservation of a device's name in this process.
+struct DeviceClaim(String);
 
+/// Names of open devices.
 static CLAIMED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-impl Claim {
+impl DeviceClaim {
     fn new(name: &str) -> Result<Self> {
-        // A panic while it was held has left it whole: it is changed by one call.
+        // A panic leaves the list whole: it is changed by one call.
         let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
         if claimed.iter().any(|other| other == name) {
             return Err(Error::Config(format!(
@@ -334,35 +351,35 @@ impl Claim {
             )));
         }
         claimed.push(name.to_owned());
-        Ok(Claim(name.to_owned()))
+        Ok(DeviceClaim(name.to_owned()))
     }
 }
 
-impl Drop for Claim {
+impl Drop for DeviceClaim {
     fn drop(&mut self) {
         let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
         claimed.retain(|other| *other != self.0);
     }
 }
 
-/// A receive queue, and the burst that was fetched from it last. There is one of each, so that one thread at a time takes from it.
-pub struct Receiver {
+/// A receive queue, and the burst fetched last. There is one value for each queue, so only one thread at a time receives from it.
+pub struct RxQueue {
     device: Arc<Device>,
     queue: u16,
-    /// Null where a packet has been taken out.
+    /// Packets of the burst; null for one that was taken.
     packets: [*mut rte::rte_mbuf; BURST],
     frames: [rte::innet_frame; BURST],
     count: usize,
 }
 
-// SAFETY: the packets belong to this.
-unsafe impl Send for Receiver {}
+// SAFETY: this value owns its packets, and mbufs may be used on every thread.
+unsafe impl Send for RxQueue {}
 
-impl Receiver {
-    /// Fetches what has arrived, in place of the burst before: the number of packets.
+impl RxQueue {
+    /// Replaces the burst by the next one. Returns the number of packets.
     pub fn fetch(&mut self) -> usize {
         self.clear();
-        // SAFETY: room for as many as are asked for; nobody else takes from this queue.
+        // SAFETY: both arrays have room for `BURST` entries; no other value receives from this queue.
         let count = unsafe {
             rte::innet_eth_rx_frames(
                 self.device.port,
@@ -376,24 +393,23 @@ impl Receiver {
         self.count
     }
 
-    /// Packets of the burst.
+    /// Number of packets in the burst.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// The frame of the burst's packet `at`. `None` where it was taken out, or lies in several segments: then it is longer than any of
-    /// this protocol.
+    /// The frame of packet `at`; `None` if the packet was taken, or if the frame spans several segments, as none of this protocol does.
     #[inline]
     pub fn frame(&self, at: usize) -> Option<&[u8]> {
         let (packet, frame) = (self.packets[..self.count].get(at)?, self.frames.get(at)?);
         if packet.is_null() || frame.segments != 1 || frame.data.is_null() {
             return None;
         }
-        // SAFETY: so many bytes of a packet that belongs to this.
+        // SAFETY: `data` has `bytes` initialised bytes, in a packet that this value owns.
         Some(unsafe { std::slice::from_raw_parts(frame.data.cast(), frame.bytes.into()) })
     }
 
-    /// Takes the burst's packet `at` out of it.
+    /// Takes packet `at` out of the burst.
     pub fn take(&mut self, at: usize) -> Option<Packet> {
         let frame = self.frames.get(at)?;
         let packet = self.packets[..self.count].get_mut(at)?;
@@ -412,61 +428,61 @@ impl Receiver {
 
     fn clear(&mut self) {
         let count = std::mem::take(&mut self.count) as u32;
-        // SAFETY: packets that nobody else has, or null.
+        // SAFETY: this value owns the packets of the burst; DPDK skips null pointers.
         unsafe { rte::innet_pktmbuf_free_bulk(self.packets.as_mut_ptr(), count) };
     }
 }
 
-impl Drop for Receiver {
+impl Drop for RxQueue {
     fn drop(&mut self) {
         self.clear();
     }
 }
 
-/// Lets a memif that connects to another one (`role=client`) try again: it does so when it starts, and never later. `receivers` are all of
-/// one device.
-pub fn look_for_peer(receivers: &mut [Receiver]) {
-    let Some(Receiver { device, .. }) = receivers.first() else {
+/// Restarts a memif without a peer: one with `role=client` connects when it starts, and never again. `queues` are all receive queues of
+/// the device.
+pub fn reconnect_memif(queues: &mut [RxQueue]) {
+    let Some(RxQueue { device, .. }) = queues.first() else {
         return;
     };
-    let all = receivers.len() == device.sending.len()
-        && receivers
+    let all = queues.len() == device.sending.len()
+        && queues
             .iter()
             .all(|other| Arc::ptr_eq(&other.device, device));
-    // SAFETY: its port.
+    // SAFETY: `port` is this device's.
     let up = || unsafe { rte::innet_eth_link_is_up(device.port) } != 0;
     if !all || !is_memif(&device.claim.0) || up() {
         return;
     }
-    let _nobody_sends: Vec<_> = device.sending.iter().map(|queue| queue.lock()).collect();
-    // SAFETY: its port; nobody sends, and nobody receives, as all receivers are here.
+    let _locked: Vec<_> = device.sending.iter().map(|queue| queue.lock()).collect();
+    // SAFETY: no thread uses the port: all transmit queues are locked, and all receive queues are borrowed here.
     eal::on_interrupt_thread(|| unsafe {
         rte::rte_eth_dev_stop(device.port);
         rte::rte_eth_dev_start(device.port);
     });
 }
 
-/// One core's way to a send queue.
-pub struct Sender {
+/// A transmit queue as one core uses it, with the burst to be sent next.
+pub struct TxQueue {
     device: Arc<Device>,
     queue: u16,
     packets: [*mut rte::rte_mbuf; BURST],
-    /// Of packets whose length DPDK does not know yet, 0 of the others.
+    /// Length of each packet that DPDK has no length of yet, 0 for others.
     bytes: [u16; BURST],
     count: usize,
-    /// Packets that the device took.
+    /// Packets that the device accepted.
     pub sent: u64,
-    /// Packets that it did not: they are lost, as others are on their way.
+    /// Packets that it did not accept. They are lost, as packets may be.
     pub refused: u64,
 }
 
-// SAFETY: the packets belong to this.
-unsafe impl Send for Sender {}
+// SAFETY: this value owns its packets, and mbufs may be used on every thread.
+unsafe impl Send for TxQueue {}
 
-impl Sender {
-    /// Sends from `device`; cores with the same `queue`, of as many as there are, take turns.
+impl TxQueue {
+    /// Transmit queue `queue` of `device`, modulo the number of queues; cores with the same one take turns.
     pub fn new(device: Arc<Device>, queue: usize) -> Self {
-        Sender {
+        TxQueue {
             queue: (queue % device.sending.len()) as u16,
             device,
             packets: [ptr::null_mut(); BURST],
@@ -477,12 +493,12 @@ impl Sender {
         }
     }
 
-    /// The device that it belongs to.
+    /// Its device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Sends a packet, with the next burst.
+    /// Adds a packet to the burst.
     #[inline]
     pub fn send(&mut self, packet: Packet) {
         if self.count == BURST {
@@ -493,23 +509,22 @@ impl Sender {
         self.count += 1;
     }
 
-    /// Hands everything to the device.
+    /// Sends the burst.
     pub fn flush(&mut self) {
         if self.count == 0 {
             return;
         }
         let mut left = &mut self.packets[..self.count];
-        // SAFETY: packets that nobody else has, of one segment where there is a length, of which so many bytes have been written: the rest
-        // of their room is initialised, too, as pools are made of cleared pages.
+        // SAFETY: this value owns the packets. One with a length has one segment, in whose buffer so many bytes are written.
         unsafe {
             rte::innet_pktmbuf_set_lengths(left.as_ptr(), self.bytes.as_ptr(), left.len() as u32);
         }
         self.count = 0;
         let turn = &self.device.sending[usize::from(self.queue)];
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // A queue that is full gets as long as its other end may need to empty it, and no longer: that one may be gone.
-        for _ in 0..PATIENCE {
-            // SAFETY: packets that nobody else has; it is this core's turn.
+        // A full queue is tried for as long as its peer may need to empty it, and no longer, as the peer may be gone.
+        for _ in 0..SEND_ATTEMPTS {
+            // SAFETY: this value owns the packets, and has the lock of the queue.
             let taken = unsafe {
                 rte::innet_eth_tx_burst(
                     self.device.port,
@@ -526,12 +541,12 @@ impl Sender {
             std::hint::spin_loop();
         }
         self.refused += left.len() as u64;
-        // SAFETY: packets that the device did not take.
+        // SAFETY: the device did not accept these packets, so this value still owns them.
         unsafe { rte::innet_pktmbuf_free_bulk(left.as_mut_ptr(), left.len() as u32) };
     }
 }
 
-impl Drop for Sender {
+impl Drop for TxQueue {
     fn drop(&mut self) {
         self.flush();
     }

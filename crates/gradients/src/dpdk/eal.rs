@@ -1,4 +1,4 @@
-//! DPDK's environment (EAL): it starts once in a process, and devices are plugged in afterwards.
+//! DPDK's environment (EAL): it starts once in a process; devices are plugged in afterwards.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -9,27 +9,27 @@ use std::thread;
 use fstack_sys::dpdk as rte;
 
 use super::cores;
-use replay_core::error::{Error, Result};
+use crate::{Error, Result};
 
-/// What every start has: no files that processes share (each has its own devices), and no socket for questions.
+/// Arguments of every start: no files shared between processes, as each has its own devices, and no telemetry socket.
 const ALWAYS: [&str; 3] = ["innet", "--no-shconf", "--no-telemetry"];
 
 struct Started {
     arguments: Vec<String>,
-    /// A forked child has the memory of this, but not the threads.
+    /// Process that started EAL. A forked child inherits its memory, but not its threads.
     process: u32,
     failed: Option<String>,
 }
 
 static STATE: Mutex<Option<Started>> = Mutex::new(None);
 
-/// Starts EAL with `arguments` (such as `--no-huge`, `-m`, `256`), or finds that it was started so.
+/// Starts EAL with `arguments` (such as `--no-huge`, `-m`, `256`) unless it was started with the same ones.
 ///
 /// # Errors
-/// [`Error::Config`] for arguments that EAL refuses, for others than at the first start, and after a fork.
+/// [`Error::Config`] for arguments that EAL refuses or that differ from the first start's, and after a fork.
 pub fn start(arguments: &[String]) -> Result<()> {
     let refuse = |reason: String| Err(Error::Config(reason));
-    // A panic while it was held has left a whole state or none.
+    // A panic leaves the state set or unset: it is set by one assignment.
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(started) = &*state {
         if started.process != std::process::id() {
@@ -58,25 +58,26 @@ pub fn start(arguments: &[String]) -> Result<()> {
 
 fn initialise(arguments: &[String]) -> std::result::Result<(), String> {
     let mut all: Vec<String> = ALWAYS.map(str::to_owned).to_vec();
-    let places = ["-l", "-c", "-S", "--lcores"];
-    let placed = |argument: &String| places.iter().any(|place| argument.starts_with(place));
-    if !arguments.iter().any(placed) {
-        // Otherwise it starts a thread for each core. Threads that poll are this program's own.
+    let options = ["-l", "-c", "-S", "--lcores"];
+    let names_cores = |argument: &String| options.iter().any(|option| argument.starts_with(option));
+    if !arguments.iter().any(names_cores) {
+        // One core: by default EAL starts a thread for each, but this program starts its own polling threads.
         let first = cores::allowed().first().copied().unwrap_or_default();
         all.push(format!("--lcores=0@{first}"));
     }
-    // Of the files of huge pages, where there are some.
+    // Name of the files of huge pages.
     all.push(format!("--file-prefix=innet-{}", std::process::id()));
     all.extend_from_slice(arguments);
     let all: std::result::Result<Vec<CString>, _> = all.into_iter().map(CString::new).collect();
     let all = all.map_err(|_| "an argument for DPDK has a zero byte in it".to_owned())?;
-    // A thread of its own: EAL pins the one that starts it.
+    // A separate thread, as EAL pins the thread that starts it.
     let start = thread::Builder::new().name("innet-eal".into()).spawn(|| {
-        // EAL keeps pointers to its arguments, so none is ever freed.
+        // Never freed, as EAL keeps pointers to its arguments.
         let mut list: Vec<*mut c_char> = all.into_iter().map(CString::into_raw).collect();
         let count = list.len() as c_int;
         list.push(ptr::null_mut());
-        // SAFETY: a list of strings that live until the end; EAL was not started before, as `STATE` says.
+        // SAFETY: the list and its strings are leaked, so they live as long as EAL. `STATE`, locked by the caller, says that EAL was not
+        // started before.
         let (taken, error) = unsafe {
             rte::innet_log_to_stderr();
             let taken = rte::rte_eal_init(count, list.leak().as_mut_ptr());
@@ -92,59 +93,60 @@ fn initialise(arguments: &[String]) -> std::result::Result<(), String> {
     let started = started.unwrap_or_else(|_| Err("its start panicked".into()));
     started.map_err(|reason| {
         format!(
-            "DPDK does not start with {arguments:?}: {reason}; what it said stands in standard error. Without hugepages give it --no-huge, \
-             -m and megabytes, and --no-pci where there is no card: enough for virtual devices"
+            "DPDK does not start with {arguments:?}: {reason}; its own message is in standard error. Without hugepages give it --no-huge, \
+             -m and megabytes, and without a network card --no-pci: enough for virtual devices"
         )
     })
 }
 
-/// DPDK's text for an error number, of either sign.
+/// DPDK's text for an error number. Negative numbers are accepted.
 pub fn describe(error: c_int) -> String {
-    // SAFETY: a string of DPDK's, of this thread until its next call.
+    // SAFETY: DPDK returns a terminated string, which this thread's next call may overwrite; it is copied at once.
     let text = unsafe { CStr::from_ptr(rte::rte_strerror(error.abs())) };
     text.to_string_lossy().into_owned()
 }
 
-/// Does `work` on DPDK's interrupt thread, and returns when it is done. There memif makes and ends its connections, without a lock against
-/// other threads (DPDK 22.11): what ends them elsewhere frees their memory twice when the other end goes at that moment.
+/// Runs `work` on DPDK's interrupt thread and returns when it is done. memif opens and closes connections on that thread without a lock
+/// (DPDK 22.11): closing one on another thread frees its memory twice if the peer closes it at the same moment.
 pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
     struct Job<F> {
         work: F,
         done: mpsc::Sender<()>,
     }
     unsafe extern "C" fn call<F: FnOnce()>(job: *mut c_void) {
-        // SAFETY: of the box below, which is given away with the alarm; each alarm calls once.
+        // SAFETY: `job` is the box leaked below, whose only pointer was passed to the alarm, and each alarm calls once.
         let Job { work, done } = *unsafe { Box::from_raw(job.cast::<Job<F>>()) };
         work();
-        // Whoever waits is there: it returns after this alone.
+        // The receiver waits until this message, so sending cannot fail.
         let _ = done.send(());
     }
     let (done, waited) = mpsc::channel();
     let job = Box::into_raw(Box::new(Job { work, done }));
-    // SAFETY: the job lives until it is called; what it borrows lives until this function returns, which waits for it.
+    // SAFETY: the job is leaked until `call` takes it. Whatever it borrows lives until this function returns, which is after the message
+    // that `call` sends at its end.
     if unsafe { rte::rte_eal_alarm_set(1, call::<F>, job.cast()) } == 0 {
-        // An error is as good: the sender has gone with the job.
+        // The job always sends: a panic in it would abort the process.
         let _ = waited.recv();
     } else {
-        // SAFETY: nobody else was given it.
+        // SAFETY: the alarm was not set, so this is the only use of the box.
         unsafe { call::<F>(job.cast()) };
     }
 }
 
-/// This thread's share in the caches of DPDK's pools, until it is dropped.
+/// Registration of this thread for the caches of DPDK's pools, until it is dropped.
 pub struct Registered(PhantomData<*mut ()>);
 
 impl Registered {
-    /// Without one everything works, more slowly.
+    /// `None` if DPDK has no room for another thread: everything works without, more slowly.
     pub fn new() -> Option<Self> {
-        // SAFETY: EAL runs: whoever has a device has started it.
+        // SAFETY: EAL runs, as opening a device has started it.
         (unsafe { rte::rte_thread_register() } == 0).then_some(Registered(PhantomData))
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: registered by this thread, which a type with a pointer in it does not leave.
+        // SAFETY: this thread registered itself: the pointer in the type keeps it from moving to another thread.
         unsafe { rte::rte_thread_unregister() };
     }
 }

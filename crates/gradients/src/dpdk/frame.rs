@@ -1,5 +1,5 @@
-//! Frames: as much of Ethernet, IPv4, UDP and ARP as gradients need. Addresses and lengths are checked, checksums verified and written, in
-//! software: most devices without hardware can do neither.
+//! Frames: as much of Ethernet, IPv4, UDP and ARP as gradients need. Checksums are verified and written in software, as most virtual devices
+//! cannot.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
@@ -10,73 +10,77 @@ use crate::packet::MAX_DATAGRAM;
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];
-/// Everybody's.
+/// Ethernet's broadcast address.
 pub const BROADCAST: Mac = [0xFF; 6];
-/// Longest frame that is sent, without its check sequence.
+/// Longest frame that is sent, in bytes without the frame check sequence.
 pub const MAX_FRAME: usize = PAYLOAD_AT + MAX_DATAGRAM;
 /// Bytes of an ARP frame.
 pub const ARP_FRAME: usize = 42;
 
+/// Bytes of headers.
 const ETHERNET: usize = 14;
 const IP: usize = 20;
 const UDP: usize = 8;
+/// Offset of a datagram's payload.
 const PAYLOAD_AT: usize = ETHERNET + IP + UDP;
-/// Shorter frames are filled up: Ethernet's 64 bytes without the check sequence.
+/// Shortest frame: Ethernet's 64 bytes without the frame check sequence. Shorter ones are padded.
 const MIN_FRAME: usize = 60;
+/// Ethertypes.
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const PROTOCOL_UDP: u8 = 17;
+/// Time to live of sent datagrams.
 const HOPS: u8 = 64;
 
-/// What a frame is to a station.
+/// A received frame, as an interface sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame {
-    /// A marked datagram for it.
-    Datagram(Found),
-    /// Marked and for its address, but damaged, cut short, in fragments, or for a port that it does not have.
+pub enum ParsedFrame {
+    /// A marked datagram for the interface.
+    Datagram(ParsedDatagram),
+    /// Marked and for its address, but damaged, truncated, fragmented, or for a UDP port that it does not have.
     Broken,
-    /// ARP, whomever it asks.
+    /// ARP, for any address.
     Arp(Arp),
     /// Anything else.
     Other,
 }
 
-/// A datagram in a frame.
+/// A marked datagram for the interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// Where it is from.
+pub struct ParsedDatagram {
+    /// Address of its sender.
     pub from: SocketAddrV4,
-    /// Which of the station's UDP ports it is for, from 0.
+    /// UDP port of the interface that it is for, numbered from 0.
     pub port: u16,
-    /// Where in the frame it is.
-    pub at: Range<usize>,
+    /// Range of the payload in the frame.
+    pub range: Range<usize>,
 }
 
-impl Frame {
-    /// What `frame` is to the station at `here`, which has `ports` UDP ports from that one on.
-    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Frame {
+impl ParsedFrame {
+    /// Parses `frame` for the interface at `here`, which has `ports` UDP ports from that of `here` on.
+    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> ParsedFrame {
         match Headers::of(frame) {
-            None => Arp::read(frame).map_or(Frame::Other, Frame::Arp),
-            Some(headers) if !headers.is_for(*here.ip()) => Frame::Other,
+            None => Arp::read(frame).map_or(ParsedFrame::Other, ParsedFrame::Arp),
+            Some(headers) if !headers.is_for(*here.ip()) => ParsedFrame::Other,
             Some(headers) => {
-                let found = headers.datagram(frame, here.port(), ports);
-                found.map_or(Frame::Broken, Frame::Datagram)
+                let datagram = headers.datagram(frame, here.port(), ports);
+                datagram.map_or(ParsedFrame::Broken, ParsedFrame::Datagram)
             }
         }
     }
 }
 
-impl Found {
-    /// The datagram that [`Frame::read`] finds, without saying what else the frame may be.
+impl ParsedDatagram {
+    /// [`ParsedFrame::read`], for datagrams alone.
     #[inline(always)]
-    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Option<Found> {
+    pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> Option<ParsedDatagram> {
         let headers = Headers::of(frame)?;
-        let mine = headers.is_for(*here.ip());
-        mine.then(|| headers.datagram(frame, here.port(), ports))?
+        let own = headers.is_for(*here.ip());
+        own.then(|| headers.datagram(frame, here.port(), ports))?
     }
 }
 
-/// The first bytes of an IPv4 frame.
+/// Headers of an IPv4 frame.
 struct Headers<'a>(&'a [u8; PAYLOAD_AT]);
 
 impl<'a> Headers<'a> {
@@ -86,7 +90,7 @@ impl<'a> Headers<'a> {
         (head[12..14] == IPV4 && head[14] >> 4 == 4).then_some(Headers(head))
     }
 
-    /// The lower two bits of the traffic class are the path's, not the sender's (RFC 3168).
+    /// Whether it is a marked UDP datagram to `here`. The lower two bits of the traffic class signal congestion (RFC 3168).
     #[inline]
     fn is_for(&self, here: Ipv4Addr) -> bool {
         u32::from(self.0[15] >> 2) == DSCP
@@ -95,7 +99,7 @@ impl<'a> Headers<'a> {
     }
 
     #[inline(always)]
-    fn datagram(&self, frame: &[u8], first_port: u16, ports: u16) -> Option<Found> {
+    fn datagram(&self, frame: &[u8], first_port: u16, ports: u16) -> Option<ParsedDatagram> {
         let head = self.0;
         let pair = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
         let ip_bytes = 4 * usize::from(head[14] & 15);
@@ -115,36 +119,36 @@ impl<'a> Headers<'a> {
         if !whole(sum(&head[ETHERNET..ETHERNET + IP])) {
             return None;
         }
-        // 0 is for none, as IPv4 allows.
+        // 0 means no checksum, which IPv4 allows.
         let addresses_and_udp = sum(&head[26..PAYLOAD_AT]) + pseudo(length);
         if pair(40) != 0 && !whole(addresses_and_udp + sum(&udp[UDP..])) {
             return None;
         }
         let source = Ipv4Addr::new(head[26], head[27], head[28], head[29]);
-        Some(Found {
+        Some(ParsedDatagram {
             from: SocketAddrV4::new(source, pair(34)),
             port,
-            at: PAYLOAD_AT..ETHERNET + IP + length,
+            range: PAYLOAD_AT..ETHERNET + IP + length,
         })
     }
 }
 
-/// The part of UDP's pseudo header that is neither address.
+/// Sum of UDP's pseudo header without the addresses.
 fn pseudo(length: usize) -> u64 {
     let [high, low] = (length as u16).to_be_bytes();
     u64::from(u32::from_le_bytes([0, PROTOCOL_UDP, high, low]))
 }
 
-/// The way from a station to another one: the headers of all its datagrams, but for their lengths and checksums.
+/// Headers of all datagrams from one address to another, except lengths and checksums.
 #[derive(Debug, Clone)]
-pub struct Route {
-    head: [u8; PAYLOAD_AT],
+pub struct HeaderTemplate {
+    headers: [u8; PAYLOAD_AT],
     ip_sum: u64,
     udp_sum: u64,
 }
 
-impl Route {
-    /// From one station to the other.
+impl HeaderTemplate {
+    /// Headers from one address to the other.
     pub fn new(from: (SocketAddrV4, Mac), to: (SocketAddrV4, Mac)) -> Self {
         let mut head = [0; PAYLOAD_AT];
         head[..6].copy_from_slice(&to.1);
@@ -152,7 +156,7 @@ impl Route {
         head[12..14].copy_from_slice(&IPV4);
         head[14] = 0x45;
         head[15] = (DSCP << 2) as u8;
-        // Not to be cut into fragments: an aggregator takes none.
+        // "Don't fragment": an aggregator drops fragments.
         head[20] = 0x40;
         head[22] = HOPS;
         head[23] = PROTOCOL_UDP;
@@ -160,15 +164,15 @@ impl Route {
         head[30..34].copy_from_slice(&to.0.ip().octets());
         head[34..36].copy_from_slice(&from.0.port().to_be_bytes());
         head[36..38].copy_from_slice(&to.0.port().to_be_bytes());
-        Route {
+        HeaderTemplate {
             ip_sum: sum(&head[14..34]),
             udp_sum: sum(&head[26..38]),
-            head,
+            headers: head,
         }
     }
 
-    /// Writes the frame of a datagram of two parts to the beginning of `room`, which has [`MAX_FRAME`] bytes; returns its length. `None`
-    /// for a datagram that is too long.
+    /// Writes the frame of a datagram of two parts to the beginning of `room`, and returns its length; `None` for a datagram that is too
+    /// long.
     #[inline]
     pub fn write<const HEAD: usize>(
         &self,
@@ -179,7 +183,7 @@ impl Route {
         self.write_summed(room, head, body, sum(body))
     }
 
-    /// [`Route::write`] of a second part whose [`sum`] is known.
+    /// [`HeaderTemplate::write`] of a second part whose [`sum`] is known.
     #[inline]
     pub fn write_summed<const HEAD: usize>(
         &self,
@@ -192,19 +196,19 @@ impl Route {
         let end = PAYLOAD_AT + payload;
         let (start, rest) = room.split_first_chunk_mut::<PAYLOAD_AT>()?;
         let (head_room, rest) = rest.split_first_chunk_mut::<HEAD>()?;
-        *start = self.head;
+        *start = self.headers;
         *head_room = *head;
         copy(rest.get_mut(..body.len())?, body);
         let word = |length: usize| u16::from_le_bytes((length as u16).to_be_bytes());
         let (total, length) = (word(IP + UDP + payload), word(UDP + payload));
         let ip = !fold(self.ip_sum + u64::from(total));
-        // Summed where they come from: to read what has just been written takes longer.
+        // Summed at their source: reading bytes that were just written takes longer.
         let body_sum = match HEAD % 2 {
             0 => body_sum,
             _ => fold(body_sum).swap_bytes().into(),
         };
         let udp_sum = self.udp_sum + u64::from(length) + pseudo(UDP + payload);
-        // 0 would be none; its complement is as good.
+        // 0 would mean no checksum; its complement is the same sum.
         let udp = match !fold(udp_sum + sum(head) + body_sum) {
             0 => u16::MAX,
             udp => udp,
@@ -219,7 +223,7 @@ impl Route {
     }
 }
 
-/// Copies `from` to `to`, which is as long. The few bytes of a short datagram are there before a call of the system's copy would begin.
+/// Copies `from` to `to`, which is as long. Up to 16 bytes are copied inline, in less time than a call of `memcpy` takes.
 #[inline]
 fn copy(to: &mut [u8], from: &[u8]) {
     match (from.first_chunk::<8>(), from.last_chunk::<8>()) {
@@ -233,53 +237,57 @@ fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// A question for the Ethernet address of an IPv4 address, or the answer to one (RFC 826).
+/// An ARP request for the Ethernet address of an IPv4 address, or the reply (RFC 826).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arp {
-    /// A question, not an answer.
-    pub asks: bool,
-    /// Who says it.
+    /// Request, not reply.
+    pub is_request: bool,
+    /// Addresses of the sender.
     pub from: (Ipv4Addr, Mac),
-    /// Whose address it is about; with a question its Ethernet address is not known.
+    /// Addresses of the target; a request does not know the Ethernet address.
     pub to: (Ipv4Addr, Mac),
 }
 
 impl Arp {
-    /// Ethernet, IPv4, and the lengths of their addresses.
-    const KIND: [u8; 6] = [0, 1, IPV4[0], IPV4[1], 6, 4];
+    /// Hardware type Ethernet, protocol type IPv4, and the lengths of their addresses.
+    const TYPES: [u8; 6] = [0, 1, IPV4[0], IPV4[1], 6, 4];
 
     fn read(frame: &[u8]) -> Option<Self> {
         let head: &[u8; ARP_FRAME] = frame.first_chunk()?;
-        if head[12..14] != ARP || head[14..20] != Self::KIND {
+        if head[12..14] != ARP || head[14..20] != Self::TYPES {
             return None;
         }
-        let station = |at: usize| {
+        let addresses = |at: usize| {
             let mut mac = [0; 6];
             mac.copy_from_slice(&head[at..at + 6]);
             let ip = Ipv4Addr::new(head[at + 6], head[at + 7], head[at + 8], head[at + 9]);
             (ip, mac)
         };
-        let asks = match head[20..22] {
+        let is_request = match head[20..22] {
             [0, 1] => true,
             [0, 2] => false,
             _ => return None,
         };
         Some(Arp {
-            asks,
-            from: station(22),
-            to: station(32),
+            is_request,
+            from: addresses(22),
+            to: addresses(32),
         })
     }
 
     /// Writes the frame to the beginning of `room`; returns its length.
     pub fn write(&self, room: &mut [u8; MAX_FRAME]) -> usize {
         room[..MIN_FRAME].fill(0);
-        let to = if self.asks { BROADCAST } else { self.to.1 };
+        let to = if self.is_request {
+            BROADCAST
+        } else {
+            self.to.1
+        };
         room[..6].copy_from_slice(&to);
         room[6..12].copy_from_slice(&self.from.1);
         room[12..14].copy_from_slice(&ARP);
-        room[14..20].copy_from_slice(&Self::KIND);
-        room[21] = if self.asks { 1 } else { 2 };
+        room[14..20].copy_from_slice(&Self::TYPES);
+        room[21] = if self.is_request { 1 } else { 2 };
         for (at, (ip, mac)) in [(22, self.from), (32, self.to)] {
             room[at..at + 6].copy_from_slice(&mac);
             room[at + 6..at + 10].copy_from_slice(&ip.octets());
@@ -287,10 +295,10 @@ impl Arp {
         MIN_FRAME
     }
 
-    /// The answer of the station that is asked, whose Ethernet address is `mac`.
-    pub fn answer(&self, mac: Mac) -> Arp {
+    /// Reply of the target, whose Ethernet address is `mac`.
+    pub fn reply(&self, mac: Mac) -> Arp {
         Arp {
-            asks: false,
+            is_request: false,
             from: (self.to.0, mac),
             to: self.from,
         }
@@ -312,12 +320,14 @@ mod tests {
 
     fn frame<const HEAD: usize>(head: &[u8; HEAD], body: &[u8]) -> Vec<u8> {
         let mut room = [0xAA; MAX_FRAME];
-        let bytes = Route::new(A, B).write(&mut room, head, body).unwrap();
+        let bytes = HeaderTemplate::new(A, B)
+            .write(&mut room, head, body)
+            .unwrap();
         room[..bytes].to_vec()
     }
 
-    fn read(frame: &[u8]) -> Frame {
-        Frame::read(frame, B.0, 1)
+    fn read(frame: &[u8]) -> ParsedFrame {
+        ParsedFrame::read(frame, B.0, 1)
     }
 
     fn survives<const HEAD: usize>(datagram: &[u8]) {
@@ -326,15 +336,15 @@ mod tests {
         };
         let frame = frame(head, body);
         assert_eq!(frame.len(), (PAYLOAD_AT + datagram.len()).max(60));
-        let Frame::Datagram(found) = read(&frame) else {
+        let ParsedFrame::Datagram(found) = read(&frame) else {
             panic!("{} bytes: {:?}", datagram.len(), read(&frame));
         };
         assert_eq!((found.from, found.port), (A.0, 0));
-        assert_eq!(frame[found.at], *datagram);
+        assert_eq!(frame[found.range], *datagram);
     }
 
     #[test]
-    fn what_is_written_is_read_at_every_length() {
+    fn frames_survive_the_wire_at_every_length() {
         let bytes: Vec<u8> = (0..MAX_DATAGRAM).map(|i| (i * 31 + 7) as u8).collect();
         for length in (0..64).chain(1400..=MAX_DATAGRAM) {
             let datagram = &bytes[..length];
@@ -342,11 +352,11 @@ mod tests {
             heads.iter().for_each(|survives| survives(datagram));
         }
         let mut room = [0; MAX_FRAME];
-        let too_long = Route::new(A, B).write(&mut room, &[0; 10], &[0; MAX_DATAGRAM - 9]);
+        let too_long = HeaderTemplate::new(A, B).write(&mut room, &[0; 10], &[0; MAX_DATAGRAM - 9]);
         assert_eq!(too_long, None);
     }
 
-    /// A datagram of Linux's to port 7711, taken off a veth pair whose sender had its checksum offload off.
+    /// A datagram of Linux to port 7711, captured on a veth pair whose sender had no checksum offload.
     const KERNEL: [u8; 47] = [
         0x02, 0x00, 0x00, 0x00, 0x00, 0x02, 0x02, 0x00, 0x00, 0x00, 0x00, 0x01, 0x08, 0x00, 0x45,
         0xb8, 0x00, 0x21, 0x4d, 0x5e, 0x40, 0x00, 0x40, 0x11, 0xd8, 0xa3, 0x0a, 0x08, 0x00, 0x01,
@@ -355,11 +365,14 @@ mod tests {
     ];
 
     #[test]
-    fn frames_are_those_of_the_kernel() {
-        let Frame::Datagram(found) = read(&KERNEL) else {
+    fn frames_equal_those_of_the_kernel() {
+        let ParsedFrame::Datagram(found) = read(&KERNEL) else {
             panic!("{:?}", read(&KERNEL));
         };
-        assert_eq!((found.from, &KERNEL[found.at]), (A.0, b"hello".as_slice()));
+        assert_eq!(
+            (found.from, &KERNEL[found.range]),
+            (A.0, b"hello".as_slice())
+        );
         let mut ours = frame(b"he", b"llo");
         assert_eq!(ours.split_off(KERNEL.len()), [0; 13]);
         // The kernel numbers its datagrams, which changes the checksum of IPv4, too.
@@ -381,68 +394,76 @@ mod tests {
                 let elsewhere =
                     at == 14 && bit >= 4 || at == 15 || at == 23 || (30..34).contains(&at);
                 match found {
-                    Frame::Other => assert!(elsewhere && !ecn, "byte {at}, bit {bit}"),
-                    Frame::Broken => assert!(!elsewhere || ecn, "byte {at}, bit {bit}"),
-                    // A checksum that became 0 says that there is none.
-                    Frame::Datagram(..) => assert!(bad[40..42] == [0, 0], "byte {at}, bit {bit}"),
-                    Frame::Arp(_) => panic!("byte {at}, bit {bit}"),
+                    ParsedFrame::Other => assert!(elsewhere && !ecn, "byte {at}, bit {bit}"),
+                    ParsedFrame::Broken => assert!(!elsewhere || ecn, "byte {at}, bit {bit}"),
+                    // A checksum that became 0 means no checksum.
+                    ParsedFrame::Datagram(..) => {
+                        assert!(bad[40..42] == [0, 0], "byte {at}, bit {bit}")
+                    }
+                    ParsedFrame::Arp(_) => panic!("byte {at}, bit {bit}"),
                 }
             }
         }
     }
 
     #[test]
-    fn what_is_not_for_here_is_told_apart() {
+    fn frames_for_other_hosts_and_ports_are_told_apart() {
         let good = frame(b"0123456789", b"abcdefgh");
         let at = |ip: [u8; 4], port| SocketAddrV4::new(ip.into(), port);
-        assert_eq!(Frame::read(&good, at([10, 8, 0, 3], 7711), 9), Frame::Other);
-        let first_port = |first, ports| Frame::read(&good, at([10, 8, 0, 2], first), ports);
-        assert_eq!(first_port(7712, 9), Frame::Broken);
-        assert_eq!(first_port(7709, 2), Frame::Broken);
+        assert_eq!(
+            ParsedFrame::read(&good, at([10, 8, 0, 3], 7711), 9),
+            ParsedFrame::Other
+        );
+        let first_port = |first, ports| ParsedFrame::read(&good, at([10, 8, 0, 2], first), ports);
+        assert_eq!(first_port(7712, 9), ParsedFrame::Broken);
+        assert_eq!(first_port(7709, 2), ParsedFrame::Broken);
         assert!(matches!(
             first_port(7709, 3),
-            Frame::Datagram(Found { port: 2, .. })
+            ParsedFrame::Datagram(ParsedDatagram { port: 2, .. })
         ));
         for length in 0..PAYLOAD_AT {
-            assert_eq!(read(&good[..length]), Frame::Other);
+            assert_eq!(read(&good[..length]), ParsedFrame::Other);
         }
-        assert_eq!(read(&good[..PAYLOAD_AT + 17]), Frame::Broken);
+        assert_eq!(read(&good[..PAYLOAD_AT + 17]), ParsedFrame::Broken);
         // A fragment, with a right checksum.
         let mut fragment = good.clone();
         fragment[20] = 0x20;
         fragment[24..26].fill(0);
         let sum = !fold(sum(&fragment[14..34]));
         fragment[24..26].copy_from_slice(&sum.to_le_bytes());
-        assert_eq!(read(&fragment), Frame::Broken);
+        assert_eq!(read(&fragment), ParsedFrame::Broken);
         // The path may mark congestion.
         let mut marked = good;
         marked[15] |= 3;
         marked[24..26].fill(0);
         let sum = !fold(super::sum(&marked[14..34]));
         marked[24..26].copy_from_slice(&sum.to_le_bytes());
-        assert!(matches!(read(&marked), Frame::Datagram(..)));
+        assert!(matches!(read(&marked), ParsedFrame::Datagram(..)));
     }
 
     #[test]
-    fn arp_survives_the_wire_and_is_answered() {
-        let question = Arp {
-            asks: true,
+    fn arp_requests_survive_the_wire_and_are_answered() {
+        let request = Arp {
+            is_request: true,
             from: (*A.0.ip(), A.1),
             to: (*B.0.ip(), [0; 6]),
         };
         let mut room = [0xAA; MAX_FRAME];
-        let bytes = question.write(&mut room);
+        let bytes = request.write(&mut room);
         assert_eq!((bytes, &room[..6]), (60, &BROADCAST[..]));
-        assert_eq!(read(&room[..bytes]), Frame::Arp(question));
-        let answer = question.answer(B.1);
-        let bytes = answer.write(&mut room);
+        assert_eq!(read(&room[..bytes]), ParsedFrame::Arp(request));
+        let reply = request.reply(B.1);
+        let bytes = reply.write(&mut room);
         assert_eq!(room[..6], A.1);
-        let Frame::Arp(heard) = Frame::read(&room[..bytes], A.0, 1) else {
-            panic!("no answer");
+        let ParsedFrame::Arp(heard) = ParsedFrame::read(&room[..bytes], A.0, 1) else {
+            panic!("no reply");
         };
         assert_eq!(heard.from, (*B.0.ip(), B.1));
         assert_eq!(heard.to, (*A.0.ip(), A.1));
         room[21] = 3;
-        assert_eq!(Frame::read(&room[..bytes], A.0, 1), Frame::Other);
+        assert_eq!(
+            ParsedFrame::read(&room[..bytes], A.0, 1),
+            ParsedFrame::Other
+        );
     }
 }

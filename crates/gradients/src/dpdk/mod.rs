@@ -1,30 +1,29 @@
-//! The aggregator and its workers on DPDK's devices: bursts of frames between memory and device, without system calls where the device has
-//! none.
+//! Aggregators and workers on DPDK devices: bursts of frames between memory and device, for virtual devices without system calls.
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`frame`] | Ethernet, IPv4, UDP and ARP |
-//! | [`checksum`] | of IPv4 and UDP |
-//! | [`neighbours`] | who is at which Ethernet address |
-//! | [`eal`] | DPDK's environment, once in a process |
-//! | [`device`] | devices, queues, packets |
-//! | [`station`] | frames in and out of a station's devices, and through a switch |
-//! | [`cores`] | which cores there are |
-//! | [`aggregator`] | aggregators, one on each core |
-//! | [`worker`] | a worker |
+//! | [`frame`] | Ethernet, IPv4, UDP and ARP headers |
+//! | [`checksum`] | checksum of IPv4 and UDP |
+//! | [`neighbours`] | ARP table |
+//! | [`eal`] | DPDK's environment, started once in a process |
+//! | [`device`] | devices, their queues, packets |
+//! | [`station`] | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
+//! | [`cores`] | cores of the machine |
+//! | [`aggregator`] | aggregators, one for each thread |
+//! | [`worker`] | transport of a worker |
 //!
-//! # Which frames are taken
+//! # Received frames
 //!
-//! Those that are marked ([`DSCP`](super::datagrams::DSCP)), UDP, and for the station's address; and ARP that asks for it or answers it. An
-//! aggregator with two devices is a switch: it lets every other frame through unchanged, from one device to the other. So a marked frame
-//! for somebody else passes, be it for an aggregator further up or of another service of that class. With one device, or more than two,
-//! other frames are dropped and counted.
+//! An interface receives UDP datagrams to its address that carry the protocol's traffic class ([`DSCP`](super::datagrams::DSCP)), and ARP
+//! requests and replies for that address. An aggregator with two devices is a switch: it forwards every other frame unchanged from one
+//! device to the other, so datagrams for another aggregator, or of another service in that traffic class, pass. With one device, or more
+//! than two, other frames are dropped and counted.
 //!
 //! # Several cores
 //!
-//! Each core has an aggregator of its own with its own jobs, at a UDP port of its own, and a queue of each device, over which the device
-//! spreads flows (RSS) where it can. A core that receives what is for another one's port hands it over by a queue in memory. A device of one
-//! queue is received by the first core, which deals out what comes.
+//! Each core has its own aggregator with its own jobs, its own UDP port, and its own queue of each device, over which the device
+//! distributes flows (RSS) if it can. A core that receives a datagram for another core's port hands it over by a queue in memory. The
+//! first core receives all frames of a device with one queue, and hands over what is for the others.
 
 pub mod aggregator;
 pub mod checksum;
@@ -40,14 +39,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-pub use aggregator::{DpdkAggregator, DpdkPlane};
-pub use station::FrameCounters;
-pub use worker::{DpdkEnd, DpdkWorker};
+pub use aggregator::DpdkAggregator;
+pub use worker::DpdkTransport;
 
+pub use super::counters::FrameCounters;
 pub use super::plane::DpdkConfig;
-use device::{Device, Pool, Receiver};
-use replay_core::error::{Error, Result};
-use station::Station;
+use super::{Error, Result};
+use device::{Device, PacketPool, RxQueue};
+use station::Interface;
 
 impl DpdkConfig {
     fn check(&self) -> Result<()> {
@@ -58,14 +57,15 @@ impl DpdkConfig {
         }
         if self.prefix > 32 || ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() {
             return refuse(format!(
-                "{}/{} is no station's address: DPDK's devices have none, so give one that is free in the network, such as 10.0.0.2/24",
+                "{}/{} is no address of a host: a DPDK device has none of its own, so give it one that is free in the network, such as \
+                 10.0.0.2/24",
                 ip, self.prefix
             ));
         }
         let ports = usize::from(self.address.port()) + self.threads;
         if self.address.port() == 0 || self.threads == 0 || ports > 1 << 16 {
             return refuse(format!(
-                "{} threads want as many UDP ports from that of {} on: give the address a port that leaves room for them",
+                "{} threads use as many UDP ports, from that of {} on: give at least one thread, and a port that leaves room for all",
                 self.threads, self.address
             ));
         }
@@ -77,7 +77,7 @@ impl DpdkConfig {
         }
         if !self.cores.is_empty() && self.cores.len() != self.threads {
             return refuse(format!(
-                "{} threads and the cores {:?}: name a core for each, or none",
+                "{} threads and the cores {:?}: name a core for each thread, or none",
                 self.threads, self.cores
             ));
         }
@@ -85,33 +85,33 @@ impl DpdkConfig {
     }
 }
 
-/// What a thread does that polls in vain: it looks again at once, and where it may sleep, soon lets others run, then sleeps.
-struct Idle {
-    turns: u32,
+/// Pauses of a polling thread while nothing arrives: it polls again at once, then yields its core, then sleeps, if it may sleep at all.
+struct IdleBackoff {
+    polls: u32,
     sleep: Duration,
 }
 
-impl Idle {
-    /// Turns that are followed by the next one at once.
-    const SPIN: u32 = 32;
-    /// Turns until it sleeps: a thread that has nobody to give way to is back after a microsecond or less.
-    const YIELD: u32 = 128;
+impl IdleBackoff {
+    /// Polls without a pause.
+    const SPINS: u32 = 32;
+    /// Polls before the first sleep. Yielding costs at most a microsecond if no other thread wants the core.
+    const YIELDS: u32 = 128;
 
     fn new(sleep: Duration) -> Self {
-        Idle { turns: 0, sleep }
+        IdleBackoff { polls: 0, sleep }
     }
 
-    /// Something has come.
-    fn end(&mut self) {
-        self.turns = 0;
+    /// Starts over, after something arrived.
+    fn reset(&mut self) {
+        self.polls = 0;
     }
 
-    /// Nothing has come. Sleeps for `most` at most.
+    /// Pauses, for `most` at most.
     fn wait(&mut self, most: Duration) {
-        self.turns = self.turns.saturating_add(1);
-        if self.turns < Self::SPIN || self.sleep.is_zero() {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < Self::SPINS || self.sleep.is_zero() {
             std::hint::spin_loop();
-        } else if self.turns < Self::YIELD {
+        } else if self.polls < Self::YIELDS {
             thread::yield_now();
         } else {
             thread::sleep(self.sleep.min(most));
@@ -119,41 +119,41 @@ impl Idle {
     }
 }
 
-/// A station whose devices run, with the receivers of each.
-struct Opened {
-    station: Arc<Station>,
-    pool: Arc<Pool>,
+/// Started devices of an interface, with the receive queues of each.
+struct OpenDevices {
+    interface: Arc<Interface>,
+    pool: Arc<PacketPool>,
     devices: Vec<Arc<Device>>,
-    receivers: Vec<Vec<Receiver>>,
+    queues: Vec<Vec<RxQueue>>,
 }
 
-impl Opened {
+impl OpenDevices {
     fn new(config: &DpdkConfig) -> Result<Self> {
         config.check()?;
         eal::start(&config.eal)?;
-        let cores = config.threads;
-        let pool = Pool::new(config.devices.len() * cores, cores)?;
-        let mut opened = Opened {
-            station: Arc::new(Station::new(
-                config.address,
-                cores as u16,
-                config.prefix,
-                config.gateway,
-            )),
+        let threads = config.threads;
+        let pool = PacketPool::new(config.devices.len() * threads, threads)?;
+        let interface = Interface::new(
+            config.address,
+            threads as u16,
+            config.prefix,
+            config.gateway,
+        );
+        let mut opened = OpenDevices {
+            interface: Arc::new(interface),
             pool,
             devices: Vec::new(),
-            receivers: Vec::new(),
+            queues: Vec::new(),
         };
         for arguments in &config.devices {
-            // As many as at its other end, which is another program's to say.
-            let queues = if arguments.starts_with("net_memif") {
-                1
-            } else {
-                cores
+            // Both ends of a memif need the same number of queues, and the peer may be another program: one is what all have.
+            let queues = match arguments.starts_with("net_memif") {
+                true => 1,
+                false => threads,
             };
-            let (device, receivers) = Device::open(arguments, queues, &opened.pool)?;
+            let (device, queues) = Device::open(arguments, queues, &opened.pool)?;
             opened.devices.push(device);
-            opened.receivers.push(receivers);
+            opened.queues.push(queues);
         }
         Ok(opened)
     }

@@ -1,4 +1,10 @@
-//! Who is at which Ethernet address, and behind which port: learned by ARP, asked when it is needed.
+//! The ARP table: Ethernet address and device of each neighbour, asked for when it is needed.
+//!
+//! | after | an entry |
+//! | --- | --- |
+//! | 10 ms | without an answer is asked for again, if it is still needed |
+//! | 30 s | is asked for again, while it stays in use |
+//! | 300 s | without an answer is removed |
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -8,84 +14,83 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Arp, Mac};
 
-/// Stations that are remembered: more than workers that an aggregator has, fewer than a stranger can invent.
-const MOST: usize = 4096;
-/// Between two questions about the same address.
+/// Most entries: more than an aggregator has workers, so few that forged requests cannot fill the memory.
+const MAX_ENTRIES: usize = 4096;
+/// Time between two requests for an unknown address.
 const ASK_EVERY: Duration = Duration::from_millis(10);
-/// Then it is asked again, while the old answer goes on being used.
+/// Age from which an entry is asked for again.
 const STALE: Duration = Duration::from_secs(30);
-/// Then the old answer is forgotten.
-const GONE: Duration = Duration::from_secs(300);
+/// Age at which an entry is removed.
+const EXPIRED: Duration = Duration::from_secs(300);
 
-/// A station's place.
+/// A host on one of the networks of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Neighbour {
     /// Its Ethernet address.
     pub mac: Mac,
-    /// The number of the port it was heard at.
-    pub port: usize,
+    /// Number of the device that it was heard on.
+    pub device: usize,
 }
 
-struct Known {
-    place: Option<Place>,
-    heard: Instant,
+/// An entry; without a neighbour as long as no reply has come.
+struct Entry {
+    neighbour: Option<Neighbour>,
+    last_heard: Instant,
+    /// Last request, if there was no reply since.
     asked: Option<Instant>,
 }
 
-/// The table, shared by all cores.
+/// The ARP table, shared by all cores.
 #[derive(Default)]
 pub struct Neighbours {
-    table: Mutex<HashMap<Ipv4Addr, Known>>,
+    table: Mutex<HashMap<Ipv4Addr, Entry>>,
     version: AtomicU64,
 }
 
 impl Neighbours {
-    /// Changes whenever a place does: whoever keeps places looks at it first.
+    /// A number that rises with every change, for caches of neighbours.
     pub fn version(&self) -> u64 {
-        // Pairs with the addition in `changed`: who sees the new number finds the new place under the lock.
+        // Acquire pairs with the addition in `changed`: a reader of the new number finds the new entry under the lock.
         self.version.load(Ordering::Acquire)
     }
 
     fn changed(&self) {
-        // Pairs with the load in `version`.
+        // Release pairs with the load in `version`.
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// A panic while it was held has left it whole: each change is one insertion or removal.
-    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, Known>> {
+    /// A panic leaves the table whole: each change is one insertion or removal.
+    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what ARP says of its sender. A stranger is remembered if it asks `here`, as it is about to talk to it; of others only what
-    /// is known already is brought up to date (RFC 826).
-    pub fn hear(&self, arp: &Arp, here: Ipv4Addr, port: usize, now: Instant) {
+    /// Learns the sender of an ARP frame. A new sender is added if it asks for `here`, as it is about to send something; otherwise only
+    /// known entries are updated (RFC 826).
+    pub fn learn(&self, arp: &Arp, here: Ipv4Addr, device: usize, now: Instant) {
         let (ip, mac) = arp.from;
-        let place = Some(Place { mac, port });
-        let group = mac[0] & 1 == 1;
-        if group || ip == here || ip.is_unspecified() {
+        let neighbour = Some(Neighbour { mac, device });
+        let is_group = mac[0] & 1 == 1;
+        if is_group || ip == here || ip.is_unspecified() {
             return;
         }
         let mut table = self.table();
-        let room = table.len() < MOST;
+        let has_room = table.len() < MAX_ENTRIES;
         match table.get_mut(&ip) {
-            Some(known) => {
-                known.heard = now;
-                known.asked = None;
-                if known.place == place {
+            Some(entry) => {
+                entry.last_heard = now;
+                entry.asked = None;
+                if entry.neighbour == neighbour {
                     return;
                 }
-                known.place = place;
+                entry.neighbour = neighbour;
             }
-            None if arp.to.0 == here && room => {
-                let (heard, asked) = (now, None);
-                table.insert(
-                    ip,
-                    Known {
-                        place,
-                        heard,
-                        asked,
-                    },
-                );
+            None if arp.to.0 == here && has_room => {
+                let entry = Entry {
+                    neighbour,
+                    last_heard: now,
+                    asked: None,
+                };
+                table.insert(ip, entry);
             }
             None => return,
         }
@@ -93,62 +98,53 @@ impl Neighbours {
         self.changed();
     }
 
-    /// Where a station is. `Err` says whether to ask for it now.
-    pub fn find(&self, ip: Ipv4Addr, now: Instant) -> Result<Place, bool> {
+    /// The neighbour with an address. `Err` says whether to send a request now.
+    pub fn find(&self, ip: Ipv4Addr, now: Instant) -> Result<Neighbour, bool> {
         let mut table = self.table();
-        let room = table.len() < MOST;
+        let has_room = table.len() < MAX_ENTRIES;
         match table.get_mut(&ip) {
-            Some(Known {
-                place: Some(place), ..
-            }) => Ok(*place),
-            Some(known) => Err(known.ask(now)),
-            None if room => {
-                let (place, heard, asked) = (None, now, Some(now));
-                table.insert(
-                    ip,
-                    Known {
-                        place,
-                        heard,
-                        asked,
-                    },
-                );
+            Some(entry) => match entry.neighbour {
+                Some(neighbour) => Ok(neighbour),
+                None => Err(entry.ask_after(ASK_EVERY, now)),
+            },
+            None => {
+                if has_room {
+                    let entry = Entry {
+                        neighbour: None,
+                        last_heard: now,
+                        asked: Some(now),
+                    };
+                    table.insert(ip, entry);
+                }
                 Err(true)
             }
-            None => Err(true),
         }
     }
 
-    /// Forgets who has not been heard for long, and returns whom to ask whether they are still there.
-    pub fn review(&self, now: Instant) -> Vec<Ipv4Addr> {
+    /// Removes expired entries. Returns the addresses of stale ones, to send a request for each.
+    pub fn expire(&self, now: Instant) -> Vec<Ipv4Addr> {
         let mut table = self.table();
         let before = table.len();
-        let silent = |known: &Known| now.saturating_duration_since(known.heard);
-        table.retain(|_, known| silent(known) < GONE);
-        let forgotten = table.len() < before;
+        let age = |entry: &Entry| now.saturating_duration_since(entry.last_heard);
+        table.retain(|_, entry| age(entry) < EXPIRED);
+        let any_expired = table.len() < before;
         let mut stale = Vec::new();
-        for (ip, known) in table.iter_mut() {
-            // An address that nobody has answered for is asked for when it is needed.
-            if known.place.is_some() && silent(known) >= STALE && known.ask_slowly(now) {
+        for (ip, entry) in table.iter_mut() {
+            // An address without an answer is asked for when it is needed.
+            if entry.neighbour.is_some() && age(entry) >= STALE && entry.ask_after(STALE, now) {
                 stale.push(*ip);
             }
         }
         drop(table);
-        if forgotten {
+        if any_expired {
             self.changed();
         }
         stale
     }
 }
 
-impl Known {
-    fn ask(&mut self, now: Instant) -> bool {
-        self.ask_after(ASK_EVERY, now)
-    }
-
-    fn ask_slowly(&mut self, now: Instant) -> bool {
-        self.ask_after(STALE, now)
-    }
-
+impl Entry {
+    /// Whether to send a request: the last one is `time` ago. Notes it as sent.
     fn ask_after(&mut self, time: Duration, now: Instant) -> bool {
         let due = self.asked.is_none_or(|asked| now >= asked + time);
         if due {
@@ -167,72 +163,78 @@ mod tests {
     const ONE: Mac = [2, 0, 0, 0, 0, 1];
     const TWO: Mac = [2, 0, 0, 0, 0, 2];
 
-    fn says(ip: Ipv4Addr, mac: Mac, about: Ipv4Addr) -> Arp {
+    fn request(ip: Ipv4Addr, mac: Mac, target: Ipv4Addr) -> Arp {
         Arp {
-            asks: true,
+            is_request: true,
             from: (ip, mac),
-            to: (about, [0; 6]),
+            to: (target, [0; 6]),
         }
     }
 
     #[test]
-    fn who_asks_for_this_station_is_known_and_who_moves_is_found() {
+    fn senders_of_requests_are_learned_and_moves_are_noticed() {
         let neighbours = Neighbours::default();
         let now = Instant::now();
         let worker = Ipv4Addr::new(10, 8, 0, 1);
-        neighbours.hear(&says(worker, ONE, OTHER), HERE, 0, now);
-        assert_eq!(neighbours.version(), 0, "it asked somebody else");
-        neighbours.hear(&says(worker, ONE, HERE), HERE, 0, now);
+        neighbours.learn(&request(worker, ONE, OTHER), HERE, 0, now);
+        assert_eq!(neighbours.version(), 0, "the request was for another host");
+        neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
         assert_eq!(
             neighbours.find(worker, now),
-            Ok(Place { mac: ONE, port: 0 })
+            Ok(Neighbour {
+                mac: ONE,
+                device: 0
+            })
         );
         let version = neighbours.version();
-        neighbours.hear(&says(worker, ONE, HERE), HERE, 0, now);
+        neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
         assert_eq!(neighbours.version(), version, "nothing has changed");
-        // It tells everybody of its new place.
-        neighbours.hear(&says(worker, TWO, worker), HERE, 1, now);
+        // A gratuitous announcement after a move.
+        neighbours.learn(&request(worker, TWO, worker), HERE, 1, now);
         assert_ne!(neighbours.version(), version);
         assert_eq!(
             neighbours.find(worker, now),
-            Ok(Place { mac: TWO, port: 1 })
+            Ok(Neighbour {
+                mac: TWO,
+                device: 1
+            })
         );
     }
 
     #[test]
-    fn the_unknown_are_asked_for_now_and_then_and_the_silent_forgotten() {
+    fn unknown_addresses_are_asked_for_at_intervals_and_silent_ones_expire() {
         let neighbours = Neighbours::default();
         let mut now = Instant::now();
         assert_eq!(neighbours.find(OTHER, now), Err(true));
         assert_eq!(neighbours.find(OTHER, now), Err(false));
         now += ASK_EVERY;
         assert_eq!(neighbours.find(OTHER, now), Err(true));
-        neighbours.hear(&says(OTHER, ONE, HERE), HERE, 0, now);
-        assert!(neighbours.review(now).is_empty());
+        neighbours.learn(&request(OTHER, ONE, HERE), HERE, 0, now);
+        assert!(neighbours.expire(now).is_empty());
         now += STALE;
-        assert_eq!(neighbours.review(now), [OTHER]);
-        assert!(neighbours.review(now).is_empty());
+        assert_eq!(neighbours.expire(now), [OTHER]);
+        assert!(neighbours.expire(now).is_empty());
         assert!(neighbours.find(OTHER, now).is_ok());
-        now += GONE;
+        now += EXPIRED;
         let version = neighbours.version();
-        assert!(neighbours.review(now).is_empty());
+        assert!(neighbours.expire(now).is_empty());
         assert_ne!(neighbours.version(), version);
         assert_eq!(neighbours.find(OTHER, now), Err(true));
     }
 
     #[test]
-    fn addresses_that_cannot_be_are_not_learned() {
+    fn invalid_addresses_are_not_learned() {
         let neighbours = Neighbours::default();
         let now = Instant::now();
         let group = [3, 0, 0, 0, 0, 1];
-        neighbours.hear(&says(OTHER, group, HERE), HERE, 0, now);
-        neighbours.hear(&says(HERE, ONE, HERE), HERE, 0, now);
-        neighbours.hear(&says(Ipv4Addr::UNSPECIFIED, ONE, HERE), HERE, 0, now);
+        neighbours.learn(&request(OTHER, group, HERE), HERE, 0, now);
+        neighbours.learn(&request(HERE, ONE, HERE), HERE, 0, now);
+        neighbours.learn(&request(Ipv4Addr::UNSPECIFIED, ONE, HERE), HERE, 0, now);
         assert_eq!(neighbours.version(), 0);
-        for i in 0..2 * MOST as u32 {
+        for i in 0..2 * MAX_ENTRIES as u32 {
             let ip = Ipv4Addr::from_bits(0x0B00_0000 + i);
-            neighbours.hear(&says(ip, ONE, HERE), HERE, 0, now);
+            neighbours.learn(&request(ip, ONE, HERE), HERE, 0, now);
         }
-        assert_eq!(neighbours.table().len(), MOST);
+        assert_eq!(neighbours.table().len(), MAX_ENTRIES);
     }
 }

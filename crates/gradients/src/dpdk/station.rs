@@ -1,37 +1,38 @@
-//! One core's end of the network: frames in and out of a station's devices, ARP, and the frames that go on to the other port.
+//! The IPv4 interface that DPDK devices form, as one core sees it: frames to datagrams and back, ARP, and forwarding between two ports.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::FrameCounters;
 use super::checksum::sum;
-use super::device::{self, Blanks, Device, Packet, Pool, Receiver, Sender};
-use super::frame::{Arp, Found, Frame, MAX_FRAME, Route};
-use super::neighbours::{Neighbours, Place};
+use super::device::{self, Device, FreePackets, Packet, PacketPool, RxQueue, TxQueue};
+use super::frame::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
+use super::neighbours::{Neighbour, Neighbours};
 use crate::Transmit;
 
-/// Routes that a core keeps, each at a place of its own, which others may take.
-const ROUTES: usize = 1024;
+/// Cached routes of a core. The cache is direct-mapped: each address has one entry, which others may overwrite.
+const CACHED_ROUTES: usize = 1024;
 
-/// A place in an IPv4 network, behind one or more ports.
-pub struct Station {
-    /// Its address, and the first port of its datagrams.
+/// An IPv4 interface on one or more devices, which are its ports.
+pub struct Interface {
+    /// Its address, and the first of its UDP ports.
     pub address: SocketAddrV4,
-    /// How many ports it has, from that one on.
+    /// Number of its UDP ports.
     pub ports: u16,
-    /// Bits of the network's part of the address.
+    /// Length of the network prefix in bits.
     pub prefix: u8,
-    /// Who takes what goes to other networks.
+    /// Router to other networks.
     pub gateway: Option<Ipv4Addr>,
-    /// Who is where.
+    /// ARP table.
     pub neighbours: Neighbours,
 }
 
-impl Station {
-    /// A station that knows nobody yet.
+impl Interface {
+    /// An interface with an empty ARP table.
     pub fn new(address: SocketAddrV4, ports: u16, prefix: u8, gateway: Option<Ipv4Addr>) -> Self {
-        Station {
+        Interface {
             address,
             ports,
             prefix,
@@ -40,7 +41,7 @@ impl Station {
         }
     }
 
-    /// Its address at one of its ports, from 0.
+    /// Address of one of its UDP ports, numbered from 0.
     pub fn at(&self, port: u16) -> SocketAddrV4 {
         SocketAddrV4::new(*self.address.ip(), self.address.port() + port)
     }
@@ -54,313 +55,276 @@ impl Station {
     }
 }
 
-/// What has passed a plane's ports, in frames.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct FrameCounters {
-    /// Received.
-    pub received: u64,
-    /// Sent, with those that were forwarded.
-    pub sent: u64,
-    /// Forwarded from one port of a switch to the other.
-    pub forwarded: u64,
-    /// Received, of no use here, and not forwarded.
-    pub others: u64,
-    /// Marked and for this station, but damaged, cut short, in fragments, or for a UDP port that it does not have.
-    pub broken: u64,
-    /// Not sent, for nobody knows yet where they should go.
-    pub unresolved: u64,
-    /// Not sent, as the device's queue stayed full, or for want of packets.
-    pub refused: u64,
-    /// Handed to another core, whose queue was full.
-    pub overrun: u64,
-}
-
-impl std::ops::AddAssign for FrameCounters {
-    fn add_assign(&mut self, other: Self) {
-        self.received += other.received;
-        self.sent += other.sent;
-        self.forwarded += other.forwarded;
-        self.others += other.others;
-        self.broken += other.broken;
-        self.unresolved += other.unresolved;
-        self.refused += other.refused;
-        self.overrun += other.overrun;
-    }
-}
-
-/// A datagram that has arrived, in its packet.
-pub struct Datagram {
+/// A received datagram, in its packet.
+pub struct ReceivedDatagram {
     packet: Packet,
     from: SocketAddrV4,
-    /// Which of the station's ports it is for, from 0.
+    /// UDP port of the interface that it is for, numbered from 0.
     pub port: u16,
-    at: Range<u16>,
+    range: Range<u16>,
 }
 
-impl Datagram {
-    /// Where it is from.
+impl ReceivedDatagram {
+    /// Address of its sender.
     pub fn from(&self) -> SocketAddr {
         self.from.into()
     }
 
-    /// What it says.
+    /// Its payload.
     pub fn bytes(&self) -> &[u8] {
         let frame = self.packet.frame().unwrap_or_default();
-        let at = usize::from(self.at.start)..usize::from(self.at.end);
-        frame.get(at).unwrap_or_default()
+        let range = usize::from(self.range.start)..usize::from(self.range.end);
+        frame.get(range).unwrap_or_default()
     }
 }
 
-/// What arrives at one core.
-pub struct Inbox {
-    station: Arc<Station>,
-    /// Of the station's ports, from 0.
-    number: u16,
-    /// One queue of each device, by the device's number; none where cores outnumber queues.
-    receivers: Vec<Option<Receiver>>,
-    /// Of the packets: freed after them.
-    _pool: Arc<Pool>,
+/// Receive side of one core.
+pub struct FrameReceiver {
+    interface: Arc<Interface>,
+    /// UDP port of this core, numbered from 0.
+    port: u16,
+    /// One queue of each device, in the order of the devices; `None` where there are fewer queues than cores.
+    queues: Vec<Option<RxQueue>>,
+    /// Pool of the packets; dropped after them.
+    _pool: Arc<PacketPool>,
 }
 
-impl Inbox {
-    /// Takes what is for port `number` of the station, from one queue of each device.
+impl FrameReceiver {
+    /// Receives datagrams for UDP port `port` of the interface, from one queue of each device.
     pub fn new(
-        station: Arc<Station>,
-        number: usize,
-        receivers: Vec<Option<Receiver>>,
-        pool: Arc<Pool>,
+        interface: Arc<Interface>,
+        port: usize,
+        queues: Vec<Option<RxQueue>>,
+        pool: Arc<PacketPool>,
     ) -> Self {
-        Inbox {
+        FrameReceiver {
             _pool: pool,
-            number: number as u16,
-            station,
-            receivers,
+            port: port as u16,
+            interface,
+            queues,
         }
     }
 
-    /// Fetches one burst of each device, in place of those before: the number of frames.
+    /// Replaces the bursts by the next ones, one of each device. Returns the number of frames.
     pub fn fetch(&mut self) -> usize {
-        let receivers = self.receivers.iter_mut().flatten();
-        receivers.map(Receiver::fetch).sum()
+        let queues = self.queues.iter_mut().flatten();
+        queues.map(RxQueue::fetch).sum()
     }
 
-    /// Reads what was fetched. `take` is given the datagrams for this core, and where they are from; `pass` those for others.
+    /// Reads the bursts: passes datagrams for this core to `take`, with their senders, and those for other cores to `hand_over`; answers
+    /// ARP, and forwards or counts all other frames.
     #[inline]
     pub fn read(
         &mut self,
-        out: &mut Outbox,
-        mut take: impl FnMut(SocketAddr, &[u8], &mut Outbox),
-        mut pass: impl FnMut(Datagram, &mut Outbox),
+        out: &mut FrameSender,
+        mut take: impl FnMut(SocketAddr, &[u8], &mut FrameSender),
+        mut hand_over: impl FnMut(ReceivedDatagram, &mut FrameSender),
     ) {
-        let is_switch = self.receivers.len() == 2;
-        let (here, ports) = (self.station.address, self.station.ports);
-        for (port, receiver) in self.receivers.iter_mut().enumerate() {
-            let Some(receiver) = receiver else { continue };
-            out.counters.received += receiver.count() as u64;
-            for at in 0..receiver.count() {
-                let frame = receiver.frame(at);
-                let found = frame.and_then(|frame| Found::read(frame, here, ports));
-                match (found, frame) {
-                    (Some(found), Some(frame)) if found.port == self.number => {
-                        take(found.from.into(), &frame[found.at], out);
+        let is_switch = self.queues.len() == 2;
+        let (here, ports) = (self.interface.address, self.interface.ports);
+        for (device, queue) in self.queues.iter_mut().enumerate() {
+            let Some(queue) = queue else { continue };
+            out.counters.received += queue.count() as u64;
+            for at in 0..queue.count() {
+                let frame = queue.frame(at);
+                let parsed = frame.and_then(|frame| ParsedDatagram::read(frame, here, ports));
+                match (parsed, frame) {
+                    (Some(parsed), Some(frame)) if parsed.port == self.port => {
+                        take(parsed.from.into(), &frame[parsed.range], out);
                     }
-                    (Some(found), _) => {
-                        let datagram = receiver.take(at).map(|packet| Datagram {
+                    (Some(parsed), _) => {
+                        let datagram = queue.take(at).map(|packet| ReceivedDatagram {
                             packet,
-                            from: found.from,
-                            port: found.port,
-                            at: found.at.start as u16..found.at.end as u16,
+                            from: parsed.from,
+                            port: parsed.port,
+                            range: parsed.range.start as u16..parsed.range.end as u16,
                         });
-                        datagram.into_iter().for_each(|one| pass(one, out));
+                        datagram.into_iter().for_each(|one| hand_over(one, out));
                     }
                     (None, _) => {
-                        Self::read_other(&self.station, receiver, at, port, is_switch, out)
+                        Self::read_other(&self.interface, queue, at, device, is_switch, out)
                     }
                 }
             }
         }
     }
 
-    /// Takes a frame that has no datagram for this station.
+    /// Handles a frame that is no datagram for this interface.
     #[inline(never)]
     fn read_other(
-        station: &Station,
-        receiver: &mut Receiver,
+        interface: &Interface,
+        queue: &mut RxQueue,
         at: usize,
-        port: usize,
+        device: usize,
         is_switch: bool,
-        out: &mut Outbox,
+        out: &mut FrameSender,
     ) {
-        let frame = receiver.frame(at);
-        let read = |frame| Frame::read(frame, station.address, station.ports);
-        match frame.map_or(Frame::Other, read) {
-            Frame::Arp(arp) if out.hear(&arp, port) => {}
-            Frame::Broken => out.counters.broken += 1,
+        let frame = queue.frame(at);
+        let read = |frame| ParsedFrame::read(frame, interface.address, interface.ports);
+        match frame.map_or(ParsedFrame::Other, read) {
+            ParsedFrame::Arp(arp) if out.receive_arp(&arp, device) => {}
+            ParsedFrame::Broken => out.counters.broken += 1,
             _ if is_switch => {
-                let packet = receiver.take(at);
+                let packet = queue.take(at);
                 packet
                     .into_iter()
-                    .for_each(|one| out.forward(1 - port, one));
+                    .for_each(|one| out.forward(1 - device, one));
             }
             _ => out.counters.others += 1,
         }
     }
 
-    /// Lets memifs look for their other end: see [`device::look_for_peer`].
-    pub fn look_for_peers(&mut self) {
-        for receiver in self.receivers.iter_mut().flatten() {
-            device::look_for_peer(std::slice::from_mut(receiver));
+    /// Reconnects memifs without a peer: see [`device::reconnect_memif`].
+    pub fn reconnect_memifs(&mut self) {
+        for queue in self.queues.iter_mut().flatten() {
+            device::reconnect_memif(std::slice::from_mut(queue));
         }
     }
 }
 
-/// How an address is reached.
-struct Reach {
+/// Headers and device for one address.
+struct CachedRoute {
     to: SocketAddrV4,
-    /// Number of the device.
-    port: usize,
-    route: Route,
+    device: usize,
+    headers: HeaderTemplate,
 }
 
-/// What one core sends.
-pub struct Outbox {
-    station: Arc<Station>,
-    /// Where its datagrams are from.
+/// Send side of one core.
+pub struct FrameSender {
+    interface: Arc<Interface>,
+    /// Source address of its datagrams.
     from: SocketAddrV4,
-    /// By the port's number.
-    senders: Vec<Sender>,
-    blanks: Blanks,
-    routes: Vec<Option<Reach>>,
-    /// Of the neighbours, when the routes were made.
+    /// One queue of each device, in the order of the devices.
+    queues: Vec<TxQueue>,
+    free_packets: FreePackets,
+    routes: Vec<Option<CachedRoute>>,
+    /// Version of the ARP table that the routes are of.
     version: u64,
     now: Instant,
     counters: FrameCounters,
 }
 
-impl Outbox {
-    /// Sends from port `core` of the station, by the core's queue of each device.
+impl FrameSender {
+    /// Sends from UDP port `core` of the interface, by that core's queue of each device.
     pub fn new(
-        station: Arc<Station>,
+        interface: Arc<Interface>,
         devices: &[Arc<Device>],
         core: usize,
-        pool: Arc<Pool>,
+        pool: Arc<PacketPool>,
     ) -> Self {
-        let sender = |device: &Arc<Device>| Sender::new(device.clone(), core);
-        Outbox {
-            version: station.neighbours.version(),
-            from: station.at(core as u16),
-            station,
-            senders: devices.iter().map(sender).collect(),
-            blanks: Blanks::new(pool),
-            routes: (0..ROUTES).map(|_| None).collect(),
+        let queue = |device: &Arc<Device>| TxQueue::new(device.clone(), core);
+        FrameSender {
+            version: interface.neighbours.version(),
+            from: interface.at(core as u16),
+            interface,
+            queues: devices.iter().map(queue).collect(),
+            free_packets: FreePackets::new(pool),
+            routes: (0..CACHED_ROUTES).map(|_| None).collect(),
             now: Instant::now(),
             counters: FrameCounters::default(),
         }
     }
 
-    /// What has passed.
+    /// Frames received and sent by this core.
     pub fn counters(&self) -> FrameCounters {
-        let sum = |of: fn(&Sender) -> u64| self.senders.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&TxQueue) -> u64| self.queues.iter().map(of).sum::<u64>();
         FrameCounters {
-            sent: sum(|sender| sender.sent),
-            refused: self.counters.refused + sum(|sender| sender.refused),
+            sent: sum(|queue| queue.sent),
+            refused: self.counters.refused + sum(|queue| queue.refused),
             ..self.counters
         }
     }
 
-    /// A turn begins.
+    /// Begins a poll at `now`: routes of an older ARP table are forgotten.
     pub fn begin(&mut self, now: Instant) {
         self.now = now;
-        let version = self.station.neighbours.version();
+        let version = self.interface.neighbours.version();
         if version != self.version {
             self.routes.fill_with(|| None);
             self.version = version;
         }
     }
 
-    /// Hands everything to the devices.
+    /// Hands queued frames to the devices.
     pub fn flush(&mut self) {
-        self.senders.iter_mut().for_each(Sender::flush);
+        self.queues.iter_mut().for_each(TxQueue::flush);
     }
 
-    /// A datagram for another core found its queue full.
-    pub fn overrun(&mut self) {
+    /// Counts a datagram for another core whose handover queue was full.
+    pub fn count_overrun(&mut self) {
         self.counters.overrun += 1;
     }
 
-    /// Asks whether those who have been silent for long are still there. Now and then, on one core.
-    pub fn review_neighbours(&mut self) {
-        for ip in self.station.neighbours.review(self.now) {
-            self.ask(ip);
+    /// Asks neighbours that have been silent for long whether they are still there. One core calls this now and then.
+    pub fn refresh_neighbours(&mut self) {
+        for ip in self.interface.neighbours.expire(self.now) {
+            self.request_arp(ip);
         }
     }
 
-    fn forward(&mut self, port: usize, packet: Packet) {
+    fn forward(&mut self, device: usize, packet: Packet) {
         self.counters.forwarded += 1;
-        self.senders[port].send(packet);
+        self.queues[device].send(packet);
     }
 
-    /// Takes what ARP says, and answers; `true` where it is for this station alone.
-    fn hear(&mut self, arp: &Arp, port: usize) -> bool {
-        let here = *self.station.address.ip();
-        self.station.neighbours.hear(arp, here, port, self.now);
-        let mine = arp.to.0 == here && arp.from.0 != here;
-        if mine && arp.asks {
-            let answer = arp.answer(self.senders[port].device().mac());
-            self.send_frame(port, |room| Some(answer.write(room)));
+    /// Learns from an ARP frame, and answers a request. `true` if it was addressed to this interface.
+    fn receive_arp(&mut self, arp: &Arp, device: usize) -> bool {
+        let here = *self.interface.address.ip();
+        self.interface.neighbours.learn(arp, here, device, self.now);
+        let own = arp.to.0 == here && arp.from.0 != here;
+        if own && arp.is_request {
+            let reply = arp.reply(self.queues[device].device().mac());
+            self.send_frame(device, |room| Some(reply.write(room)));
         }
-        mine
+        own
     }
 
-    /// Asks everybody where `ip` is.
-    fn ask(&mut self, ip: Ipv4Addr) {
-        for port in 0..self.senders.len() {
-            let mac = self.senders[port].device().mac();
-            let question = Arp {
-                asks: true,
-                from: (*self.station.address.ip(), mac),
+    /// Broadcasts an ARP request for `ip` on all devices.
+    fn request_arp(&mut self, ip: Ipv4Addr) {
+        for device in 0..self.queues.len() {
+            let mac = self.queues[device].device().mac();
+            let request = Arp {
+                is_request: true,
+                from: (*self.interface.address.ip(), mac),
                 to: (ip, [0; 6]),
             };
-            self.send_frame(port, |room| Some(question.write(room)));
+            self.send_frame(device, |room| Some(request.write(room)));
         }
     }
 
     fn send_frame(
         &mut self,
-        port: usize,
+        device: usize,
         write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
     ) {
-        match self.blanks.fill(write) {
-            Some(packet) => self.senders[port].send(packet),
+        match self.free_packets.fill(write) {
+            Some(packet) => self.queues[device].send(packet),
             None => self.counters.refused += 1,
         }
     }
 
-    /// Finds the way to an address, or asks for it.
-    fn find(&mut self, to: SocketAddrV4) -> Option<Reach> {
-        let hop = self.station.next_hop(*to.ip())?;
-        match self.station.neighbours.find(hop, self.now) {
-            Ok(Place { mac, port }) => {
-                let from = (self.from, self.senders.get(port)?.device().mac());
-                Some(Reach {
+    /// The route to an address; `None` without one, or while ARP has not answered.
+    fn route(&mut self, to: SocketAddrV4) -> Option<CachedRoute> {
+        let hop = self.interface.next_hop(*to.ip())?;
+        match self.interface.neighbours.find(hop, self.now) {
+            Ok(Neighbour { mac, device }) => {
+                let from = (self.from, self.queues.get(device)?.device().mac());
+                Some(CachedRoute {
                     to,
-                    port,
-                    route: Route::new(from, (to, mac)),
+                    device,
+                    headers: HeaderTemplate::new(from, (to, mac)),
                 })
             }
             Err(ask) => {
                 if ask {
-                    self.ask(hop);
+                    self.request_arp(hop);
                 }
                 None
             }
         }
     }
-}
 
-impl Outbox {
-    /// Sends a datagram of two parts, of which the second one's [`sum`] is known. In the loop over who gets it, all that is of the second
-    /// part is done once.
+    /// Sends a datagram of two parts; `body_sum` is the [`sum`] of the second. In a loop over receivers all work on `body` is done once.
     #[inline(always)]
     fn send_summed<const HEAD: usize>(
         &mut self,
@@ -373,24 +337,24 @@ impl Outbox {
             self.counters.unresolved += 1;
             return;
         };
-        let at = (to.ip().to_bits() as usize).wrapping_add(to.port().into()) % ROUTES;
-        let reach = match &self.routes[at] {
-            Some(reach) if reach.to == to => reach,
-            _ => match self.find(to) {
-                Some(reach) => self.routes[at].insert(reach),
+        let at = (to.ip().to_bits() as usize).wrapping_add(to.port().into()) % CACHED_ROUTES;
+        let route = match &self.routes[at] {
+            Some(route) if route.to == to => route,
+            _ => match self.route(to) {
+                Some(route) => self.routes[at].insert(route),
                 None => return self.counters.unresolved += 1,
             },
         };
-        let route = &reach.route;
-        let write = |room: &mut _| route.write_summed(room, head, body, body_sum);
-        match self.blanks.fill(write) {
-            Some(packet) => self.senders[reach.port].send(packet),
+        let headers = &route.headers;
+        let write = |room: &mut _| headers.write_summed(room, head, body, body_sum);
+        match self.free_packets.fill(write) {
+            Some(packet) => self.queues[route.device].send(packet),
             None => self.counters.refused += 1,
         }
     }
 }
 
-impl Transmit for Outbox {
+impl Transmit for FrameSender {
     fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         self.send_summed(to, head, body, sum(body));
     }
@@ -413,13 +377,13 @@ mod tests {
     #[test]
     fn other_networks_are_reached_by_the_gateway() {
         let ip = |last| Ipv4Addr::new(10, 8, 1, last);
-        let station = |prefix, gateway| {
-            Station::new(SocketAddrV4::new(ip(2), 7711), 1, prefix, gateway).next_hop(ip(130))
+        let next_hop = |prefix, gateway| {
+            Interface::new(SocketAddrV4::new(ip(2), 7711), 1, prefix, gateway).next_hop(ip(130))
         };
-        assert_eq!(station(24, None), Some(ip(130)));
-        assert_eq!(station(25, None), None);
-        assert_eq!(station(25, Some(ip(1))), Some(ip(1)));
-        assert_eq!(station(32, Some(ip(1))), Some(ip(1)));
-        assert_eq!(station(0, None), Some(ip(130)));
+        assert_eq!(next_hop(24, None), Some(ip(130)));
+        assert_eq!(next_hop(25, None), None);
+        assert_eq!(next_hop(25, Some(ip(1))), Some(ip(1)));
+        assert_eq!(next_hop(32, Some(ip(1))), Some(ip(1)));
+        assert_eq!(next_hop(0, None), Some(ip(130)));
     }
 }

@@ -1,30 +1,28 @@
-//! A worker on a DPDK device.
+//! A worker's DPDK device, which the calling thread polls while it waits.
 
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::station::{Inbox, Outbox};
-use super::{DpdkConfig, FrameCounters, Idle, Opened};
-use crate::link::{self, Link};
-use crate::worker::{Command, Failure, Worker};
-use crate::{JoinJob, Round, Sum, Ticket};
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
+use super::station::{FrameReceiver, FrameSender};
+use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices};
+use crate::link::WorkerTransport;
+use crate::worker::Exchange;
+use crate::{Error, Result, Transmit};
 
-/// How often a memif without a peer looks for one.
-const LOOK_FOR_PEER: Duration = Duration::from_millis(500);
+/// Time between two attempts of a memif to connect to its peer.
+const RECONNECT_EVERY: Duration = Duration::from_millis(500);
 
-/// A worker's end of the network: a station with one device, which polls while it waits.
-pub struct DpdkEnd {
-    inbox: Inbox,
-    out: Outbox,
+/// A worker's DPDK device.
+pub struct DpdkTransport {
+    receiver: FrameReceiver,
+    sender: FrameSender,
     idle_sleep: Duration,
-    look_for_peer: Instant,
+    next_reconnect: Instant,
 }
 
-impl DpdkEnd {
-    /// Plugs the device in. Its cores are not used: it runs on the caller's.
+impl DpdkTransport {
+    /// Opens the device. `cores` is ignored, as the calling thread polls.
     ///
     /// # Errors
     /// [`Error::Config`] for a configuration or a device that cannot be used.
@@ -35,128 +33,61 @@ impl DpdkEnd {
                 config.devices, config.threads
             )));
         }
-        let Opened {
-            station,
+        let OpenDevices {
+            interface,
             pool,
             devices,
-            receivers,
-        } = Opened::new(config)?;
-        let receivers = receivers
-            .into_iter()
-            .map(|queues| queues.into_iter().next());
-        Ok(DpdkEnd {
-            inbox: Inbox::new(station.clone(), 0, receivers.collect(), pool.clone()),
-            out: Outbox::new(station, &devices, 0, pool),
+            queues,
+        } = OpenDevices::new(config)?;
+        let queues = queues.into_iter().map(|queues| queues.into_iter().next());
+        Ok(DpdkTransport {
+            receiver: FrameReceiver::new(interface.clone(), 0, queues.collect(), pool.clone()),
+            sender: FrameSender::new(interface, &devices, 0, pool),
             idle_sleep: config.idle_sleep,
-            look_for_peer: Instant::now() + LOOK_FOR_PEER,
+            next_reconnect: Instant::now() + RECONNECT_EVERY,
         })
     }
 
-    /// What has passed its port.
+    /// Frames of the device.
     pub fn frames(&self) -> FrameCounters {
-        self.out.counters()
+        self.sender.counters()
     }
 }
 
-impl Link for DpdkEnd {
-    type Out = Outbox;
+impl Transmit for DpdkTransport {
+    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
+        self.sender.send(to, head, body);
+    }
+}
 
+impl WorkerTransport for DpdkTransport {
     fn wait(&mut self, time: Duration) -> io::Result<()> {
         let until = Instant::now() + time;
-        let mut idle = Idle::new(self.idle_sleep);
+        let mut idle = IdleBackoff::new(self.idle_sleep);
         loop {
             let now = Instant::now();
-            self.out.begin(now);
-            self.out.flush();
-            if self.inbox.fetch() > 0 || now >= until {
+            self.sender.begin(now);
+            self.sender.flush();
+            if self.receiver.fetch() > 0 || now >= until {
                 return Ok(());
             }
-            if now >= self.look_for_peer {
-                self.inbox.look_for_peers();
-                self.look_for_peer = now + LOOK_FOR_PEER;
+            if now >= self.next_reconnect {
+                self.receiver.reconnect_memifs();
+                self.next_reconnect = now + RECONNECT_EVERY;
             }
             idle.wait(until - now);
         }
     }
 
-    fn receive(&mut self, take: impl FnMut(SocketAddr, &[u8], &mut Outbox)) {
-        // A worker has one port, so that nothing is anybody else's.
-        self.inbox.read(&mut self.out, take, |_, _| {});
-    }
-
-    fn out(&mut self) -> &mut Outbox {
-        &mut self.out
+    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {
+        let receive = |from, datagram: &[u8], out: &mut FrameSender| {
+            exchange.receive(now, from, datagram, out);
+        };
+        // A worker has one UDP port, so no datagram is for another core.
+        self.receiver.read(&mut self.sender, receive, |_, _| {});
     }
 
     fn flush(&mut self) {
-        self.out.flush();
-    }
-}
-
-/// A worker on a DPDK device. Calls block until they are done, their deadline, or an interrupt.
-pub struct DpdkWorker {
-    worker: Worker,
-    end: DpdkEnd,
-}
-
-impl DpdkWorker {
-    /// The worker that joined the aggregator at `aggregator` with `request` and was given `ticket`. Returns when the aggregator
-    /// knows where it is.
-    ///
-    /// # Errors
-    /// [`Failure::Silent`] when it does not answer within `deadline`.
-    pub fn new(
-        end: DpdkEnd,
-        aggregator: SocketAddr,
-        request: &JoinJob,
-        ticket: &Ticket,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> std::result::Result<Self, Failure> {
-        let worker = Worker::new(aggregator, request, ticket);
-        let mut worker = DpdkWorker { worker, end };
-        worker.call(Command::Join, deadline, wait)?;
-        Ok(worker)
-    }
-
-    /// The number of the round that comes next.
-    pub fn next_round(&self) -> u64 {
-        self.worker.next_round()
-    }
-
-    /// See [`UdpWorker::sum`](crate::UdpWorker::sum).
-    ///
-    /// # Errors
-    /// See [`Failure`].
-    pub fn sum(
-        &mut self,
-        values: &mut [f32],
-        mean: bool,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> std::result::Result<Sum, Failure> {
-        let now = Instant::now();
-        let round = Round::new(&mut self.worker, values, mean, now, now + deadline);
-        link::drive(round, &mut self.end, wait)
-    }
-
-    /// See [`UdpWorker::call`](crate::UdpWorker::call).
-    ///
-    /// # Errors
-    /// See [`Failure`].
-    pub fn call(
-        &mut self,
-        command: Command,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> std::result::Result<(), Failure> {
-        let now = Instant::now();
-        let call = self.worker.call(command, now, now + deadline);
-        link::drive(call, &mut self.end, wait)
-    }
-
-    /// What has passed its port.
-    pub fn frames(&self) -> FrameCounters {
-        self.end.frames()
+        self.sender.flush();
     }
 }

@@ -6,90 +6,94 @@ use std::time::Instant;
 
 use super::Job;
 use crate::Transmit;
-use crate::counters::Counters;
-use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, Header, Kind, Status};
-use crate::slots::{Place, State, Tag};
+use crate::counters::AggregatorCounters;
+use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
+use crate::slots::{Lookup, SegmentId, SegmentState};
 
 impl Job {
-    /// Counts a contribution, or answers with the sum where it is there already.
+    /// Counts a contribution, or answers with the sum if that is complete.
     #[inline(always)]
     pub fn contribute<T: Transmit>(
         &mut self,
         now: Instant,
         worker: u16,
-        header: Header,
+        header: PacketHeader,
         body: &[u8],
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
-        match self.expected(worker, header, body) {
-            Some((index, tag)) => {
+        match self.awaiting_segment(worker, header, body) {
+            Some((index, id)) => {
                 self.slots.add(index, worker, body);
-                self.count(worker, tag, counters);
-                self.complete(index, counters, out);
+                self.count(worker, id, counters);
+                self.finish_if_complete(index, counters, out);
             }
-            None => self.judge(now, worker, header, body, counters, out),
+            None => self.contribute_checked(now, worker, header, body, counters, out),
         }
     }
 
-    /// The segment that waits for just this contribution. What is under way has passed every check when it began, and is of no job that
-    /// was halted or reset since.
+    /// The open segment that waits for this contribution. It passed all checks when it began, and a reset or a suspension would have freed it.
     #[inline(always)]
-    fn expected(&self, worker: u16, header: Header, body: &[u8]) -> Option<(usize, Tag)> {
-        let tag = Tag {
+    fn awaiting_segment(
+        &self,
+        worker: u16,
+        header: PacketHeader,
+        body: &[u8],
+    ) -> Option<(usize, SegmentId)> {
+        let id = SegmentId {
             round: header.round_near(self.newest)?,
             segment: header.segment,
         };
-        let index = self.slots.awaiting(tag, header.kind, worker, body.len())?;
-        debug_assert!(self.halted.is_none() && tag.round >= self.floor);
-        Some((index, tag))
+        let index = self.slots.awaiting(id, header.kind, worker, body.len())?;
+        debug_assert!(self.halted.is_none() && id.round >= self.floor);
+        Some((index, id))
     }
 
-    /// Takes a contribution that begins a segment, has been counted before, does not fit, or has no place.
+    /// Handles a contribution that begins a segment, is a duplicate, does not fit, or comes too early or too late.
     #[inline(never)]
-    fn judge<T: Transmit>(
+    fn contribute_checked<T: Transmit>(
         &mut self,
         now: Instant,
         worker: u16,
-        header: Header,
+        header: PacketHeader,
         body: &[u8],
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
-        let most = self.terms.stride();
+        let most = self.settings.segment_bytes();
         let fits = !body.is_empty() && body.len() <= most && body.len().is_multiple_of(4);
         let segments = self.segments();
-        if !fits || !self.terms.arithmetic.has(header.kind) || header.segment >= segments {
+        if !fits || !self.settings.arithmetic.has(header.kind) || header.segment >= segments {
             counters.malformed += 1;
             return;
         }
-        let Some(tag) = self.tag(worker, header, counters, out) else {
+        let Some(id) = self.check_segment(worker, header, counters, out) else {
             return;
         };
         let kind = header.kind;
-        let index = match self.slots.find(tag) {
-            Place::Found(index) => index,
-            Place::Free(index) => {
-                self.slots.begin(index, tag, kind, worker, body, now);
-                self.count(worker, tag, counters);
-                self.newest = self.newest.max(tag.round);
-                return self.complete(index, counters, out);
+        let index = match self.slots.find(id) {
+            Lookup::Found(index) => index,
+            Lookup::Free(index) => {
+                self.slots.begin(index, id, kind, worker, body, now);
+                self.count(worker, id, counters);
+                self.newest = self.newest.max(id.round);
+                return self.finish_if_complete(index, counters, out);
             }
-            Place::Gone => {
+            Lookup::Gone => {
                 counters.stale += 1;
-                return self.answer(worker, header, Ack::new(Status::Gone, kind), out);
+                return self.reply(worker, header, Ack::new(Status::Gone, kind), out);
             }
-            Place::Ahead => {
+            Lookup::Ahead => {
                 counters.ahead += 1;
                 return;
             }
         };
         let slot = self.slots.slot(index);
-        let counted = slot.counted & 1 << worker != 0;
+        let is_counted = slot.counted & 1 << worker != 0;
         match slot.state {
-            State::Done => {
-                counters.duplicates += u64::from(counted);
-                counters.late += u64::from(!counted);
+            SegmentState::Complete => {
+                counters.duplicates += u64::from(is_counted);
+                counters.late += u64::from(!is_counted);
                 self.send_sum(worker..worker + 1, index, out);
             }
             _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
@@ -97,8 +101,8 @@ impl Job {
                     "worker {worker} sent {} bytes ({kind:?}) for segment {} of round {}, another worker {} ({:?}): \
                      all workers have to sum vectors of the same length",
                     body.len(),
-                    tag.segment,
-                    tag.round,
+                    id.segment,
+                    id.round,
                     self.slots.values(index).len(),
                     slot.kind,
                 );
@@ -108,39 +112,43 @@ impl Job {
                 };
                 self.fail(failed, counters, out);
             }
-            // It has been counted, or it would have been expected.
+            // A duplicate: otherwise the open segment would have awaited it.
             state => {
                 counters.duplicates += 1;
-                if state == State::Raised {
-                    self.raise(index, out);
+                if state == SegmentState::AwaitingParent {
+                    self.send_to_parent(index, out);
                 }
             }
         }
     }
 
-    /// Segments that there may be.
+    /// Number of segments that a round may have.
     fn segments(&self) -> u32 {
-        let terms = &self.terms;
-        let of_vector = terms.asynchronous.map(|a| a.segments(terms.segment_values));
+        let settings = &self.settings;
+        let of_vector = settings
+            .asynchronous
+            .map(|a| a.segments(settings.segment_values));
         of_vector.unwrap_or(ALL_SEGMENTS)
     }
 
     #[inline]
-    fn count(&mut self, worker: u16, tag: Tag, counters: &mut Counters) {
+    fn count(&mut self, worker: u16, id: SegmentId, counters: &mut AggregatorCounters) {
         counters.counted += 1;
-        self.contributed[usize::from(worker)] = tag.round;
+        self.contributed[usize::from(worker)] = id.round;
     }
 
-    /// The segment that a worker means; answered here where the job does not add it up.
-    pub(super) fn tag<T: Transmit>(
+    /// The segment that `header` names. Answers the member and returns `None` if it cannot be added up: from before a reset, in a
+    /// suspended job, or too far ahead.
+    pub(super) fn check_segment<T: Transmit>(
         &mut self,
         worker: u16,
-        header: Header,
-        counters: &mut Counters,
+        header: PacketHeader,
+        counters: &mut AggregatorCounters,
         out: &mut T,
-    ) -> Option<Tag> {
+    ) -> Option<SegmentId> {
         let round = header.round_near(self.newest);
-        if self.terms.asynchronous.is_some() && round.is_none_or(|round| round > self.newest + 1) {
+        if self.settings.asynchronous.is_some() && round.is_none_or(|round| round > self.newest + 1)
+        {
             counters.ahead += 1;
             return self.refuse_weights(worker, header, out);
         }
@@ -154,29 +162,34 @@ impl Job {
                 text: "the job was reset".into(),
                 ..Ack::new(Status::Reset, header.kind)
             };
-            self.tell(worker, self.floor, 0, &ack, out);
+            self.send_ack(worker, self.floor, 0, &ack, out);
             return None;
         }
         if let Some(halted) = self.halted.clone() {
             if round == self.newest + 1 {
-                // It has been sent, so the rounds after a reset begin behind it.
+                // The round exists, so a reset must continue after it.
                 self.newest = round;
             }
-            self.answer(worker, header, halted, out);
+            self.reply(worker, header, halted, out);
             return None;
         }
         if round > self.newest + 1 {
             counters.ahead += 1;
             return None;
         }
-        Some(Tag {
+        Some(SegmentId {
             round,
             segment: header.segment,
         })
     }
 
-    /// A worker that follows the updates of this job waits for one that comes next at the latest.
-    fn refuse_weights<T: Transmit>(&self, worker: u16, header: Header, out: &mut T) -> Option<Tag> {
+    /// Refuses a worker of an asynchronous job whose weights are newer than the job's sums: its next round would be the next one at most.
+    fn refuse_weights<T: Transmit>(
+        &self,
+        worker: u16,
+        header: PacketHeader,
+        out: &mut T,
+    ) -> Option<SegmentId> {
         let refused = Ack {
             text: format!(
                 "worker {worker} has weights of a later update than this job's newest, {}: they are of an earlier job of this name; give \
@@ -185,66 +198,67 @@ impl Job {
             ),
             ..Ack::new(Status::Refused, header.kind)
         };
-        self.tell(worker, header.round.into(), header.segment, &refused, out);
+        self.send_ack(worker, header.round.into(), header.segment, &refused, out);
         None
     }
 
-    /// Sends the sum to everybody, or up, if the threshold is reached.
+    /// Sends the sum to all members, or to the parent, if the threshold is reached.
     #[inline]
-    pub(super) fn complete<T: Transmit>(
+    pub(super) fn finish_if_complete<T: Transmit>(
         &mut self,
         index: usize,
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         if self.slots.slot(index).counted.count_ones() < self.threshold {
             return;
         }
-        if self.upstream.is_some() {
-            let heard = self.heard;
+        if self.parent.is_some() {
+            let now = self.last_heard;
             let slot = self.slots.slot_mut(index);
-            slot.state = State::Raised;
-            slot.opened = heard;
-            self.raise(index, out);
+            slot.state = SegmentState::AwaitingParent;
+            slot.waiting_since = now;
+            self.send_to_parent(index, out);
         } else {
             self.finish(index, counters, out);
         }
     }
 
+    /// Makes a sum final, and sends it to all members.
     pub(super) fn finish<T: Transmit>(
         &mut self,
         index: usize,
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
-        self.slots.slot_mut(index).state = State::Done;
+        self.slots.slot_mut(index).state = SegmentState::Complete;
         counters.sums += 1;
-        self.send_sum(0..self.terms.workers, index, out);
+        self.send_sum(0..self.settings.workers, index, out);
     }
 
-    /// Sends a sum to these workers, if they have shown where they are.
+    /// Sends a sum to these members, if their addresses are validated.
     #[inline]
     pub(super) fn send_sum<T: Transmit>(&self, workers: Range<u16>, index: usize, out: &mut T) {
         let slot = self.slots.slot(index);
-        let Tag { round, segment } = slot.tag;
-        let reach = |kind| {
-            let seats = &self.seats[usize::from(workers.start)..usize::from(workers.end)];
-            seats.iter().filter_map(move |seat| {
-                let member = seat.member()?;
-                let header = Header::new(kind, member.session, round, segment);
-                Some((member.path?, header.encode()))
+        let SegmentId { round, segment } = slot.id;
+        let headers = |kind| {
+            let members = &self.members[usize::from(workers.start)..usize::from(workers.end)];
+            members.iter().filter_map(move |state| {
+                let member = state.member()?;
+                let header = PacketHeader::new(kind, member.session, round, segment);
+                Some((member.address?, header.encode()))
             })
         };
         let values = self.slots.values(index);
-        if slot.counted == self.everybody() {
-            return out.send_each(reach(slot.kind), values);
+        if slot.counted == self.all_members() {
+            return out.send_each(headers(slot.kind), values);
         }
-        let with_who = |(to, header): (SocketAddr, [u8; HEADER_BYTES])| {
+        let with_members = |(to, header): (SocketAddr, [u8; HEADER_BYTES])| {
             let mut head = [0; HEADER_BYTES + 8];
             head[..HEADER_BYTES].copy_from_slice(&header);
             head[HEADER_BYTES..].copy_from_slice(&slot.counted.to_le_bytes());
             (to, head)
         };
-        out.send_each(reach(Kind::Partial).map(with_who), values);
+        out.send_each(headers(PacketKind::Partial).map(with_members), values);
     }
 }

@@ -1,56 +1,56 @@
-//! What workers ask of a job beside sums: threshold, forced broadcasts, resets, leaving.
+//! Controls of workers: threshold, forced broadcasts, suspensions, resets, leaving.
 
-use super::{Job, Seat};
+use super::{Job, MemberState};
 use crate::Transmit;
 use crate::arithmetic::Arithmetic;
-use crate::counters::Counters;
-use crate::packet::{ALL_SEGMENTS, Ack, Header, Kind, Status};
-use crate::slots::State;
-use crate::terms::who;
+use crate::counters::AggregatorCounters;
+use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
+use crate::slots::SegmentState;
+use crate::terms::role;
 
-/// Rounds from the newest one that a contribution came for to the first one after a reset. Contributions to the one after it may be on their
-/// way, and controls of who has sent them, which name the one after that: all of these are told by their round.
-pub(super) const APART: u64 = 3;
+/// Rounds from the newest one with a contribution to the first one after a reset. Contributions to the next round may be on their way, and
+/// controls of their senders name the round after that. With this distance a datagram from before the reset is recognised by its round.
+pub(super) const RESET_DISTANCE: u64 = 3;
 
 impl Job {
-    /// Applies a control whose key was right.
+    /// Applies a control with a valid key.
     pub fn control<T: Transmit>(
         &mut self,
         worker: u16,
-        header: Header,
+        header: PacketHeader,
         argument: &[u8],
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         let about = header.kind;
         let refused = match about {
-            Kind::Reset => {
+            PacketKind::Reset => {
                 self.reset_from(worker, header, out);
                 return;
             }
-            Kind::Halt | Kind::SetH if self.is_of_before(header) => {
+            PacketKind::Halt | PacketKind::SetH if self.is_from_before_reset(header) => {
                 Some("the job was reset after this was sent: reset it here as well, then ask again")
             }
-            Kind::Halt => match Ack::decode(argument) {
+            PacketKind::Halt => match Ack::decode(argument) {
                 None => {
                     counters.malformed += 1;
                     return;
                 }
                 Some(reason) => {
                     if self.halted.is_none() {
-                        let reason = self.attribute(worker, reason);
+                        let reason = self.name_sender(worker, reason);
                         self.fail(reason, counters, out);
                     }
                     None
                 }
             },
-            _ if self.terms.arithmetic == Arithmetic::Fixed => Some(
+            _ if self.settings.arithmetic == Arithmetic::Fixed => Some(
                 "in fixed point every worker has to be counted: the grid is made for all of them",
             ),
-            _ if u32::from(self.terms.workers) != self.terms.world => {
+            _ if u32::from(self.settings.workers) != self.settings.world => {
                 Some("with a parent aggregator every worker has to be counted")
             }
-            Kind::SetH => self.set_threshold(argument, counters, out),
+            PacketKind::SetH => self.set_threshold(argument, counters, out),
             _ => self.force(header, counters, out),
         };
         let ack = match refused {
@@ -60,149 +60,151 @@ impl Job {
                 ..Ack::new(Status::Refused, about)
             },
         };
-        let next = self.floor.max(self.newest);
-        self.tell(worker, next, header.segment, &ack, out);
+        self.send_ack(worker, self.next_round(), header.segment, &ack, out);
     }
 
-    /// Whether a control was sent before the last reset.
-    fn is_of_before(&self, header: Header) -> bool {
+    fn is_from_before_reset(&self, header: PacketHeader) -> bool {
         let round = header.round_near(self.newest);
         round.is_none_or(|round| round < self.floor)
     }
 
-    /// Why a worker or a rack suspends the job, with its name. A rack says who is missing there.
-    fn attribute(&self, worker: u16, reason: Ack) -> Ack {
-        let (about, who) = (Kind::Halt, who(self.terms.racks));
-        if !self.terms.racks {
+    /// A member's reason for a suspension, with its name. A rack's reason has the numbers of its missing workers.
+    fn name_sender(&self, worker: u16, reason: Ack) -> Ack {
+        let (about, role) = (PacketKind::Halt, role(self.settings.racks));
+        if !self.settings.racks {
             return Ack {
-                text: format!("{who} {worker} suspended the job: {}", reason.text),
+                text: format!("{role} {worker} suspended the job: {}", reason.text),
                 ..Ack::new(Status::Halted, about)
             };
         }
-        let seat = self.seats.get(usize::from(worker)).and_then(Seat::member);
-        let name = seat.map_or("", |member| &member.name);
+        let state = self.members.get(usize::from(worker));
+        let member = state.and_then(MemberState::member);
+        let name = member.map_or("", |member| &member.name);
         let status = match reason.status {
             Status::Failed => Status::Failed,
             _ => Status::Halted,
         };
         Ack {
             missing: reason.missing,
-            text: format!("in {who} {worker} ({name}): {}", reason.text),
+            text: format!("in {role} {worker} ({name}): {}", reason.text),
             ..Ack::new(status, about)
         }
     }
 
-    pub(super) fn set_threshold<T: Transmit>(
+    /// Sets the number of contributions that complete a sum. Returns the reason of a refusal.
+    fn set_threshold<T: Transmit>(
         &mut self,
         argument: &[u8],
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) -> Option<&'static str> {
         let threshold = u32::from(u16::from_le_bytes(argument.try_into().unwrap_or_default()));
-        if threshold == 0 || threshold > self.terms.workers.into() {
+        if threshold == 0 || threshold > self.settings.workers.into() {
             return Some("the threshold is from 1 to the number of workers");
         }
         self.threshold = threshold;
-        for index in self.open() {
-            self.complete(index, counters, out);
+        for index in self.open_segments() {
+            self.finish_if_complete(index, counters, out);
         }
         None
     }
 
-    /// Sends what there is of one segment, or of all of a round.
-    pub(super) fn force<T: Transmit>(
+    /// Sends the incomplete sum of one segment, or of all open segments of a round.
+    fn force<T: Transmit>(
         &mut self,
-        header: Header,
-        counters: &mut Counters,
+        header: PacketHeader,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) -> Option<&'static str> {
         let round = header.round_near(self.newest);
-        for index in self.open() {
-            let tag = self.slots.slot(index).tag;
-            if Some(tag.round) == round && [tag.segment, ALL_SEGMENTS].contains(&header.segment) {
+        for index in self.open_segments() {
+            let id = self.slots.slot(index).id;
+            if Some(id.round) == round && [id.segment, ALL_SEGMENTS].contains(&header.segment) {
                 self.finish(index, counters, out);
             }
         }
         None
     }
 
-    /// Segments of which contributions are missing.
-    pub(super) fn open(&self) -> Vec<usize> {
+    /// Slots of segments without all contributions.
+    fn open_segments(&self) -> Vec<usize> {
         self.slots
             .iter()
-            .filter(|(_, slot)| slot.state == State::Open)
+            .filter(|(_, slot)| slot.state == SegmentState::Open)
             .map(|(index, _)| index)
             .collect()
     }
 
-    /// A worker gave up a round, of which nothing may be counted any more. Where there is a parent, it says what comes next.
-    pub(super) fn reset_from<T: Transmit>(&mut self, worker: u16, header: Header, out: &mut T) {
+    /// Resets the job for a member that gave up a round, or passes the request to the parent, which chooses the next round.
+    fn reset_from<T: Transmit>(&mut self, worker: u16, header: PacketHeader, out: &mut T) {
         let Some(given_up) = header.round_near(self.newest.max(self.floor)) else {
             return;
         };
-        // A suspended job waits for a reset, also by one who has sent nothing since the last.
-        let goes_on = self.halted.is_some() && given_up + 1 >= self.floor;
-        if given_up >= self.floor || goes_on {
-            if let Some(upstream) = &self.upstream {
-                if upstream.lost {
+        // A suspended job needs a reset, even by a member that has sent nothing since the last one.
+        let resumes = self.halted.is_some() && given_up + 1 >= self.floor;
+        if given_up >= self.floor || resumes {
+            if let Some(parent) = &self.parent {
+                if parent.lost {
                     let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
                     let refused = Ack {
                         text: text.to_owned(),
-                        ..Ack::new(Status::Refused, Kind::Reset)
+                        ..Ack::new(Status::Refused, PacketKind::Reset)
                     };
-                    return self.tell(worker, self.floor, 0, &refused, out);
+                    return self.send_ack(worker, self.floor, 0, &refused, out);
                 }
-                // Whoever asked asks again, until the parent has said what comes next.
-                if upstream.proved {
-                    upstream.send(Kind::Reset, given_up, 0, &upstream.key, out);
+                // Not answered here: the member asks again until the parent's answer has reset this job.
+                if parent.path_valid {
+                    parent.send(PacketKind::Reset, given_up, 0, &parent.key, out);
                 }
                 return;
             }
-            let text = format!("{} {worker} reset the job", who(self.terms.racks));
-            self.reset(self.newest.max(given_up) + APART, &text, out);
+            let text = format!("{} {worker} reset the job", role(self.settings.racks));
+            self.reset(self.newest.max(given_up) + RESET_DISTANCE, &text, out);
         }
-        self.tell(
-            worker,
-            self.floor,
-            0,
-            &Ack::new(Status::Done, Kind::Reset),
-            out,
-        );
+        let done = Ack::new(Status::Done, PacketKind::Reset);
+        self.send_ack(worker, self.floor, 0, &done, out);
     }
 
-    /// Drops what is under way; `first` is the round that comes next.
+    /// Drops the segments in flight. `first` is the next round.
     pub(super) fn reset<T: Transmit>(&mut self, first: u64, text: &str, out: &mut T) {
         self.slots.clear();
         self.halted = None;
-        if let Some(upstream) = &mut self.upstream {
-            upstream.settle();
+        if let Some(parent) = &mut self.parent {
+            parent.clear_failure();
         }
         self.floor = first;
         self.newest = first - 1;
         let ack = Ack {
             text: text.to_owned(),
-            ..Ack::new(Status::Reset, Kind::Reset)
+            ..Ack::new(Status::Reset, PacketKind::Reset)
         };
-        self.tell_all(first, 0, &ack, out);
+        self.send_ack_to_all(first, 0, &ack, out);
     }
 
-    /// Takes a worker out of the membership table. A segment under way would wait for it in vain.
-    pub fn leave<T: Transmit>(&mut self, worker: u16, counters: &mut Counters, out: &mut T) {
-        let seat = &mut self.seats[usize::from(worker)];
-        let Seat::Joined(member) = seat else { return };
+    /// Removes a member. Fails the job if an open segment cannot be completed without it.
+    pub fn leave<T: Transmit>(
+        &mut self,
+        worker: u16,
+        counters: &mut AggregatorCounters,
+        out: &mut T,
+    ) {
+        let state = &mut self.members[usize::from(worker)];
+        let MemberState::Joined(member) = state else {
+            return;
+        };
         let name = std::mem::take(&mut member.name);
-        let who = who(self.terms.racks);
-        let text = format!("{who} {worker} ({name}) left in the middle of round");
-        *seat = Seat::Left(name);
-        let open = self.open();
-        let oldest = open.iter().map(|&index| self.slots.slot(index).tag).min();
-        if let Some(tag) = oldest
+        let role = role(self.settings.racks);
+        let text = format!("{role} {worker} ({name}) left in the middle of round");
+        *state = MemberState::Left(name);
+        let open = self.open_segments();
+        let oldest = open.iter().map(|&index| self.slots.slot(index).id).min();
+        if let Some(id) = oldest
             && (self.joined() as u32) < self.threshold
         {
             let failed = Ack {
-                missing: self.numbers(1 << worker),
-                text: format!("{text} {}", tag.round),
-                ..Ack::new(Status::Failed, Kind::Leave)
+                missing: self.worker_bits(1 << worker),
+                text: format!("{text} {}", id.round),
+                ..Ack::new(Status::Failed, PacketKind::Leave)
             };
             self.fail(failed, counters, out);
         }

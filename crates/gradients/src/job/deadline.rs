@@ -1,126 +1,148 @@
-//! What becomes of a round that misses a worker.
+//! Deadlines: a segment that waits too long fails the job.
+//!
+//! The aggregator that knows the missing worker has to fail first, as only it can name the worker. So each level waits longer than the one below
+//! it, in units of the deadline that workers pass to their aggregator:
+//!
+//! | wait | time | set in |
+//! | --- | --- | --- |
+//! | an aggregator for its workers | 1 | [`Job::patience`] |
+//! | a parent for its racks | 9/8 | `Aggregators::join` |
+//! | a rack for its parent, once its own workers are complete | 13/10 | [`Job::patience`] |
+//! | a worker for its aggregator | 4/3 | `client::gradients`, which passes 3/4 of the user's deadline |
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::{Job, Seat};
-use crate::counters::Counters;
+use super::{Job, MemberState};
+use crate::counters::AggregatorCounters;
 use crate::packet::{Ack, Status};
-use crate::slots::{Slot, State};
-use crate::terms::who;
-use crate::{Transmit, Upstream};
+use crate::slots::{SegmentSlot, SegmentState};
+use crate::terms::role;
+use crate::{ParentAggregator, Transmit};
 
 impl Job {
-    /// Fails the job if a segment has waited for too long.
-    pub fn expire<T: Transmit>(&mut self, now: Instant, counters: &mut Counters, out: &mut T) {
-        self.remind_parent(now, out);
-        let due = self.due().filter(|(due, _)| *due <= now);
+    /// Fails the job if a segment has waited too long.
+    pub fn expire<T: Transmit>(
+        &mut self,
+        now: Instant,
+        counters: &mut AggregatorCounters,
+        out: &mut T,
+    ) {
+        self.retry_parent(now, out);
+        let due = self.first_due().filter(|(due, _)| *due <= now);
         let Some(slot) = due.map(|(_, slot)| *slot) else {
             return;
         };
         let waited = self.patience(&slot).as_millis();
-        let missing = match slot.state {
-            State::Raised => 0,
-            _ => self.everybody() & !slot.counted,
-        };
-        let whom = match slot.state {
-            State::Raised => self.parent_waits_for(slot.tag.round),
-            _ => self.describe(missing, now),
+        let (missing, whom) = match slot.state {
+            SegmentState::AwaitingParent => (0, self.describe_parent(slot.id.round)),
+            _ => {
+                let missing = self.all_members() & !slot.counted;
+                (missing, self.describe(missing, now))
+            }
         };
         let failed = Ack {
-            missing: self.numbers(missing),
-            text: format!("round {} waited {waited} ms for {whom}", slot.tag.round),
+            missing: self.worker_bits(missing),
+            text: format!("round {} waited {waited} ms for {whom}", slot.id.round),
             ..Ack::new(Status::Failed, slot.kind)
         };
         self.fail(failed, counters, out);
     }
 
-    /// When [`Job::expire`] may have something to do.
+    /// Time at which [`Job::expire`] may have something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let due = self.due().map(|(due, _)| due);
-        let reminder = self.upstream.as_ref().and_then(Upstream::wake);
-        due.into_iter().chain(reminder).min()
+        let due = self.first_due().map(|(due, _)| due);
+        let retry = self.parent.as_ref().and_then(ParentAggregator::next_try);
+        due.into_iter().chain(retry).min()
     }
 
-    /// The segment that the job fails by, and when. Where workers wait for each other that is the first one that has no sum: all of them ask
-    /// for it, while of later ones lost contributions may be missing, too.
-    fn due(&self) -> Option<(Instant, &Slot)> {
-        let waiting = self.waiting();
-        let waiting = waiting.map(|slot| (slot.opened + self.patience(slot), slot));
-        match self.terms.asynchronous {
-            None => waiting.min_by_key(|(_, slot)| slot.tag),
-            Some(_) => waiting.min_by_key(|(due, slot)| (*due, slot.tag)),
+    /// The segment that fails the job, and when. In a synchronous job it is the first one without a sum, which all workers query; later
+    /// ones may only miss lost contributions.
+    fn first_due(&self) -> Option<(Instant, &SegmentSlot)> {
+        let waiting = self.slots.iter().map(|(_, slot)| slot);
+        let waiting = waiting.filter(|slot| {
+            matches!(
+                slot.state,
+                SegmentState::Open | SegmentState::AwaitingParent
+            )
+        });
+        let waiting = waiting.map(|slot| (slot.waiting_since + self.patience(slot), slot));
+        match self.settings.asynchronous {
+            None => waiting.min_by_key(|(_, slot)| slot.id),
+            Some(_) => waiting.min_by_key(|(due, slot)| (*due, slot.id)),
         }
     }
 
-    /// How long a segment may wait. For the parent longer: where a worker is missing elsewhere, the aggregator that it should have sent to
-    /// fails the job, and can name it. That is enough for a parent that waits up to 5/4 as long as we do.
-    fn patience(&self, slot: &Slot) -> Duration {
+    /// Longest time that a segment may wait: see the table above.
+    fn patience(&self, slot: &SegmentSlot) -> Duration {
         match slot.state {
-            State::Raised => self.terms.deadline * 13 / 10,
-            _ => self.terms.deadline,
+            SegmentState::AwaitingParent => self.settings.deadline * 13 / 10,
+            _ => self.settings.deadline,
         }
     }
 
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Slot> {
-        self.slots
-            .iter()
-            .map(|(_, slot)| slot)
-            .filter(|slot| matches!(slot.state, State::Open | State::Raised))
-    }
-
-    /// Those that are missing, where they are workers: racks are named in the text alone, as numbers are those of workers in their rack.
-    pub(super) fn numbers(&self, missing: u64) -> u64 {
-        match self.terms.racks {
+    /// Bits of missing workers. Racks have none: workers would take them for numbers in their own rack.
+    pub(super) fn worker_bits(&self, missing: u64) -> u64 {
+        match self.settings.racks {
             true => 0,
             false => missing,
         }
     }
 
-    /// Those that are missing, by number and name.
+    /// Numbers and names of missing members.
     pub(super) fn describe(&self, missing: u64, now: Instant) -> String {
         let mut text = String::new();
-        let who = who(self.terms.racks);
-        for (worker, seat) in self.seats.iter().enumerate() {
+        let role = role(self.settings.racks);
+        for (worker, member) in self.members.iter().enumerate() {
             if missing & 1 << worker == 0 {
                 continue;
             }
             let comma = if text.is_empty() { "" } else { ", " };
             // Writing to a string does not fail.
-            let _ = match seat {
-                Seat::Empty => write!(text, "{comma}{who} {worker}, which never joined"),
-                Seat::Left(name) => write!(text, "{comma}{who} {worker} ({name}), which left"),
-                Seat::Joined(member) => write!(
+            let _ = match member {
+                MemberState::NeverJoined => {
+                    write!(text, "{comma}{role} {worker}, which never joined")
+                }
+                MemberState::Left(name) => {
+                    write!(text, "{comma}{role} {worker} ({name}), which left")
+                }
+                MemberState::Joined(member) => write!(
                     text,
-                    "{comma}{who} {worker} ({}), last heard {:.1} s ago",
+                    "{comma}{role} {worker} ({}), last heard {:.1} s ago",
                     member.name,
-                    now.saturating_duration_since(member.heard).as_secs_f64()
+                    now.saturating_duration_since(member.last_heard)
+                        .as_secs_f64()
                 ),
             };
         }
         text
     }
 
-    /// A bit for each worker.
-    pub(super) fn everybody(&self) -> u64 {
-        u64::MAX >> (64 - self.terms.workers)
+    /// A bit for each member.
+    pub(super) fn all_members(&self) -> u64 {
+        u64::MAX >> (64 - self.settings.workers)
     }
 
-    /// Halts here and above.
-    pub(super) fn fail<T: Transmit>(&mut self, reason: Ack, counters: &mut Counters, out: &mut T) {
+    /// Suspends the job here and at the parent.
+    pub(super) fn fail<T: Transmit>(
+        &mut self,
+        reason: Ack,
+        counters: &mut AggregatorCounters,
+        out: &mut T,
+    ) {
         counters.failed += 1;
         let round = self.next_round();
-        if let Some(upstream) = &mut self.upstream {
-            // It may be some time since a worker was heard: then it is only repeated sooner.
-            upstream.halt(self.heard, round, &reason, out);
+        if let Some(parent) = &mut self.parent {
+            // The arrival of the last datagram stands in for the present. If it is long ago, the first retry is only earlier.
+            parent.report(self.last_heard, round, &reason, out);
         }
         self.halt(reason, out);
     }
 
-    /// Adds nothing up until a reset, and tells everybody why.
+    /// Suspends the job here, and sends every member the reason.
     pub(super) fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
         self.slots.clear();
-        self.tell_all(self.next_round(), 0, &reason, out);
+        self.send_ack_to_all(self.next_round(), 0, &reason, out);
         self.halted = Some(reason);
     }
 }

@@ -1,156 +1,162 @@
-//! A job whose sums go on to an aggregator above this one.
+//! Traffic with the parent of a job.
 
 use std::time::Instant;
 
 use super::Job;
 use crate::Transmit;
-use crate::counters::Counters;
-use crate::packet::{Ack, Header, Kind, Status};
-use crate::slots::{Place, State, Tag};
+use crate::counters::AggregatorCounters;
+use crate::packet::{Ack, PacketHeader, PacketKind, Status};
+use crate::slots::{Lookup, SegmentId, SegmentState};
 
 impl Job {
-    /// Sends what is complete here to the parent, if that takes it.
-    pub(super) fn raise<T: Transmit>(&self, index: usize, out: &mut T) {
+    /// Sends a segment that is complete here to the parent.
+    pub(super) fn send_to_parent<T: Transmit>(&self, index: usize, out: &mut T) {
         let slot = self.slots.slot(index);
-        self.send_up(slot.kind, slot.tag, self.slots.values(index), out);
+        self.send_up(slot.kind, slot.id, self.slots.values(index), out);
     }
 
-    pub(super) fn ask_parent<T: Transmit>(&self, index: usize, out: &mut T) {
-        self.send_up(Kind::Help, self.slots.slot(index).tag, &[], out);
+    /// Sends the parent a status query for a segment.
+    pub(super) fn query_parent<T: Transmit>(&self, index: usize, out: &mut T) {
+        self.send_up(PacketKind::Help, self.slots.slot(index).id, &[], out);
     }
 
-    fn send_up<T: Transmit>(&self, kind: Kind, tag: Tag, body: &[u8], out: &mut T) {
-        // Before it takes anything the proof of this path is under way, and then all that is complete is sent.
-        if let Some(upstream) = self.upstream.as_ref().filter(|up| up.proved) {
-            upstream.send(kind, tag.round, tag.segment, body, out);
+    fn send_up<T: Transmit>(&self, kind: PacketKind, id: SegmentId, body: &[u8], out: &mut T) {
+        // Before path validation the parent would drop it. Complete segments are sent when the path is valid.
+        if let Some(parent) = self.parent.as_ref().filter(|parent| parent.path_valid) {
+            parent.send(kind, id.round, id.segment, body, out);
         }
     }
 
-    /// For people: the parent, and who it waits for.
-    pub(super) fn parent_waits_for(&self, round: u64) -> String {
-        let upstream = self.upstream.as_ref();
-        upstream.map_or_else(String::new, |upstream| upstream.describe(round))
+    /// Display name of the parent, with the members that it waits for.
+    pub(super) fn describe_parent(&self, round: u64) -> String {
+        let parent = self.parent.as_ref();
+        parent.map_or_else(String::new, |parent| parent.describe(round))
     }
 
-    /// Sends again what the parent has not answered, and begins to show it where this aggregator is.
-    pub(crate) fn remind_parent<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        if let Some(upstream) = &mut self.upstream {
-            upstream.repeat(now, out);
+    /// Sends again whatever the parent has not answered. The first call starts path validation.
+    pub(crate) fn retry_parent<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+        if let Some(parent) = &mut self.parent {
+            parent.retry(now, out);
         }
     }
 
-    /// Takes what the parent sent.
-    pub fn take_from_parent<T: Transmit>(
+    /// Handles a datagram of the parent.
+    pub fn receive_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
-        header: Header,
+        header: PacketHeader,
         body: &[u8],
-        counters: &mut Counters,
+        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         let Some(round) = header.round_near(self.newest) else {
             counters.malformed += 1;
             return;
         };
-        let tag = Tag {
+        let id = SegmentId {
             round,
             segment: header.segment,
         };
         match header.kind {
-            Kind::Float | Kind::Fixed | Kind::Exponents | Kind::Help => {
-                let Place::Found(index) = self.slots.find(tag) else {
+            PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents | PacketKind::Help => {
+                let Lookup::Found(index) = self.slots.find(id) else {
                     counters.stale += 1;
                     return;
                 };
                 let slot = self.slots.slot(index);
-                if slot.state != State::Raised {
+                if slot.state != SegmentState::AwaitingParent {
                     counters.duplicates += 1;
-                } else if header.kind == Kind::Help {
-                    self.raise(index, out);
+                } else if header.kind == PacketKind::Help {
+                    self.send_to_parent(index, out);
                 } else if slot.kind == header.kind && self.slots.values(index).len() == body.len() {
-                    self.slots.put(index, body);
+                    self.slots.replace(index, body);
                     self.finish(index, counters, out);
                 } else {
                     counters.malformed += 1;
                 }
             }
-            Kind::Join => {
-                let Some(upstream) = &mut self.upstream else {
+            PacketKind::Join => {
+                let Some(parent) = &mut self.parent else {
                     return;
                 };
                 match body.try_into() {
-                    Ok(cookie) => upstream.take_cookie(cookie, out),
+                    Ok(cookie) => parent.return_cookie(cookie, out),
                     Err(_) => counters.malformed += 1,
                 }
             }
-            Kind::Ack => match Ack::decode(body) {
-                Some(ack) if ack.status == Status::Gone => self.parent_dropped(tag, counters, out),
-                Some(ack) => self.parent_says(now, ack, round, out),
+            PacketKind::Ack => match Ack::decode(body) {
+                Some(ack) if ack.status == Status::Gone => self.parent_discarded(id, counters, out),
+                Some(ack) => self.receive_parent_ack(now, ack, round, out),
                 None => counters.malformed += 1,
             },
             _ => counters.malformed += 1,
         }
     }
 
-    /// The parent has no place for a segment any more. Where that is still waited for, the windows are not the same, and it would be for ever.
-    fn parent_dropped<T: Transmit>(&mut self, tag: Tag, counters: &mut Counters, out: &mut T) {
-        let (Place::Found(index), Some(upstream)) = (self.slots.find(tag), &self.upstream) else {
+    /// Suspends the job if the parent has discarded a segment whose sum is missing here: that sum would never come.
+    fn parent_discarded<T: Transmit>(
+        &mut self,
+        id: SegmentId,
+        counters: &mut AggregatorCounters,
+        out: &mut T,
+    ) {
+        let (Lookup::Found(index), Some(parent)) = (self.slots.find(id), &self.parent) else {
             return;
         };
-        if self.slots.slot(index).state != State::Raised {
+        if self.slots.slot(index).state != SegmentState::AwaitingParent {
             return;
         }
         let text = format!(
             "the aggregator above this one, at {}, no longer keeps segment {} of round {}, of which this one has no sum",
-            upstream.address, tag.segment, tag.round
+            parent.address, id.segment, id.round
         );
         let halted = Ack {
             text,
-            ..Ack::new(Status::Halted, Kind::Float)
+            ..Ack::new(Status::Halted, PacketKind::Float)
         };
         self.fail(halted, counters, out);
     }
 
-    /// Whether it had a parent that has gone.
+    /// Whether its parent is lost.
     pub fn is_orphan(&self) -> bool {
-        self.upstream.as_ref().is_some_and(|up| up.lost)
+        self.parent.as_ref().is_some_and(|parent| parent.lost)
     }
 
-    /// Nothing comes from the parent any more.
-    pub fn lose_parent<T: Transmit>(&mut self, counters: &mut Counters, out: &mut T) {
-        let Some(upstream) = &mut self.upstream else {
+    /// Suspends the job for good: the connection to the parent has ended.
+    pub fn lose_parent<T: Transmit>(&mut self, counters: &mut AggregatorCounters, out: &mut T) {
+        let Some(parent) = &mut self.parent else {
             return;
         };
-        upstream.lost = true;
+        parent.lost = true;
         counters.failed += 1;
         let halted = Ack {
             text: format!(
                 "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
-                upstream.address
+                parent.address
             ),
-            ..Ack::new(Status::Halted, Kind::Leave)
+            ..Ack::new(Status::Halted, PacketKind::Leave)
         };
         self.halt(halted, out);
     }
 
-    fn parent_says<T: Transmit>(&mut self, now: Instant, ack: Ack, round: u64, out: &mut T) {
-        let Some(upstream) = &mut self.upstream else {
+    fn receive_parent_ack<T: Transmit>(&mut self, now: Instant, ack: Ack, round: u64, out: &mut T) {
+        let Some(parent) = &mut self.parent else {
             return;
         };
         match (ack.status, ack.about) {
-            (Status::Done, Kind::Join) => {
-                let is_news = upstream.prove(now, out);
-                if is_news {
-                    self.raise_all(out);
+            (Status::Done, PacketKind::Join) => {
+                let is_new = parent.on_path_valid(now, out);
+                if is_new {
+                    self.send_all_to_parent(out);
                 }
             }
-            (Status::Waiting, _) => upstream.waits_for = Some((round, ack.text)),
-            // A refused one is of before a reset.
-            (Status::Done | Status::Refused, Kind::Halt) => upstream.settle(),
-            (Status::Done, Kind::Reset) | (Status::Reset, _) if round > self.floor => {
+            (Status::Waiting, _) => parent.waiting_on = Some((round, ack.text)),
+            // Refused: the failure was from before a reset.
+            (Status::Done | Status::Refused, PacketKind::Halt) => parent.clear_failure(),
+            (Status::Done, PacketKind::Reset) | (Status::Reset, _) if round > self.floor => {
                 self.reset(round, "the job was reset", out);
             }
-            // What is of an earlier round is from before a reset.
+            // A failure of an earlier round is from before a reset.
             (Status::Failed | Status::Halted, _)
                 if self.halted.is_none() && round >= self.floor =>
             {
@@ -161,10 +167,10 @@ impl Job {
         }
     }
 
-    fn raise_all<T: Transmit>(&self, out: &mut T) {
+    fn send_all_to_parent<T: Transmit>(&self, out: &mut T) {
         for (index, slot) in self.slots.iter() {
-            if slot.state == State::Raised {
-                self.raise(index, out);
+            if slot.state == SegmentState::AwaitingParent {
+                self.send_to_parent(index, out);
             }
         }
     }

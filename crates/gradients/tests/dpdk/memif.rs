@@ -1,17 +1,17 @@
-//! Workers and aggregator on memif, with no kernel between them.
+//! Workers and aggregator on memif, which bypasses the kernel.
 
 use std::time::Duration;
 
-use gradients::dpdk::{DpdkConfig, DpdkEnd, DpdkPlane, DpdkWorker};
-use gradients::{Arithmetic, Failure, JoinJob, Limits};
+use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkTransport};
+use gradients::{AggregatorLimits, AggregatorTransport, Arithmetic, Error, JoinJob, Worker};
 use replay_core::replay::Wait;
 
 use crate::setup::*;
 
 const AGGREGATOR: &str = "10.8.0.1";
 
-/// The aggregator's station, and one for each worker on a memif of its own.
-fn stations(workers: usize) -> (tempfile::TempDir, DpdkConfig, Vec<DpdkConfig>) {
+/// Configurations of the aggregator and of each worker, with a memif for each worker.
+fn configs(workers: usize) -> (tempfile::TempDir, DpdkConfig, Vec<DpdkConfig>) {
     let folder = tempfile::tempdir().unwrap();
     let mut servers = Vec::new();
     let mut clients = Vec::new();
@@ -25,19 +25,19 @@ fn stations(workers: usize) -> (tempfile::TempDir, DpdkConfig, Vec<DpdkConfig>) 
             )
         };
         servers.push(device("server"));
-        clients.push(station(
+        clients.push(config(
             &format!("10.8.0.{}", 2 + worker),
             &[device("client")],
         ));
     }
-    (folder, station(AGGREGATOR, &servers), clients)
+    (folder, config(AGGREGATOR, &servers), clients)
 }
 
 #[test]
 fn workers_sum_over_memif() {
     let _alone = alone();
     for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
-        let (_folder, server, clients) = stations(4);
+        let (_folder, server, clients) = configs(4);
         let aggregator = start(&server);
         let join = |(number, client): (u16, &DpdkConfig)| {
             let request = JoinJob {
@@ -45,13 +45,13 @@ fn workers_sum_over_memif() {
                 ..request("job", number, 4)
             };
             let ticket = aggregator.join(&request, None).unwrap();
-            Plane::dpdk(client, aggregator.address(), &request, &ticket)
+            work(Some(client), aggregator.address(), &request, &ticket)
         };
         sum_all((0..).zip(&clients).map(join).collect(), 4, 50_000);
         let counters = aggregator.counters();
         assert_eq!(counters.counted, 4 * counters.sums);
         assert_eq!((counters.strangers, counters.malformed), (0, 0));
-        let frames = aggregator.plane().frames();
+        let frames = aggregator.frames();
         assert_eq!((frames.broken, frames.forwarded), (0, 0));
     }
 }
@@ -59,22 +59,20 @@ fn workers_sum_over_memif() {
 #[test]
 fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
     let _alone = alone();
-    let (_folder, server, clients) = stations(4);
+    let (_folder, server, clients) = configs(4);
     let several = DpdkConfig {
         threads: 3,
         ..server
     };
-    let aggregators = DpdkPlane::start(&several, Limits::default())
-        .unwrap()
-        .aggregators();
+    let aggregators = DpdkAggregator::start_all(&several, AggregatorLimits::default()).unwrap();
     let ports: Vec<u16> = aggregators.iter().map(|one| one.address().port()).collect();
     assert_eq!(ports, [PORT, PORT + 1, PORT + 2]);
-    // A memif has one queue: the first core deals out what comes for the others.
+    // A memif has one queue: the first core hands datagrams over to the others.
     let join = |(number, client): (u16, &DpdkConfig)| {
         let aggregator = &aggregators[1 + usize::from(number / 2)];
         let request = request(&format!("job-{}", number / 2), number % 2, 2);
         let ticket = aggregator.join(&request, None).unwrap();
-        Plane::dpdk(client, aggregator.address(), &request, &ticket)
+        work(Some(client), aggregator.address(), &request, &ticket)
     };
     let mut workers: Vec<_> = (0..).zip(&clients).map(join).collect();
     let others = workers.split_off(2);
@@ -89,13 +87,13 @@ fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
         assert_eq!(of_one.counted, 2 * of_one.sums);
         assert_eq!(of_one.strangers, 0);
     }
-    assert_eq!(aggregators[0].plane().frames().overrun, 0);
+    assert_eq!(aggregators[0].frames().overrun, 0);
 }
 
 #[test]
-fn a_worker_that_is_gone_is_named_and_one_that_leaves_too() {
+fn a_worker_that_is_gone_is_named() {
     let _alone = alone();
-    let (_folder, server, clients) = stations(2);
+    let (_folder, server, clients) = configs(2);
     let aggregator = start(&server);
     let soon = |number| JoinJob {
         deadline: Duration::from_millis(500),
@@ -103,27 +101,29 @@ fn a_worker_that_is_gone_is_named_and_one_that_leaves_too() {
     };
     let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None).unwrap());
     let at = aggregator.address();
-    let mut worker = Plane::dpdk(&clients[0], at, &soon(0), &tickets[0]);
-    let other = Plane::dpdk(&clients[1], at, &soon(1), &tickets[1]);
+    let mut worker = work(Some(&clients[0]), at, &soon(0), &tickets[0]);
+    let other = work(Some(&clients[1]), at, &soon(1), &tickets[1]);
     drop(other);
-    let missing = worker.sum(&mut [1.0; 1000]).unwrap_err();
+    let missing = worker
+        .sum(&mut [1.0; 1000], false, LONG, &Wait::forever())
+        .unwrap_err();
     assert!(
-        matches!(&missing, Failure::Missing { workers, .. } if workers == &[1]),
+        matches!(&missing, Error::Missing { workers, .. } if workers == &[1]),
         "{missing}"
     );
     assert!(missing.to_string().contains("host-1"), "{missing}");
 }
 
 #[test]
-fn nobody_at_the_other_end_is_a_failure_at_the_deadline() {
+fn a_missing_aggregator_is_an_error_at_the_deadline() {
     let _alone = alone();
-    let (_folder, server, clients) = stations(1);
+    let (_folder, server, clients) = configs(1);
     let aggregator = start(&server);
     let request = request("job", 0, 1);
     let ticket = aggregator.join(&request, None).unwrap();
     let nobody = "10.8.0.99:7711".parse().unwrap();
     let soon = Duration::from_millis(50);
-    let end = DpdkEnd::open(&clients[0]).unwrap();
-    let silent = DpdkWorker::new(end, nobody, &request, &ticket, soon, &Wait::forever());
-    assert!(matches!(silent.err(), Some(Failure::Silent { .. })));
+    let device = DpdkTransport::open(&clients[0]).unwrap();
+    let silent = Worker::join(device, nobody, &request, &ticket, soon, &Wait::forever());
+    assert!(matches!(silent.err(), Some(Error::Silent { .. })));
 }

@@ -1,21 +1,21 @@
-//! What cannot be used is refused, with what to do.
+//! Invalid configurations are refused, with advice.
 
-use gradients::Limits;
-use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkEnd};
+use gradients::AggregatorLimits;
+use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkTransport};
 
 use crate::setup::*;
 
 fn refusal(config: &DpdkConfig) -> String {
-    let refused = DpdkAggregator::start(config, Limits::default());
+    let refused = DpdkAggregator::start(config, AggregatorLimits::default());
     refused.err().expect("it is refused").to_string()
 }
 
 fn good() -> DpdkConfig {
-    station("10.8.9.1", &[format!("net_null{}", number())])
+    config("10.8.9.1", &[format!("net_null{}", number())])
 }
 
 #[test]
-fn what_cannot_be_used_is_named() {
+fn invalid_settings_are_named() {
     let _alone = alone();
     drop(start(&good()));
     let with = |change: fn(&mut DpdkConfig)| {
@@ -53,6 +53,6 @@ fn a_device_has_one_user_at_a_time() {
         devices: vec!["net_null90".into(), "net_null91".into()],
         ..good()
     };
-    let error = DpdkEnd::open(&two).err().unwrap().to_string();
+    let error = DpdkTransport::open(&two).err().unwrap().to_string();
     assert!(error.contains("a worker has one device"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Devices, namespaces, raw sockets.
+//! Devices, network namespaces, raw sockets.
 
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
@@ -9,17 +9,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkEnd, DpdkWorker};
-use gradients::{Arithmetic, Failure, JoinJob, Limits, Sum, Ticket, UdpWorker};
+use gradients::dpdk::{DpdkAggregator, DpdkConfig};
+use gradients::{
+    AggregatorLimits, AnyTransport, Arithmetic, JoinJob, Ticket, UdpTransport, Worker,
+};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_core::replay::Wait;
 
-/// Never reached, but by what hangs.
+/// Deadline that only a hanging test reaches.
 pub const LONG: Duration = Duration::from_secs(60);
 pub const PORT: u16 = 7711;
 
-/// A number of its own for each device.
+/// A unique number for each device.
 pub fn number() -> u32 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     NUMBER.fetch_add(1, Ordering::Relaxed)
@@ -31,8 +33,8 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A station that sleeps when idle: tests have few cores.
-pub fn station(address: &str, devices: &[String]) -> DpdkConfig {
+/// A configuration whose threads sleep when idle, as tests have few cores.
+pub fn config(address: &str, devices: &[String]) -> DpdkConfig {
     let eal = ["--no-huge", "-m", "384", "--no-pci"];
     DpdkConfig {
         eal: eal.map(str::to_owned).to_vec(),
@@ -47,7 +49,7 @@ pub fn station(address: &str, devices: &[String]) -> DpdkConfig {
 }
 
 pub fn start(config: &DpdkConfig) -> DpdkAggregator {
-    DpdkAggregator::start(config, Limits::default()).unwrap()
+    DpdkAggregator::start(config, AggregatorLimits::default()).unwrap()
 }
 
 pub fn request(job: &str, worker: u16, workers: u16) -> JoinJob {
@@ -64,33 +66,29 @@ pub fn request(job: &str, worker: u16, workers: u16) -> JoinJob {
     }
 }
 
-/// A worker of either plane.
-pub enum Plane {
-    Kernel(Box<UdpWorker>),
-    Dpdk(Box<DpdkWorker>),
+/// A worker of an aggregator at `at`, on UDP or on the device of `dpdk`.
+pub fn work(
+    dpdk: Option<&DpdkConfig>,
+    at: SocketAddr,
+    request: &JoinJob,
+    ticket: &Ticket,
+) -> Worker<AnyTransport> {
+    let transport = match dpdk {
+        None => UdpTransport::to(at).map(AnyTransport::Udp),
+        Some(dpdk) => AnyTransport::dpdk(dpdk),
+    };
+    Worker::join(
+        transport.unwrap(),
+        at,
+        request,
+        ticket,
+        LONG,
+        &Wait::forever(),
+    )
+    .unwrap()
 }
 
-impl Plane {
-    pub fn kernel(at: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Self {
-        let worker = UdpWorker::new(at, request, ticket, LONG, &Wait::forever());
-        Plane::Kernel(worker.unwrap().into())
-    }
-
-    pub fn dpdk(config: &DpdkConfig, at: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Self {
-        let end = DpdkEnd::open(config).unwrap();
-        let worker = DpdkWorker::new(end, at, request, ticket, LONG, &Wait::forever());
-        Plane::Dpdk(worker.unwrap().into())
-    }
-
-    pub fn sum(&mut self, values: &mut [f32]) -> Result<Sum, Failure> {
-        match self {
-            Plane::Kernel(worker) => worker.sum(values, false, LONG, &Wait::forever()),
-            Plane::Dpdk(worker) => worker.sum(values, false, LONG, &Wait::forever()),
-        }
-    }
-}
-
-/// Vectors of whole numbers, whose sums float32 has exactly, in every order.
+/// Vectors of whole numbers, whose sums are exact in float32, in every order.
 fn vector(worker: usize, length: usize, round: u64) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(round << 8 | worker as u64);
     (0..length)
@@ -98,8 +96,8 @@ fn vector(worker: usize, length: usize, round: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Sums several rounds, each worker on a thread of its own, and compares with the sum that they should have.
-pub fn sum_all(workers: Vec<Plane>, rounds: u64, length: usize) {
+/// Sums several rounds, each worker on a thread of its own, and checks the sums.
+pub fn sum_all(workers: Vec<Worker<AnyTransport>>, rounds: u64, length: usize) {
     let count = workers.len();
     thread::scope(|scope| {
         for (number, mut worker) in workers.into_iter().enumerate() {
@@ -107,7 +105,8 @@ pub fn sum_all(workers: Vec<Plane>, rounds: u64, length: usize) {
                 for round in 0..rounds {
                     let vectors: Vec<_> = (0..count).map(|w| vector(w, length, round)).collect();
                     let mut mine = vectors[number].clone();
-                    assert_eq!(worker.sum(&mut mine).unwrap().workers, count as u32);
+                    let sum = worker.sum(&mut mine, false, LONG, &Wait::forever());
+                    assert_eq!(sum.unwrap().workers, count as u32);
                     let sum = |i| vectors.iter().map(|v| v[i]).sum::<f32>();
                     assert!((0..length).all(|i| mine[i] == sum(i)), "round {round}");
                 }
@@ -116,16 +115,16 @@ pub fn sum_all(workers: Vec<Plane>, rounds: u64, length: usize) {
     });
 }
 
-/// Waits for something that comes by itself.
+/// Waits until `done`.
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !done() {
-        assert!(Instant::now() < end, "{what} does not come");
+        assert!(Instant::now() < end, "{what}: not in time");
         thread::yield_now();
     }
 }
 
-/// A command for the shell, in this thread's network namespace.
+/// Runs shell commands in this thread's network namespace.
 pub fn shell(commands: &str) -> Result<(), String> {
     let output = Command::new("sh").args(["-ec", commands]).output();
     match output {
@@ -135,7 +134,7 @@ pub fn shell(commands: &str) -> Result<(), String> {
     }
 }
 
-/// Gives this thread, and those that it starts, a network namespace of its own, which goes with them.
+/// Gives this thread, and threads that it starts, a network namespace of their own, which ends with them.
 fn unshare() -> Result<(), String> {
     // SAFETY: a system call for this thread.
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
@@ -147,8 +146,8 @@ fn unshare() -> Result<(), String> {
     }
 }
 
-/// Runs a test in a namespace with veth pairs, `a0` to `a1` and so on; the ends of 0 are the kernel's, without offloads, as half-made
-/// checksums would be dropped at the other end. Without the right to make them it is skipped, and says so.
+/// Runs a test in a namespace with veth pairs, `a0` to `a1` and so on. Ends with 0 are the kernel's, without offloads, as the other end drops
+/// incomplete checksums. Without the right to create namespaces the test is skipped, with a message.
 pub fn with_veth(pairs: &[&str], test: impl FnOnce() + Send) {
     let _alone = alone();
     thread::scope(|scope| {
@@ -174,7 +173,7 @@ pub fn with_veth(pairs: &[&str], test: impl FnOnce() + Send) {
     });
 }
 
-/// Runs the rest of a test in another namespace, to which `end` of the pairs moves.
+/// Runs the rest of a test in another namespace, to which the veth end `end` moves.
 pub fn elsewhere<T: Send>(end: &str, rest: impl FnOnce() -> T + Send) -> T {
     let (tell, told) = std::sync::mpsc::channel();
     let (moved, go) = std::sync::mpsc::channel();
@@ -193,12 +192,12 @@ pub fn elsewhere<T: Send>(end: &str, rest: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A device at the other end of a pair.
+/// Arguments of a device on an end of a veth pair.
 pub fn af_packet(end: &str) -> String {
     format!("net_af_packet{},iface={end}", number())
 }
 
-/// Frames as they are, at one end of a pair.
+/// Raw socket on an end of a veth pair.
 pub struct Raw(OwnedFd);
 
 impl Raw {
@@ -219,7 +218,7 @@ impl Raw {
                 libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size),
                 0
             );
-            // Not what is sent here itself.
+            // No frames that this end sends.
             const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
             let yes: libc::c_int = 1;
             let seconds = libc::timeval {

@@ -1,12 +1,14 @@
-//! An aggregator with two devices: a switch between two veth pairs.
+//! An aggregator with two devices, a switch between two veth pairs.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use gradients::dpdk::frame::{Arp, BROADCAST, MAX_FRAME, Route};
-use gradients::packet::{Header, Kind};
+use gradients::AggregatorTransport;
+use gradients::dpdk::frame::{Arp, BROADCAST, HeaderTemplate, MAX_FRAME};
+use gradients::packet::{PacketHeader, PacketKind};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+use replay_core::replay::Wait;
 
 use crate::setup::*;
 
@@ -19,14 +21,14 @@ fn datagram(to: &str) -> Vec<u8> {
     let from = ("10.9.0.1:4000".parse().unwrap(), HERE);
     let to = (format!("{to}:{PORT}").parse().unwrap(), THERE);
     let mut room = [0; MAX_FRAME];
-    let header = Header::new(Kind::Float, 1, 1, 0).encode();
-    let bytes = Route::new(from, to).write(&mut room, &header, &[1; 8]);
+    let header = PacketHeader::new(PacketKind::Float, 1, 1, 0).encode();
+    let bytes = HeaderTemplate::new(from, to).write(&mut room, &header, &[1; 8]);
     room[..bytes.unwrap()].to_vec()
 }
 
 fn unmarked(mut frame: Vec<u8>) -> Vec<u8> {
     frame[15] = 0;
-    // The header's checksum with it (RFC 1624).
+    // The header's checksum is updated (RFC 1624).
     let old = u16::from_be_bytes([frame[24], frame[25]]);
     let sum = u32::from(old) + 0x00B8;
     let new = (sum as u16).wrapping_add((sum >> 16) as u16);
@@ -34,18 +36,18 @@ fn unmarked(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-fn arp(about: &str) -> Vec<u8> {
+fn arp(target: &str) -> Vec<u8> {
     let mut room = [0; MAX_FRAME];
-    let question = Arp {
-        asks: true,
+    let request = Arp {
+        is_request: true,
         from: ("10.9.0.1".parse().unwrap(), HERE),
-        to: (about.parse().unwrap(), [0; 6]),
+        to: (target.parse().unwrap(), [0; 6]),
     };
-    let bytes = question.write(&mut room);
+    let bytes = request.write(&mut room);
     room[..bytes].to_vec()
 }
 
-/// Frames of many kinds that are nobody's here.
+/// Frames of many kinds that are not for the switch.
 fn others() -> Vec<Vec<u8>> {
     let mut rng = StdRng::seed_from_u64(5);
     let kinds: [u16; 6] = [0x0800, 0x86DD, 0x0806, 0x88CC, 0x8847, 0x05DC];
@@ -64,7 +66,7 @@ fn others() -> Vec<Vec<u8>> {
             frame
         })
         .collect();
-    // Marked, but somebody else's; for this station, but not marked; ARP of others.
+    // Marked, but for another host; for the switch, but not marked; ARP for another host.
     frames.extend([
         datagram("10.9.0.8"),
         unmarked(datagram(SWITCH)),
@@ -74,14 +76,14 @@ fn others() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_switch_lets_other_frames_through_unchanged_and_takes_its_own() {
+fn a_switch_forwards_other_frames_unchanged_and_receives_its_own() {
     with_veth(&["a", "b"], || {
-        let aggregator = start(&station(SWITCH, &[af_packet("a1"), af_packet("b1")]));
+        let aggregator = start(&config(SWITCH, &[af_packet("a1"), af_packet("b1")]));
         for (here, there) in [("a0", "b0"), ("b0", "a0")] {
             let (here, there) = (Raw::open(here), Raw::open(there));
             let before = aggregator.counters().received;
             for frame in others() {
-                // These must not come out: the next one does, unchanged.
+                // The first two must not come out; the third does, unchanged.
                 here.send(&datagram(SWITCH));
                 here.send(&arp(SWITCH));
                 here.send(&frame);
@@ -93,22 +95,22 @@ fn a_switch_lets_other_frames_through_unchanged_and_takes_its_own() {
             until("the last datagram", || {
                 aggregator.counters().received - before == sent
             });
-            // Of no session that there is.
+            // Their session is unknown.
             assert_eq!(
                 aggregator.counters().strangers,
                 aggregator.counters().received
             );
         }
-        let frames = aggregator.plane().frames();
+        let frames = aggregator.frames();
         assert_eq!((frames.broken, frames.others, frames.refused), (0, 0, 0));
     });
 }
 
 #[test]
-fn hosts_on_both_sides_of_a_switch_sum_and_talk_through_it() {
+fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
     with_veth(&["a", "b"], || {
         shell("ip address add 10.9.0.1/24 dev a0").unwrap();
-        let aggregator = start(&station(SWITCH, &[af_packet("a1"), af_packet("b1")]));
+        let aggregator = start(&config(SWITCH, &[af_packet("a1"), af_packet("b1")]));
         let at = aggregator.address();
         let join = |number| {
             let request = request("job", number, 2);
@@ -121,7 +123,7 @@ fn hosts_on_both_sides_of_a_switch_sum_and_talk_through_it() {
         std::thread::scope(|scope| {
             let text = &text;
             scope.spawn(move || {
-                let mut worker = Plane::kernel(at, &near.0, &near.1);
+                let mut worker = work(None, at, &near.0, &near.1);
                 listens.recv().unwrap();
                 let stream = scope.spawn(move || {
                     let mut stream = TcpStream::connect("10.9.0.2:80").unwrap();
@@ -129,14 +131,16 @@ fn hosts_on_both_sides_of_a_switch_sum_and_talk_through_it() {
                 });
                 for _ in 0..5 {
                     let mut values = vec![1.0; 20_000];
-                    worker.sum(&mut values).unwrap();
+                    worker
+                        .sum(&mut values, false, LONG, &Wait::forever())
+                        .unwrap();
                     assert!(values.iter().all(|&value| value == 3.0));
                 }
                 stream.join().unwrap();
             });
             elsewhere("b0", move || {
                 shell("ip address add 10.9.0.2/24 dev b0; ip link set b0 up").unwrap();
-                let mut worker = Plane::kernel(at, &far.0, &far.1);
+                let mut worker = work(None, at, &far.0, &far.1);
                 let listener = TcpListener::bind("10.9.0.2:80").unwrap();
                 let reader = std::thread::spawn(move || {
                     let mut read = Vec::new();
@@ -146,7 +150,9 @@ fn hosts_on_both_sides_of_a_switch_sum_and_talk_through_it() {
                 ready.send(()).unwrap();
                 for _ in 0..5 {
                     let mut values = vec![2.0; 20_000];
-                    worker.sum(&mut values).unwrap();
+                    worker
+                        .sum(&mut values, false, LONG, &Wait::forever())
+                        .unwrap();
                     assert!(values.iter().all(|&value| value == 3.0));
                 }
                 assert!(reader.join().unwrap() == *text, "the stream was changed");
@@ -155,6 +161,6 @@ fn hosts_on_both_sides_of_a_switch_sum_and_talk_through_it() {
         let counters = aggregator.counters();
         assert_eq!(counters.counted, 2 * counters.sums);
         // A megabyte in frames of 1,500 bytes.
-        until("the stream", || aggregator.plane().frames().forwarded > 600);
+        until("the stream", || aggregator.frames().forwarded > 600);
     });
 }

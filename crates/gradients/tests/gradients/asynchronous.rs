@@ -1,17 +1,19 @@
-//! Workers that do not wait for each other: the same sequence of means everywhere, each gradient once, none too old.
+//! Asynchronous jobs: all workers take the same means, each gradient is counted once, and none beyond the staleness bound.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use gradients::{Asynchronous, Exchange, Failure, JoinJob, Limits, Transmit, Updates};
+use gradients::{
+    AggregatorLimits, Asynchronous, AsynchronousSession, Error, Exchange, JoinJob, Result, Transmit,
+};
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::network::{Faults, Network, address, request};
 
-/// Gradients of one worker: with three workers, float32 has room for a digit of base 4 for each.
+/// Gradients of one worker, so few that float32 has a base-4 digit for each gradient of three workers.
 const GRADIENTS: usize = 4;
 const LENGTH: usize = 45;
 const LONG: Duration = Duration::from_secs(1000);
@@ -28,14 +30,14 @@ fn asynchronous(worker: u16, workers: u16, threshold: u16, staleness: u16) -> Jo
     }
 }
 
-/// A worker with what it took and offered.
+/// A worker with the means it took and the gradients it offered.
 struct Trainer {
     at: SocketAddr,
-    updates: Updates,
+    session: AsynchronousSession,
     means: Vec<Vec<f32>>,
-    /// The update whose weights each gradient was of.
+    /// Update that the weights of each gradient were of.
     offered: Vec<u64>,
-    /// Of the weights that the next gradient is of.
+    /// Update that the weights of the next gradient are of.
     computing: u64,
 }
 
@@ -45,7 +47,14 @@ impl Trainer {
         let now = network.wire.now;
         Trainer {
             at: address(request.worker),
-            updates: Updates::new(worker, request, 0, last, Duration::from_secs(10), now),
+            session: AsynchronousSession::new(
+                worker,
+                request,
+                0,
+                last,
+                Duration::from_secs(10),
+                now,
+            ),
             means: Vec::new(),
             offered: Vec::new(),
             computing: 0,
@@ -54,17 +63,17 @@ impl Trainer {
 
     fn take_all(&mut self) {
         let mut mean = vec![0.0; LENGTH];
-        while let Some(index) = self.updates.take(&mut mean) {
+        while let Some(index) = self.session.take(&mut mean) {
             self.means.push(mean.clone());
-            assert_eq!(index, self.updates.index());
+            assert_eq!(index, self.session.index());
         }
     }
 
     fn offer(&mut self, value: f32) -> bool {
-        let taken = self.updates.offer(&[value; LENGTH], self.computing);
+        let taken = self.session.offer(&[value; LENGTH], self.computing);
         if taken {
             self.offered.push(self.computing);
-            self.computing = self.updates.index();
+            self.computing = self.session.index();
         }
         taken
     }
@@ -84,10 +93,10 @@ fn join_all(
     (0..workers).map(join).collect()
 }
 
-/// Updates that may fail meanwhile.
-struct Careless<'a>(&'a mut Updates);
+/// A session whose failures are left for later.
+struct IgnoringFailures<'a>(&'a mut AsynchronousSession);
 
-impl Exchange for Careless<'_> {
+impl Exchange for IgnoringFailures<'_> {
     type Output = ();
 
     fn receive<T: Transmit>(
@@ -100,7 +109,7 @@ impl Exchange for Careless<'_> {
         self.0.receive(now, from, datagram, out);
     }
 
-    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<(), Failure>> {
+    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
         let _ = self.0.poll(now, out);
         None
     }
@@ -113,22 +122,22 @@ impl Exchange for Careless<'_> {
     }
 }
 
-/// Lets time pass; who is too far behind takes what the one that is furthest has.
+/// Lets time pass. A worker that is too far behind takes the means of the worker that is furthest ahead.
 fn pass_and_pull(network: &mut Network, trainers: &mut [Trainer], time: Duration) {
     let updates = trainers
         .iter_mut()
-        .map(|t| (t.at, Careless(&mut t.updates)));
+        .map(|t| (t.at, IgnoringFailures(&mut t.session)));
     network.run_for(&mut updates.collect::<Vec<_>>(), time);
     trainers.iter_mut().for_each(Trainer::take_all);
     let furthest = trainers.iter().map(|t| &t.means).max_by_key(|m| m.len());
     let furthest = furthest.cloned().unwrap_or_default();
     for trainer in trainers {
-        match trainer.updates.failure() {
+        match trainer.session.failure() {
             None => {}
-            Some(Failure::Behind { .. }) => {
+            Some(Error::Behind { .. }) => {
                 trainer.means.clone_from(&furthest);
                 trainer
-                    .updates
+                    .session
                     .restart(furthest.len() as u64, network.wire.now);
             }
             Some(other) => panic!("{other}"),
@@ -137,11 +146,11 @@ fn pass_and_pull(network: &mut Network, trainers: &mut [Trainer], time: Duration
 }
 
 fn pass(network: &mut Network, trainers: &mut [Trainer], time: Duration) {
-    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.updates));
+    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.session));
     network.run_for(&mut updates.collect::<Vec<_>>(), time);
 }
 
-/// The value of a gradient: one digit of base 4, so that a sum tells what is in it, and how often.
+/// Value of a gradient: one base-4 digit, so that a sum shows its gradients, and how often each is in it.
 fn digit(worker: usize, number: usize) -> f32 {
     4f32.powi((worker * GRADIENTS + number) as i32)
 }
@@ -164,7 +173,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_worker_takes_the_same_means_of_gradients_that_are_young_enough(
+    fn every_worker_takes_the_same_means_of_gradients_within_the_staleness_bound(
         threshold in 1u16..3,
         staleness in 0u16..4,
         seed: u64,
@@ -172,7 +181,7 @@ proptest! {
         delay_us in 1u64..3000,
     ) {
         let faults = Faults { loss, duplicate: 0.1, delay_us, straggler: 0.05 };
-        let mut network = Network::new(seed, faults, Limits { window: 3, ..Limits::default() });
+        let mut network = Network::new(seed, faults, AggregatorLimits { window: 3, ..AggregatorLimits::default() });
         let mut trainers = join_all(&mut network, 3, threshold, staleness, u64::MAX);
         let mut rng = StdRng::seed_from_u64(seed);
         for _ in 0..400 {
@@ -191,7 +200,7 @@ proptest! {
         let means = trainers[0].means.clone();
         let mut counted: HashMap<(usize, usize), usize> = HashMap::new();
         for trainer in &trainers {
-            prop_assert_eq!(&trainer.means, &means, "replicas took other means");
+            prop_assert_eq!(&trainer.means, &means, "workers took different means");
         }
         for (before, mean) in means.iter().enumerate() {
             for value in mean.iter().step_by(7) {
@@ -206,32 +215,32 @@ proptest! {
         }
         let segments = LENGTH.div_ceil(7);
         for (worker, trainer) in trainers.iter().enumerate() {
-            let told = trainer.updates.contributions();
+            let counts = trainer.session.contributions();
             let times = |number| counted.get(&(worker, number)).copied().unwrap_or_default();
             let whole = (0..trainer.offered.len()).filter(|&n| times(n) == segments).count();
-            prop_assert_eq!(told.offered, trainer.offered.len() as u64);
-            // More may be counted than the means have: parts of an update that other segments have not come to are in nobody's mean
-            // yet. Fewer only where a worker was behind, and did not learn what became of the gradient that was on its way.
-            let behind = told.restarts;
-            prop_assert!(whole as u64 <= told.counted + behind, "{whole} found, {told:?}");
+            prop_assert_eq!(counts.offered, trainer.offered.len() as u64);
+            // More may be counted than the means have: segments of an incomplete update are in no mean yet. Fewer only if the worker was
+            // behind, and did not learn whether its gradient in flight was counted.
+            let behind = counts.restarts;
+            prop_assert!(whole as u64 <= counts.counted + behind, "{whole} found, {counts:?}");
             prop_assert!((0..GRADIENTS).all(|n| times(n) <= segments));
-            if !trainer.updates.is_busy() {
-                prop_assert_eq!(told.counted + told.dropped, told.offered);
+            if !trainer.session.is_busy() {
+                prop_assert_eq!(counts.counted + counts.dropped, counts.offered);
             }
         }
     }
 }
 
 #[test]
-fn workers_whose_gradients_are_counted_in_parts_do_not_wait_for_each_other_for_ever() {
+fn partly_counted_gradients_do_not_deadlock() {
     for seed in 0..20 {
-        // Segments overtake each other by as much as a round takes; half of the networks lose some.
+        // Segments are reordered by up to a round; every second network loses some.
         let faults = Faults {
             delay_us: 2000,
             loss: 0.05 * (seed % 2) as f64,
             ..Faults::NONE
         };
-        let mut network = Network::new(seed, faults, Limits::default());
+        let mut network = Network::new(seed, faults, AggregatorLimits::default());
         let mut trainers = join_all(&mut network, 3, 2, 3, u64::MAX);
         for turn in 0.. {
             assert!(turn < 4000, "stuck, seed {seed}");
@@ -240,7 +249,7 @@ fn workers_whose_gradients_are_counted_in_parts_do_not_wait_for_each_other_for_e
                 break;
             }
             for trainer in &mut trainers {
-                trainer.computing = trainer.updates.index();
+                trainer.computing = trainer.session.index();
                 trainer.offer(1.0);
             }
         }
@@ -248,8 +257,8 @@ fn workers_whose_gradients_are_counted_in_parts_do_not_wait_for_each_other_for_e
 }
 
 #[test]
-fn an_older_gradient_is_dropped_and_counted() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_gradient_beyond_the_staleness_bound_is_dropped_and_counted() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut trainers = join_all(&mut network, 2, 1, 1, u64::MAX);
     let millisecond = Duration::from_millis(1);
     pass(&mut network, &mut trainers, millisecond);
@@ -260,33 +269,33 @@ fn an_older_gradient_is_dropped_and_counted() {
         assert_eq!(trainers[0].means.len(), update);
         trainers[0].computing = update as u64;
     }
-    // Of the first weights: two updates old where one is allowed.
+    // A gradient of the first weights: two updates old, where one is allowed.
     assert!(trainers[1].offer(5.0));
     pass(&mut network, &mut trainers, millisecond);
     trainers.iter_mut().for_each(Trainer::take_all);
-    let told = trainers[1].updates.contributions();
-    assert_eq!((told.offered, told.dropped, told.counted), (1, 1, 0));
+    let counts = trainers[1].session.contributions();
+    assert_eq!((counts.offered, counts.dropped, counts.counted), (1, 1, 0));
     assert_eq!(trainers[0].means.len(), 2);
-    // The next one is of the newest weights.
+    // A gradient of the newest weights.
     trainers[1].computing = 2;
     assert!(trainers[1].offer(5.0));
     pass(&mut network, &mut trainers, millisecond);
     trainers.iter_mut().for_each(Trainer::take_all);
     assert_eq!(trainers[0].means[2], [5.0; LENGTH]);
-    assert_eq!(trainers[1].updates.contributions().counted, 1);
+    assert_eq!(trainers[1].session.contributions().counted, 1);
 }
 
 #[test]
-fn a_worker_finds_the_sums_of_staleness_and_one_more_rounds() {
-    // With a round under way there is room for three sums, else for one more.
+fn a_worker_finds_the_sums_of_s_plus_one_rounds() {
+    // With a round in flight three sums are kept, otherwise one more.
     for (missed, found) in [(3, true), (5, false)] {
-        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
         let mut trainers = join_all(&mut network, 2, 1, 2, u64::MAX);
         let millisecond = Duration::from_millis(1);
         pass(&mut network, &mut trainers, millisecond);
         network.wire.dead.insert(address(1));
         for _ in 0..missed {
-            trainers[0].computing = trainers[0].updates.index();
+            trainers[0].computing = trainers[0].session.index();
             assert!(trainers[0].offer(1.0));
             pass(&mut network, &mut trainers, millisecond);
             trainers[0].take_all();
@@ -303,16 +312,19 @@ fn a_worker_finds_the_sums_of_staleness_and_one_more_rounds() {
             continue;
         }
         let behind = network
-            .drive(vec![(second.at, &mut second.updates)])
+            .drive(vec![(second.at, &mut second.session)])
             .remove(0);
-        assert_eq!(behind, Err(Failure::Behind { round: 1 }));
-        // It pulls the weights of the third update, and goes on with the fourth.
-        second.updates.restart(3, network.wire.now);
+        assert!(
+            matches!(behind, Err(Error::Behind { round: 1 })),
+            "{behind:?}"
+        );
+        // It pulls the weights of the third update, and continues with the fourth.
+        second.session.restart(3, network.wire.now);
         second.means = first.means[..3].to_vec();
         pass(&mut network, &mut trainers, Duration::from_secs(1));
         trainers[1].take_all();
         assert_eq!(trainers[1].means, trainers[0].means);
-        assert_eq!(trainers[1].updates.contributions().restarts, 1);
+        assert_eq!(trainers[1].session.contributions().restarts, 1);
         trainers[1].computing = 5;
         assert!(trainers[1].offer(2.0));
         pass(&mut network, &mut trainers, Duration::from_secs(1));
@@ -322,24 +334,24 @@ fn a_worker_finds_the_sums_of_staleness_and_one_more_rounds() {
 }
 
 #[test]
-fn a_worker_that_does_not_take_its_means_keeps_nobody() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_worker_that_does_not_take_its_means_does_not_delay_others() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut trainers = join_all(&mut network, 2, 1, 2, u64::MAX);
     for _ in 0..3 {
-        trainers[0].computing = trainers[0].updates.index();
+        trainers[0].computing = trainers[0].session.index();
         assert!(trainers[0].offer(1.0));
         pass(&mut network, &mut trainers, Duration::from_secs(1));
         trainers[0].take_all();
     }
-    // It has room for three, and has not asked for more than it has room for.
+    // It has room for three, and does not query more.
     pass(&mut network, &mut trainers, Duration::from_secs(1));
     trainers[1].take_all();
     assert_eq!(trainers[1].means, trainers[0].means);
 }
 
 #[test]
-fn nothing_is_meant_for_rounds_after_the_last() {
-    let mut network = Network::new(1, Faults::MANY, Limits::default());
+fn no_contribution_goes_to_a_round_after_the_last() {
+    let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let mut trainers = join_all(&mut network, 2, 1, 3, 1);
     for trainer in &mut trainers {
         assert!(trainer.offer(1.0));
@@ -348,18 +360,19 @@ fn nothing_is_meant_for_rounds_after_the_last() {
     for trainer in &mut trainers {
         trainer.take_all();
         assert_eq!(trainer.means, [[1.0; LENGTH]]);
-        assert!(!trainer.updates.is_busy());
+        assert!(!trainer.session.is_busy());
     }
-    let told = trainers.iter().map(|t| t.updates.contributions());
-    let (dropped, counted) = told.fold((0, 0), |(d, c), t| (d + t.dropped_segments, c + t.counted));
-    // Where both are in the sum of different segments, both were dropped in part.
+    let counts = trainers.iter().map(|t| t.session.contributions());
+    let (dropped, counted) =
+        counts.fold((0, 0), |(d, c), t| (d + t.dropped_segments, c + t.counted));
+    // If each is in the sum of some segments, both were dropped in part.
     assert_eq!(dropped, LENGTH.div_ceil(7) as u64);
     assert!(counted <= 1);
 }
 
 #[test]
-fn a_round_that_too_few_contribute_to_names_who_is_missing() {
-    let mut network = Network::new(1, Faults::MANY, Limits::default());
+fn a_round_with_too_few_contributions_names_the_missing_workers() {
+    let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let join = |network: &mut Network, worker| {
         let request = JoinJob {
             deadline: Duration::from_secs(2),
@@ -370,9 +383,9 @@ fn a_round_that_too_few_contribute_to_names_who_is_missing() {
     let mut trainers: Vec<Trainer> = (0..2).map(|w| join(&mut network, w)).collect();
     assert!(trainers[0].offer(1.0));
     let began = network.wire.now;
-    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.updates));
+    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.session));
     for result in network.drive(updates.collect()) {
-        let Err(Failure::Missing { workers, reason }) = result else {
+        let Err(Error::Missing { workers, reason }) = result else {
             panic!("{result:?}");
         };
         assert_eq!(workers, [1, 2]);
@@ -382,23 +395,23 @@ fn a_round_that_too_few_contribute_to_names_who_is_missing() {
 }
 
 #[test]
-fn a_silent_aggregator_is_noticed_by_who_only_listens() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_worker_without_gradients_notices_a_silent_aggregator() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut trainers = join_all(&mut network, 2, 2, 3, u64::MAX);
     pass(&mut network, &mut trainers, Duration::from_secs(60));
     network.wire.dead.insert(network.aggregators[0].0);
     let began = network.wire.now;
-    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.updates));
+    let updates = trainers.iter_mut().map(|t| (t.at, &mut t.session));
     for result in network.drive(updates.collect()) {
-        assert!(matches!(result, Err(Failure::Silent { .. })), "{result:?}");
+        assert!(matches!(result, Err(Error::Silent { .. })), "{result:?}");
     }
-    // It asks every 50 ms, and waits for 10 s from then on.
+    // It queries every 50 ms, and waits 10 s for the first answer.
     assert!(network.wire.now - began <= Duration::from_millis(10_100));
 }
 
 #[test]
-fn a_worker_that_comes_back_does_not_disturb_the_others() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_worker_that_restarts_does_not_disturb_the_others() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut trainers = join_all(&mut network, 3, 2, 3, u64::MAX);
     assert!(trainers[2].offer(4.0));
     pass(&mut network, &mut trainers, Duration::from_millis(100));
@@ -410,7 +423,7 @@ fn a_worker_that_comes_back_does_not_disturb_the_others() {
         assert_eq!(
             trainer.means,
             [[3.0; LENGTH]],
-            "what it sent before counts once"
+            "its earlier contribution counts once"
         );
     }
 }
@@ -418,12 +431,12 @@ fn a_worker_that_comes_back_does_not_disturb_the_others() {
 #[test]
 fn weights_of_an_earlier_job_are_refused_at_once() {
     for ahead in [1, 5, 700_000] {
-        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
         let mut trainers = join_all(&mut network, 2, 2, 3, u64::MAX);
-        trainers[0].updates.restart(ahead, network.wire.now);
+        trainers[0].session.restart(ahead, network.wire.now);
         let at = trainers[0].at;
-        let result = network.drive(vec![(at, &mut trainers[0].updates)]);
-        let Some(Err(Failure::Refused(reason))) = result.first() else {
+        let result = network.drive(vec![(at, &mut trainers[0].session)]);
+        let Some(Err(Error::Refused(reason))) = result.first() else {
             panic!("{ahead}: {result:?}");
         };
         assert!(reason.contains("a name of its own"), "{reason}");
@@ -432,19 +445,19 @@ fn weights_of_an_earlier_job_are_refused_at_once() {
         pass(&mut network, &mut trainers[1..], Duration::from_secs(1));
         assert!(
             network.wire.now - answered <= Duration::from_secs(1),
-            "the job goes on"
+            "the job continues"
         );
     }
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
+fn jobs_beyond_the_limits_are_refused() {
     let mut network = Network::new(
         1,
         Faults::NONE,
-        Limits {
+        AggregatorLimits {
             job_bytes: 10_000,
-            ..Limits::default()
+            ..AggregatorLimits::default()
         },
     );
     let mut refused = |change: &dyn Fn(&mut JoinJob)| {
@@ -456,22 +469,22 @@ fn what_cannot_be_kept_is_refused() {
             .map(|error| error.to_string())
             .unwrap_or_default()
     };
-    let terms = |values, threshold, staleness| Asynchronous {
+    let settings = |values, threshold, staleness| Asynchronous {
         values,
         threshold,
         staleness,
     };
-    let large = refused(&|r| r.asynchronous = Some(terms(1000, 1, 20)));
+    let large = refused(&|r| r.asynchronous = Some(settings(1000, 1, 20)));
     assert!(large.contains("staleness bound"), "{large}");
     for threshold in [0, 3] {
-        let wrong = refused(&|r| r.asynchronous = Some(terms(10, threshold, 1)));
+        let wrong = refused(&|r| r.asynchronous = Some(settings(10, threshold, 1)));
         assert!(wrong.contains("threshold"), "{wrong}");
     }
-    let empty = refused(&|r| r.asynchronous = Some(terms(0, 1, 1)));
+    let empty = refused(&|r| r.asynchronous = Some(settings(0, 1, 1)));
     assert!(empty.contains("at least one value"), "{empty}");
     let tree = refused(&|r| r.world = 4);
     assert!(tree.contains("without a parent"), "{tree}");
     assert_eq!(refused(&|_| {}), "");
     let other = refused(&|r| r.asynchronous = None);
-    assert!(other.contains("give all workers the same"), "{other}");
+    assert!(other.contains("identical settings"), "{other}");
 }

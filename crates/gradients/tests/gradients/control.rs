@@ -1,30 +1,32 @@
-//! Controls, sessions and strangers.
+//! Controls, sessions, and datagrams of others.
 
 use std::time::Duration;
 
-use gradients::packet::{Ack, Header, Kind, Status};
-use gradients::{Arithmetic, Command, Failure, JoinJob, Limits, Round, Ticket, Worker};
+use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
+use gradients::{
+    AggregatorLimits, Arithmetic, Control, Error, JoinJob, Round, Ticket, WorkerSession,
+};
 
 use crate::network::{Faults, Network, Port, address, request};
 
-fn trio(network: &mut Network) -> Vec<Worker> {
+fn trio(network: &mut Network) -> Vec<WorkerSession> {
     let requests: Vec<JoinJob> = (0..3).map(|w| request(w, 3)).collect();
     network.join_all(&requests)
 }
 
 #[test]
-fn a_lower_threshold_sums_the_first_and_answers_the_late_with_their_sum() {
-    let mut network = Network::new(1, Faults::MANY, Limits::default());
+fn a_lower_threshold_sums_the_first_workers_and_answers_late_ones_with_that_sum() {
+    let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let mut workers = trio(&mut network);
     network
-        .call(0, &mut workers[0], Command::SetThreshold(2))
+        .call(0, &mut workers[0], Control::SetThreshold(2))
         .unwrap();
     let mut vectors = vec![vec![1.0; 20], vec![2.0; 20]];
     for result in network.sum(&mut workers[..2], &mut vectors, true) {
         assert_eq!(result.unwrap().workers, 2);
     }
     assert_eq!(vectors, [vec![1.5; 20], vec![1.5; 20]], "the mean of two");
-    // The third one is late: it gets that sum, and is not counted.
+    // The third worker is late: it gets that sum, and is not counted.
     let mut late = vec![100.0; 20];
     let result = network.sum_at(2, &mut workers[2], &mut late);
     assert_eq!(result.unwrap().workers, 2);
@@ -33,11 +35,11 @@ fn a_lower_threshold_sums_the_first_and_answers_the_late_with_their_sum() {
 }
 
 #[test]
-fn who_is_too_far_behind_is_told_to_pull_the_weights() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_worker_too_far_behind_has_to_pull_the_weights() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = trio(&mut network);
     network
-        .call(0, &mut workers[0], Command::SetThreshold(2))
+        .call(0, &mut workers[0], Control::SetThreshold(2))
         .unwrap();
     for _ in 0..3 {
         let mut vectors = vec![vec![1.0; 20], vec![2.0; 20]];
@@ -47,14 +49,17 @@ fn who_is_too_far_behind_is_told_to_pull_the_weights() {
     }
     let mut late = vec![100.0; 20];
     let result = network.sum_at(2, &mut workers[2], &mut late);
-    assert_eq!(result, Err(Failure::Behind { round: 1 }));
+    assert!(
+        matches!(result, Err(Error::Behind { round: 1 })),
+        "{result:?}"
+    );
 }
 
 #[test]
-fn a_forced_broadcast_sends_what_there_is() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_forced_broadcast_sends_incomplete_sums() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = trio(&mut network);
-    network.call(2, &mut workers[2], Command::Join).unwrap();
+    network.call(2, &mut workers[2], Control::Join).unwrap();
     let now = network.wire.now;
     let mut vectors = [vec![1.0; 20], vec![3.0; 20]];
     let [a, b, c] = workers.as_mut_slice() else {
@@ -67,7 +72,7 @@ fn a_forced_broadcast_sends_what_there_is() {
         (address(1), Round::new(b, second, false, now, deadline)),
     ];
     network.run_for(&mut rounds, Duration::from_millis(5));
-    network.call(2, c, Command::Force).unwrap();
+    network.call(2, c, Control::Force).unwrap();
     for result in network.drive(rounds) {
         assert_eq!(result.unwrap().workers, 2);
     }
@@ -75,10 +80,10 @@ fn a_forced_broadcast_sends_what_there_is() {
 }
 
 #[test]
-fn a_halted_job_says_why_until_it_is_reset() {
-    let mut network = Network::new(1, Faults::MANY, Limits::default());
+fn a_halted_job_returns_the_reason_until_a_reset() {
+    let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let mut workers = trio(&mut network);
-    let halt = Command::Halt("out of disk".into());
+    let halt = Control::Halt("out of disk".into());
     network.call(1, &mut workers[1], halt).unwrap();
     let mut vectors = vec![vec![1.0; 20]; 3];
     for result in network.sum(&mut workers, &mut vectors, false) {
@@ -89,7 +94,7 @@ fn a_halted_job_says_why_until_it_is_reset() {
         );
     }
     for (port, worker) in workers.iter_mut().enumerate() {
-        network.call(port as u16, worker, Command::Reset).unwrap();
+        network.call(port as u16, worker, Control::Reset).unwrap();
     }
     let mut vectors = vec![vec![1.0; 20]; 3];
     for result in network.sum(&mut workers, &mut vectors, false) {
@@ -99,16 +104,16 @@ fn a_halted_job_says_why_until_it_is_reset() {
 }
 
 #[test]
-fn in_fixed_point_nobody_can_be_left_out() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn in_fixed_point_no_worker_can_be_left_out() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let fixed = JoinJob {
         arithmetic: Arithmetic::Fixed,
         ..request(0, 2)
     };
     let mut worker = network.join(0, &fixed).unwrap();
-    for command in [Command::SetThreshold(1), Command::Force] {
+    for command in [Control::SetThreshold(1), Control::Force] {
         let refused = network.call(0, &mut worker, command);
-        assert!(matches!(refused, Err(Failure::Refused(_))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
     }
     let mut float = network
         .join(
@@ -119,24 +124,24 @@ fn in_fixed_point_nobody_can_be_left_out() {
             },
         )
         .unwrap();
-    let refused = network.call(0, &mut float, Command::SetThreshold(3));
-    assert!(matches!(refused, Err(Failure::Refused(_))), "{refused:?}");
+    let refused = network.call(0, &mut float, Control::SetThreshold(3));
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
 }
 
 #[test]
 fn the_last_one_that_leaves_ends_the_job() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = trio(&mut network);
     for (port, worker) in workers.iter_mut().enumerate() {
         assert_eq!(network.aggregators[0].1.jobs(), 1);
-        network.call(port as u16, worker, Command::Leave).unwrap();
+        network.call(port as u16, worker, Control::Leave).unwrap();
     }
     assert_eq!(network.aggregators[0].1.jobs(), 0);
 }
 
 #[test]
-fn requests_that_do_not_make_sense_or_differ_are_refused() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn invalid_and_differing_requests_are_refused() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     network.join(0, &request(0, 2)).unwrap();
     let bad = [
         JoinJob {
@@ -170,7 +175,7 @@ fn requests_that_do_not_make_sense_or_differ_are_refused() {
     }
 }
 
-/// A datagram as a stranger sends it.
+/// Sends the aggregator a datagram from any port.
 fn inject(network: &mut Network, port: u16, datagram: &[u8]) {
     let (at, aggregator) = &mut network.aggregators[0];
     let mut out = Port(&mut network.wire, *at);
@@ -179,31 +184,31 @@ fn inject(network: &mut Network, port: u16, datagram: &[u8]) {
 }
 
 #[test]
-fn strangers_are_dropped_and_counted_and_get_nothing() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn unknown_datagrams_are_dropped_counted_and_not_answered() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let request = request(0, 1);
     let (at, ticket) = network.ticket(0, &request, None).unwrap();
     let contribution = |session: u32| {
-        let header = Header::new(Kind::Float, session, 1, 0);
+        let header = PacketHeader::new(PacketKind::Float, session, 1, 0);
         [header.encode().as_slice(), &[0; 8]].concat()
     };
-    // Not before the path is proved, not with another session, not from elsewhere.
+    // Not before path validation, not with another session, not from another address.
     inject(&mut network, 0, &contribution(ticket.session));
-    let mut worker = Worker::new(at, &request, &ticket);
-    network.call(0, &mut worker, Command::Join).unwrap();
+    let mut worker = WorkerSession::new(at, &request, &ticket);
+    network.call(0, &mut worker, Control::Join).unwrap();
     let sent = network.wire.sent;
     inject(&mut network, 0, &contribution(ticket.session ^ 1));
     inject(&mut network, 7, &contribution(ticket.session));
     // Controls need the key, whatever the source.
     for kind in [
-        Kind::Leave,
-        Kind::Reset,
-        Kind::SetH,
-        Kind::FBcast,
-        Kind::Halt,
-        Kind::Join,
+        PacketKind::Leave,
+        PacketKind::Reset,
+        PacketKind::SetH,
+        PacketKind::FBcast,
+        PacketKind::Halt,
+        PacketKind::Join,
     ] {
-        let header = Header::new(kind, ticket.session, 1, 0).encode();
+        let header = PacketHeader::new(kind, ticket.session, 1, 0).encode();
         let mut wrong = ticket.key;
         wrong[15] ^= 1;
         inject(
@@ -223,17 +228,17 @@ fn strangers_are_dropped_and_counted_and_get_nothing() {
 }
 
 #[test]
-fn a_path_is_believed_when_the_cookie_comes_back_from_it() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn an_address_is_valid_when_the_cookie_comes_back_from_it() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let request = request(0, 1);
     let (_, ticket) = network.ticket(0, &request, None).unwrap();
-    let header = Header::new(Kind::Join, ticket.session, 0, 0).encode();
+    let header = PacketHeader::new(PacketKind::Join, ticket.session, 0, 0).encode();
     let proof = |cookie: [u8; 8]| [header.as_slice(), &ticket.key, &cookie].concat();
-    // Someone who knows the key, but cannot receive at the address that the datagrams seem to come from.
+    // A sender with the key that forges its source address, and so does not receive the cookie.
     for guess in 0..100u64 {
         inject(&mut network, 5, &proof(guess.to_le_bytes()));
     }
-    let contribution = Header::new(Kind::Float, ticket.session, 1, 0).encode();
+    let contribution = PacketHeader::new(PacketKind::Float, ticket.session, 1, 0).encode();
     let contribution = [contribution.as_slice(), &[0; 8]].concat();
     let strangers = network.counters().strangers;
     inject(&mut network, 5, &contribution);
@@ -242,19 +247,19 @@ fn a_path_is_believed_when_the_cookie_comes_back_from_it() {
 }
 
 #[test]
-fn a_job_that_is_halted_before_its_first_sum_is_reset_by_anybody() {
+fn any_worker_resets_a_job_that_is_halted_before_its_first_sum() {
     for first in 0..2 {
-        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
         let requests = [request(0, 2), request(1, 2)];
         let mut workers = network.join_all(&requests);
-        let halt = Command::Halt("not yet".into());
+        let halt = Control::Halt("not yet".into());
         network.call(0, &mut workers[0], halt).unwrap();
         let failed = network.sum_at(1, &mut workers[1], &mut [1.0; 20]);
-        assert!(matches!(failed, Err(Failure::Halted(_))), "{failed:?}");
+        assert!(matches!(failed, Err(Error::Halted(_))), "{failed:?}");
         for worker in [first, 1 - first] {
             let port = worker as u16;
             network
-                .call(port, &mut workers[worker], Command::Reset)
+                .call(port, &mut workers[worker], Control::Reset)
                 .unwrap();
         }
         let mut vectors = vec![vec![1.0; 20]; 2];
@@ -265,24 +270,24 @@ fn a_job_that_is_halted_before_its_first_sum_is_reset_by_anybody() {
     }
 }
 
-/// A control as a datagram.
-fn control(kind: Kind, ticket: &Ticket, round: u64, argument: &[u8]) -> Vec<u8> {
-    let header = Header::new(kind, ticket.session, round, 0).encode();
+/// Datagram of a control.
+fn control(kind: PacketKind, ticket: &Ticket, round: u64, argument: &[u8]) -> Vec<u8> {
+    let header = PacketHeader::new(kind, ticket.session, round, 0).encode();
     [header.as_slice(), &ticket.key, argument].concat()
 }
 
 #[test]
-fn what_was_sent_before_a_reset_is_nothing_after_it() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn datagrams_from_before_a_reset_have_no_effect() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let requests = [request(0, 2), request(1, 2)];
     let mut workers = Vec::new();
     let mut tickets = Vec::new();
     for request in &requests {
         let (at, ticket) = network.ticket(0, request, None).unwrap();
-        workers.push(Worker::new(at, request, &ticket));
+        workers.push(WorkerSession::new(at, request, &ticket));
         tickets.push(ticket);
     }
-    let sum = |network: &mut Network, workers: &mut [Worker]| {
+    let sum = |network: &mut Network, workers: &mut [WorkerSession]| {
         let mut vectors = vec![vec![1.0; 20]; 2];
         for result in network.sum(workers, &mut vectors, false) {
             assert_eq!(result.unwrap().workers, 2);
@@ -291,16 +296,21 @@ fn what_was_sent_before_a_reset_is_nothing_after_it() {
     sum(&mut network, &mut workers);
     let round = workers[0].next_round();
     for (port, worker) in workers.iter_mut().enumerate() {
-        network.call(port as u16, worker, Command::Reset).unwrap();
+        network.call(port as u16, worker, Control::Reset).unwrap();
     }
-    // The first one had gone on: its contributions to the next round were on their way, and controls of after it had sent these.
-    let reason = Ack::new(Status::Halted, Kind::Halt).encode();
-    let contribution = Header::new(Kind::Float, tickets[0].session, round, 0);
+    // The first worker was ahead: its contributions to the next round were on their way, and controls that it sent after them.
+    let reason = Ack::new(Status::Halted, PacketKind::Halt).encode();
+    let contribution = PacketHeader::new(PacketKind::Float, tickets[0].session, round, 0);
     let late = [
         [contribution.encode().as_slice(), &[0; 28]].concat(),
-        control(Kind::Halt, &tickets[0], round + 1, &reason),
-        control(Kind::SetH, &tickets[0], round + 1, &1u16.to_le_bytes()),
-        control(Kind::Reset, &tickets[0], round, &[]),
+        control(PacketKind::Halt, &tickets[0], round + 1, &reason),
+        control(
+            PacketKind::SetH,
+            &tickets[0],
+            round + 1,
+            &1u16.to_le_bytes(),
+        ),
+        control(PacketKind::Reset, &tickets[0], round, &[]),
     ];
     let before = network.counters();
     for datagram in &late {
@@ -311,10 +321,10 @@ fn what_was_sent_before_a_reset_is_nothing_after_it() {
     assert_eq!(after.stale, before.stale + 1);
     assert_eq!(after.failed, before.failed);
     sum(&mut network, &mut workers);
-    // A job that is suspended again stays so, too.
-    let halt = Command::Halt("not yet".into());
+    // They do not resume a job that is suspended again, either.
+    let halt = Control::Halt("not yet".into());
     network.call(0, &mut workers[0], halt).unwrap();
     inject(&mut network, 0, &late[3]);
     let refused = network.sum_at(1, &mut workers[1], &mut [1.0; 20]);
-    assert!(matches!(refused, Err(Failure::Halted(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Halted(_))), "{refused:?}");
 }

@@ -1,23 +1,23 @@
-//! Workers that die, lag or come back: an error that names them, in bounded time.
+//! Workers that die, lag or restart: an error names them, in bounded time.
 
 use std::time::Duration;
 
-use gradients::{Command, Exchange, Failure, JoinJob, Limits, Round};
+use gradients::{AggregatorLimits, Control, Error, Exchange, JoinJob, Round};
 
 use crate::network::{Faults, Network, Port, address, as_f32, exact, request, whole_numbers};
 
-fn pair(network: &mut Network) -> Vec<gradients::Worker> {
+fn pair(network: &mut Network) -> Vec<gradients::WorkerSession> {
     network.join_all(&[request(0, 2), request(1, 2)])
 }
 
 #[test]
-fn a_worker_that_dies_in_the_middle_is_named_to_all_others() {
-    let mut network = Network::new(1, Faults::MANY, Limits::default());
+fn a_worker_that_dies_in_a_round_is_named_to_all_others() {
+    let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let requests: Vec<JoinJob> = (0..3).map(|w| request(w, 3)).collect();
     let mut workers = network.join_all(&requests);
     let mut vectors = whole_numbers(3, 2000, 1);
     network.sum(&mut workers, &mut vectors, false);
-    // It sends a part of the next round, and then nothing more.
+    // It sends a part of the next round, then nothing.
     let mut first = vectors[2].clone();
     let now = network.wire.now;
     let begun = now;
@@ -34,7 +34,7 @@ fn a_worker_that_dies_in_the_middle_is_named_to_all_others() {
     network.wire.dead.insert(address(2));
     let results = network.sum(&mut workers[..2], &mut vectors[..2], false);
     for result in results {
-        let Err(Failure::Missing {
+        let Err(Error::Missing {
             workers, reason, ..
         }) = result
         else {
@@ -43,13 +43,13 @@ fn a_worker_that_dies_in_the_middle_is_named_to_all_others() {
         assert_eq!(workers, [2]);
         assert!(reason.contains("worker 2 (host-2), last heard"), "{reason}");
     }
-    // The job's deadline is 2 s, and what waited first had been there when it began.
+    // The job's deadline is 2 s, and the first segment had arrived before it began.
     assert!(network.wire.now - begun < Duration::from_secs(3));
 }
 
 #[test]
 fn a_worker_that_never_joined_is_named() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = network.join_all(&[request(0, 2)]);
     let result = network.sum(&mut workers, &mut [vec![1.0; 9]], false);
     let error = result[0].as_ref().unwrap_err().to_string();
@@ -59,7 +59,7 @@ fn a_worker_that_never_joined_is_named() {
 
 #[test]
 fn a_worker_whose_connection_breaks_fails_the_round_at_once() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let requests = [request(0, 2), request(1, 2)];
     let mut worker = network.join(0, &requests[0]).unwrap();
     let (_, ticket) = network.ticket(0, &requests[1], None).unwrap();
@@ -87,28 +87,28 @@ fn a_worker_whose_connection_breaks_fails_the_round_at_once() {
 
 #[test]
 fn an_aggregator_that_is_gone_is_an_error_at_the_workers_deadline() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = pair(&mut network);
     let mut vectors = whole_numbers(2, 50, 1);
     network.sum(&mut workers, &mut vectors, false);
     network.wire.dead.insert(address(1000));
     let begun = network.wire.now;
     for result in network.sum(&mut workers, &mut vectors, false) {
-        assert!(matches!(result, Err(Failure::Silent { .. })), "{result:?}");
+        assert!(matches!(result, Err(Error::Silent { .. })), "{result:?}");
     }
     assert_eq!(network.wire.now - begun, Duration::from_secs(10));
     for result in network.sum(&mut workers, &mut vectors, false) {
-        assert_eq!(result, Err(Failure::Broken));
+        assert!(matches!(result, Err(Error::Broken)), "{result:?}");
     }
     assert!(matches!(
-        network.call(0, &mut workers[0], Command::Reset),
-        Err(Failure::Silent { .. })
+        network.call(0, &mut workers[0], Control::Reset),
+        Err(Error::Silent { .. })
     ));
 }
 
 #[test]
-fn an_aggregator_that_falls_silent_blames_no_worker() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_silent_aggregator_is_not_blamed_on_a_worker() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let patient = |worker| JoinJob {
         deadline: Duration::from_secs(60),
         ..request(worker, 2)
@@ -124,11 +124,11 @@ fn an_aggregator_that_falls_silent_blames_no_worker() {
         begun + Duration::from_secs(10),
     );
     let mut rounds = vec![(address(0), round)];
-    // It has said whom it waits for.
+    // It has named the worker that it waits for.
     network.run_for(&mut rounds, Duration::from_secs(3));
     network.wire.dead.insert(address(1000));
     let failure = network.drive(rounds).remove(0).unwrap_err();
-    let Failure::Silent { waited_ms, .. } = failure else {
+    let Error::Silent { waited_ms, .. } = failure else {
         panic!("{failure:?}");
     };
     assert!((6900..7100).contains(&waited_ms), "{waited_ms}");
@@ -136,20 +136,20 @@ fn an_aggregator_that_falls_silent_blames_no_worker() {
 }
 
 #[test]
-fn after_a_failure_a_reset_by_every_worker_goes_on_exactly() {
+fn after_a_failure_a_reset_by_every_worker_continues_exactly() {
     for seed in 0..20 {
-        let mut network = Network::new(seed, Faults::MANY, Limits::default());
+        let mut network = Network::new(seed, Faults::MANY, AggregatorLimits::default());
         let mut workers = pair(&mut network);
         let mut vectors = whole_numbers(2, 400, seed);
         network.sum(&mut workers, &mut vectors, false);
         network.wire.dead.insert(address(1));
         let failed = network.sum(&mut workers[..1], &mut vectors[..1], false);
-        assert!(matches!(failed[0], Err(Failure::Missing { .. })));
+        assert!(matches!(failed[0], Err(Error::Missing { .. })));
         network.wire.dead.clear();
         let late = network.sum_at(1, &mut workers[1], &mut vectors[1]);
         assert!(late.is_err(), "the job has failed: {late:?}");
         for (port, worker) in workers.iter_mut().enumerate() {
-            network.call(port as u16, worker, Command::Reset).unwrap();
+            network.call(port as u16, worker, Control::Reset).unwrap();
         }
         assert_eq!(workers[0].next_round(), workers[1].next_round());
         for round in 0..3 {
@@ -164,13 +164,13 @@ fn after_a_failure_a_reset_by_every_worker_goes_on_exactly() {
 }
 
 #[test]
-fn a_worker_that_comes_back_as_another_process_begins_with_the_others() {
-    let mut network = Network::new(4, Faults::MANY, Limits::default());
+fn a_worker_that_restarts_begins_with_the_others() {
+    let mut network = Network::new(4, Faults::MANY, AggregatorLimits::default());
     let mut workers = pair(&mut network);
     let mut vectors = whole_numbers(2, 100, 1);
     network.sum(&mut workers, &mut vectors, false);
     let requests = [request(0, 2), request(1, 2)];
-    // Both crash and come back, one after the other: what they had contributed is not taken for theirs.
+    // Both crash and restart, one after the other: their earlier contributions do not count.
     let mut workers = network.join_all(&requests);
     assert_eq!(workers[0].next_round(), workers[1].next_round());
     let mut vectors = whole_numbers(2, 100, 2);
@@ -183,7 +183,7 @@ fn a_worker_that_comes_back_as_another_process_begins_with_the_others() {
 
 #[test]
 fn vectors_of_different_lengths_are_an_error_that_says_so() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = pair(&mut network);
     let mut vectors = vec![vec![1.0; 10], vec![1.0; 12]];
     for result in network.sum(&mut workers, &mut vectors, false) {
@@ -193,11 +193,11 @@ fn vectors_of_different_lengths_are_an_error_that_says_so() {
 }
 
 #[test]
-fn jobs_that_nobody_is_heard_of_are_forgotten() {
-    let limits = Limits {
+fn idle_jobs_are_forgotten() {
+    let limits = AggregatorLimits {
         idle: Duration::from_secs(60),
         jobs: 1,
-        ..Limits::default()
+        ..AggregatorLimits::default()
     };
     let mut network = Network::new(1, Faults::NONE, limits);
     let mut workers = pair(&mut network);

@@ -1,26 +1,26 @@
-//! A network in memory that loses, doubles, delays and so reorders datagrams, aggregators on it, and a clock that jumps from event to event.
+//! A simulated network that loses, duplicates, delays and so reorders datagrams, aggregators on it, and a clock that jumps from event to event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use gradients::packet::{Header, Kind};
+use gradients::packet::{PacketHeader, PacketKind};
 use gradients::{
-    Aggregator, Arithmetic, Command, Counters, Exchange, Failure, JoinJob, Limits, Round, Sum,
-    Transmit, Upstream, Worker,
+    Aggregator, AggregatorCounters, AggregatorLimits, Arithmetic, Control, Exchange, JoinJob,
+    ParentAggregator, Result, Round, Sum, Ticket, Transmit, WorkerSession,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// What happens to datagrams.
+/// Faults of the network.
 #[derive(Debug, Clone, Copy)]
 pub struct Faults {
     pub loss: f64,
     pub duplicate: f64,
-    /// Longest time on the way, in microseconds.
+    /// Longest delay in µs.
     pub delay_us: u64,
-    /// Chance of a copy that arrives a hundred times later.
+    /// Probability of a copy that is delayed a hundred times longer.
     pub straggler: f64,
 }
 
@@ -44,23 +44,23 @@ type Datagram = (Instant, u64, SocketAddr, SocketAddr, Vec<u8>);
 pub struct Wire {
     pub now: Instant,
     pub faults: Faults,
-    /// Whose datagrams are lost, either way.
+    /// Hosts whose datagrams are lost, in both directions.
     pub dead: HashSet<SocketAddr>,
-    /// Kinds of which the next datagram is lost, once for each.
-    pub lose: Vec<Kind>,
+    /// Kinds of which the next datagram is lost, one for each entry.
+    pub lose: Vec<PacketKind>,
     pub sent: u64,
     queue: BinaryHeap<Reverse<Datagram>>,
     rng: StdRng,
 }
 
-/// One end of the wire.
+/// A host on the wire.
 pub struct Port<'a>(pub &'a mut Wire, pub SocketAddr);
 
 impl Transmit for Port<'_> {
     fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         let Port(wire, from) = self;
         assert!(head.len() + body.len() <= 1472);
-        let kind = Header::decode(head).map(|(header, _)| header.kind);
+        let kind = PacketHeader::decode(head).map(|(header, _)| header.kind);
         if let Some(at) = wire.lose.iter().position(|&lost| Some(lost) == kind) {
             wire.lose.remove(at);
             return;
@@ -99,7 +99,7 @@ impl Wire {
 pub struct Network {
     pub wire: Wire,
     pub aggregators: Vec<(SocketAddr, Aggregator)>,
-    /// How long workers wait for a sum.
+    /// Deadline of a sum.
     pub deadline: Duration,
     events: u64,
 }
@@ -108,7 +108,7 @@ pub fn address(port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1], port))
 }
 
-/// A worker that shares `job` with `workers` others, with settings that tests change.
+/// Request of one of `workers` workers, with settings that tests change.
 pub fn request(worker: u16, workers: u16) -> JoinJob {
     JoinJob {
         job: "job".into(),
@@ -128,20 +128,24 @@ pub const PER_RACK: u16 = 3;
 /// Workers of all racks.
 pub const ALL: usize = (RACKS * PER_RACK) as usize;
 
-/// A rack as it asks its parent.
+/// Request of a rack to its parent.
 pub fn rack_request(rack: u16, racks: u16, world: u32) -> JoinJob {
     let request = request(rack, racks);
     JoinJob {
         world,
         name: format!("rack-{rack}"),
-        // As a server's parent has it.
+        // As `Aggregators::join` extends it.
         deadline: request.deadline * 9 / 8,
         ..request
     }
 }
 
 /// Aggregator 0 is the parent of 1 and 2, which have `limits` and three workers each.
-pub fn two_levels(network: &mut Network, arithmetic: Arithmetic, limits: Limits) -> Vec<Worker> {
+pub fn two_levels(
+    network: &mut Network,
+    arithmetic: Arithmetic,
+    limits: AggregatorLimits,
+) -> Vec<WorkerSession> {
     let mut workers = Vec::new();
     for rack in 0..RACKS {
         let child = network.add_aggregator(limits);
@@ -151,7 +155,7 @@ pub fn two_levels(network: &mut Network, arithmetic: Arithmetic, limits: Limits)
         };
         let below = PER_RACK.into();
         let (parent, ticket) = network.rack_ticket(0, &up, below, None).unwrap();
-        let mut upstream = Some(Upstream::new(parent, &ticket, below));
+        let mut upstream = Some(ParentAggregator::new(parent, &ticket, below));
         for worker in 0..PER_RACK {
             let request = JoinJob {
                 arithmetic,
@@ -159,14 +163,14 @@ pub fn two_levels(network: &mut Network, arithmetic: Arithmetic, limits: Limits)
                 ..request(worker, PER_RACK)
             };
             let (at, ticket) = network.ticket(child, &request, upstream.take()).unwrap();
-            workers.push(Worker::new(at, &request, &ticket));
+            workers.push(WorkerSession::new(at, &request, &ticket));
         }
     }
     workers
 }
 
 impl Network {
-    pub fn new(seed: u64, faults: Faults, limits: Limits) -> Self {
+    pub fn new(seed: u64, faults: Faults, limits: AggregatorLimits) -> Self {
         let mut network = Network {
             wire: Wire {
                 now: Instant::now(),
@@ -186,39 +190,39 @@ impl Network {
     }
 
     /// Another aggregator, and its number.
-    pub fn add_aggregator(&mut self, limits: Limits) -> usize {
+    pub fn add_aggregator(&mut self, limits: AggregatorLimits) -> usize {
         let number = self.aggregators.len();
         let at = address(1000 + number as u16);
         self.aggregators.push((at, Aggregator::new(limits)));
         number
     }
 
-    /// A worker that has joined through the side that is authenticated elsewhere.
-    pub fn join(&mut self, aggregator: usize, request: &JoinJob) -> replay_core::Result<Worker> {
+    /// Joins a worker.
+    pub fn join(&mut self, aggregator: usize, request: &JoinJob) -> Result<WorkerSession> {
         let (at, ticket) = self.ticket(aggregator, request, None)?;
-        Ok(Worker::new(at, request, &ticket))
+        Ok(WorkerSession::new(at, request, &ticket))
     }
 
     pub fn ticket(
         &mut self,
         aggregator: usize,
         request: &JoinJob,
-        upstream: Option<Upstream>,
-    ) -> replay_core::Result<(SocketAddr, gradients::Ticket)> {
+        upstream: Option<ParentAggregator>,
+    ) -> Result<(SocketAddr, Ticket)> {
         let (at, aggregator) = &mut self.aggregators[aggregator];
         let mut port = Port(&mut self.wire, *at);
         let now = port.0.now;
         Ok((*at, aggregator.join(now, request, upstream, &mut port)?))
     }
 
-    /// The same for a rack with sums of `below` workers.
+    /// Joins a rack with `below` workers.
     pub fn rack_ticket(
         &mut self,
         aggregator: usize,
         request: &JoinJob,
         below: u32,
-        upstream: Option<Upstream>,
-    ) -> replay_core::Result<(SocketAddr, gradients::Ticket)> {
+        upstream: Option<ParentAggregator>,
+    ) -> Result<(SocketAddr, Ticket)> {
         let (at, aggregator) = &mut self.aggregators[aggregator];
         let mut port = Port(&mut self.wire, *at);
         let now = port.0.now;
@@ -226,23 +230,23 @@ impl Network {
         Ok((*at, ticket))
     }
 
-    /// All workers of a job at the first aggregator.
-    pub fn join_all(&mut self, requests: &[JoinJob]) -> Vec<Worker> {
+    /// Joins all workers of a job at the first aggregator.
+    pub fn join_all(&mut self, requests: &[JoinJob]) -> Vec<WorkerSession> {
         let join = |request| self.join(0, request).unwrap();
         requests.iter().map(join).collect()
     }
 
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> AggregatorCounters {
         self.aggregators[0].1.counters()
     }
 
-    /// Sums the vectors; worker `i` is at port `i`. Returns when all have an answer.
+    /// Sums the vectors; worker `i` is at port `i`. Returns when all have a result.
     pub fn sum(
         &mut self,
-        workers: &mut [Worker],
+        workers: &mut [WorkerSession],
         vectors: &mut [Vec<f32>],
         mean: bool,
-    ) -> Vec<Result<Sum, Failure>> {
+    ) -> Vec<Result<Sum>> {
         let now = self.wire.now;
         let deadline = now + self.deadline;
         let rounds = workers.iter_mut().zip(vectors).enumerate();
@@ -254,30 +258,25 @@ impl Network {
         self.drive(rounds)
     }
 
-    /// The same for one worker, wherever it is.
+    /// Sums the values of one worker, at any port.
     pub fn sum_at(
         &mut self,
         port: u16,
-        worker: &mut Worker,
+        worker: &mut WorkerSession,
         values: &mut [f32],
-    ) -> Result<Sum, Failure> {
+    ) -> Result<Sum> {
         let now = self.wire.now;
         let round = Round::new(worker, values, false, now, now + self.deadline);
         self.drive(vec![(address(port), round)]).remove(0)
     }
 
-    pub fn call(
-        &mut self,
-        port: u16,
-        worker: &mut Worker,
-        command: Command,
-    ) -> Result<(), Failure> {
+    pub fn call(&mut self, port: u16, worker: &mut WorkerSession, command: Control) -> Result<()> {
         let now = self.wire.now;
         let call = worker.call(command, now, now + Duration::from_secs(5));
         self.drive(vec![(address(port), call)]).remove(0)
     }
 
-    /// Lets time pass with nobody doing anything.
+    /// Lets time pass without workers.
     pub fn pass(&mut self, time: Duration) {
         let until = self.wire.now + time;
         while let Some(next) = self.next_event().filter(|next| *next <= until) {
@@ -288,7 +287,7 @@ impl Network {
         self.step::<Round<'_>>(&mut []);
     }
 
-    /// Runs exchanges for a time in which none comes to its end.
+    /// Runs exchanges for a time in which none ends.
     pub fn run_for<E: Exchange>(&mut self, exchanges: &mut [(SocketAddr, E)], time: Duration) {
         let until = self.wire.now + time;
         loop {
@@ -309,11 +308,11 @@ impl Network {
         self.wire.now = until;
     }
 
-    /// Drives exchanges until each has come to something.
+    /// Runs exchanges until all have ended.
     pub fn drive<E: Exchange>(
         &mut self,
         exchanges: Vec<(SocketAddr, E)>,
-    ) -> Vec<Result<E::Output, Failure>> {
+    ) -> Vec<Result<E::Output>> {
         let mut results: Vec<_> = exchanges.iter().map(|_| None).collect();
         let mut exchanges: Vec<_> = exchanges.into_iter().map(|(a, e)| (a, Some(e))).collect();
         loop {
@@ -331,7 +330,7 @@ impl Network {
                 break;
             };
             self.events += 1;
-            assert!(self.events < 5_000_000, "nothing comes of it");
+            assert!(self.events < 5_000_000, "no end of the exchanges");
             let next = self.next_event().map_or(wake, |event| event.min(wake));
             self.wire.now = self.wire.now.max(next);
             self.step(&mut exchanges);
@@ -363,7 +362,7 @@ impl Network {
     }
 }
 
-/// Vectors of whole numbers, whose sums float32 has exactly, in every order.
+/// Vectors of whole numbers, whose sums are exact in float32, in every order.
 pub fn whole_numbers(workers: usize, length: usize, seed: u64) -> Vec<Vec<f32>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut vector = || {
@@ -373,7 +372,7 @@ pub fn whole_numbers(workers: usize, length: usize, seed: u64) -> Vec<Vec<f32>> 
     (0..workers).map(|_| vector()).collect()
 }
 
-/// Vectors as gradients are: of many magnitudes.
+/// Vectors with values of many magnitudes, as in gradients.
 pub fn gradients(workers: usize, length: usize, seed: u64) -> Vec<Vec<f32>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut value = || {
@@ -384,7 +383,7 @@ pub fn gradients(workers: usize, length: usize, seed: u64) -> Vec<Vec<f32>> {
     (0..workers).map(|_| vector()).collect()
 }
 
-/// The sum in float64.
+/// Sum in float64.
 pub fn exact(vectors: &[Vec<f32>]) -> Vec<f64> {
     let length = vectors.first().map_or(0, Vec::len);
     let sum = |i| vectors.iter().map(|v| f64::from(v[i])).sum();

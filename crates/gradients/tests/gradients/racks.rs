@@ -1,29 +1,32 @@
-//! Racks and their parent: who may join, and what each hears when something goes wrong elsewhere.
+//! Racks and their parent: joining, and failures in other racks.
 
 use std::time::Duration;
 
-use gradients::packet::{Ack, Header, Kind, Status};
-use gradients::{Arithmetic, Command, Failure, JoinJob, Limits, Round, Sum, Upstream, Worker};
+use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
+use gradients::{
+    AggregatorLimits, Arithmetic, Control, Error, JoinJob, ParentAggregator, Result, Round, Sum,
+    WorkerSession,
+};
 
 use crate::network::{
     ALL, Faults, Network, Port, address, as_f32, exact, rack_request, request, two_levels,
     whole_numbers,
 };
 
-fn racks(network: &mut Network) -> Vec<Worker> {
-    two_levels(network, Arithmetic::Float, Limits::default())
+fn racks(network: &mut Network) -> Vec<WorkerSession> {
+    two_levels(network, Arithmetic::Float, AggregatorLimits::default())
 }
 
-/// All but the last worker, which is the third of rack 1, have been told that it is missing.
-fn all_name_the_last(results: &[Result<Sum, Failure>]) {
+/// Asserts that all other workers have an error that names the last one, the third of rack 1.
+fn assert_last_is_named(results: &[Result<Sum>]) {
     assert_eq!(results.len(), ALL - 1);
     for (worker, result) in results.iter().enumerate() {
-        let Err(Failure::Missing { workers, reason }) = result else {
+        let Err(Error::Missing { workers, reason }) = result else {
             panic!("{worker}: {result:?}");
         };
         assert_eq!(workers, &[2], "{reason}");
         assert!(reason.contains("worker 2 (host-2)"), "{reason}");
-        // Another rack says where.
+        // In the other rack with its rack.
         assert_eq!(
             reason.contains("in rack 1 (rack-1)"),
             worker < 3,
@@ -33,8 +36,8 @@ fn all_name_the_last(results: &[Result<Sum, Failure>]) {
 }
 
 #[test]
-fn racks_that_differ_are_told_what_differs() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn racks_with_different_settings_are_refused_with_the_differences() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let first = rack_request(0, 2, 2);
     network.rack_ticket(0, &first, 1, None).unwrap();
     let second = rack_request(1, 2, 7);
@@ -56,8 +59,8 @@ fn racks_that_differ_are_told_what_differs() {
 }
 
 #[test]
-fn racks_whose_workers_cannot_add_up_to_all_are_refused_before_the_first_sum() {
-    // Of how many workers in all, the workers of each rack, and the racks that can come.
+fn racks_whose_workers_cannot_add_up_are_refused_before_the_first_sum() {
+    // Workers of the job, workers of each rack, and the number of racks that can join.
     let cases: [(u32, &[u32], usize); 6] = [
         (4, &[2], 0),
         (4, &[4, 4], 0),
@@ -67,7 +70,7 @@ fn racks_whose_workers_cannot_add_up_to_all_are_refused_before_the_first_sum() {
         (6, &[2, 2, 2], 3),
     ];
     for (world, racks, fit) in cases {
-        let mut network = Network::new(1, Faults::NONE, Limits::default());
+        let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
         for (rack, &below) in (0..).zip(racks) {
             let request = rack_request(rack, racks.len() as u16, world);
             let joined = network.rack_ticket(0, &request, below, None);
@@ -84,8 +87,8 @@ fn racks_whose_workers_cannot_add_up_to_all_are_refused_before_the_first_sum() {
 }
 
 #[test]
-fn a_rack_that_comes_back_is_counted_anew() {
-    let mut network = Network::new(1, Faults::NONE, Limits::default());
+fn a_rack_that_restarts_is_counted_anew() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let (first, second) = (rack_request(0, 2, 4), rack_request(1, 2, 4));
     network.rack_ticket(0, &first, 1, None).unwrap();
     let (_, ticket) = network.rack_ticket(0, &second, 3, None).unwrap();
@@ -97,8 +100,8 @@ fn a_rack_that_comes_back_is_counted_anew() {
 }
 
 #[test]
-fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
-    let mut network = Network::new(3, Faults::MANY, Limits::default());
+fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_continues() {
+    let mut network = Network::new(3, Faults::MANY, AggregatorLimits::default());
     let mut workers = racks(&mut network);
     let mut vectors = whole_numbers(ALL, 300, 1);
     for result in network.sum(&mut workers, &mut vectors, false) {
@@ -108,14 +111,14 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
     let missing = address(5);
     network.wire.dead.insert(missing);
     let results = network.sum(&mut workers[..5], &mut vectors[..5], false);
-    all_name_the_last(&results);
+    assert_last_is_named(&results);
     assert!(network.wire.now - begun < Duration::from_secs(5));
     network.wire.dead.clear();
     let mut last = vec![0.0; 300];
     let late = network.sum_at(5, &mut workers[5], &mut last);
     assert!(late.is_err(), "{late:?}");
     for (port, worker) in workers.iter_mut().enumerate() {
-        network.call(port as u16, worker, Command::Reset).unwrap();
+        network.call(port as u16, worker, Control::Reset).unwrap();
     }
     for round in 0..3 {
         let mut vectors = whole_numbers(ALL, 300, 50 + round);
@@ -128,8 +131,8 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
 }
 
 #[test]
-fn a_parent_that_is_gone_is_named() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+fn a_silent_parent_is_named() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let mut workers = racks(&mut network);
     network.wire.dead.insert(address(1000));
     let mut vectors = whole_numbers(ALL, 100, 1);
@@ -141,38 +144,38 @@ fn a_parent_that_is_gone_is_named() {
 
 #[test]
 fn a_worker_missing_in_the_first_round_is_named_in_all_racks() {
-    // Also where what the other rack says of it is lost, or what proves its path.
-    for lose in [vec![], vec![Kind::Halt; 2], vec![Kind::Join; 3]] {
-        let mut network = Network::new(3, Faults::NONE, Limits::default());
+    // Also if the other rack's report is lost, or its path validation.
+    for lose in [vec![], vec![PacketKind::Halt; 2], vec![PacketKind::Join; 3]] {
+        let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
         network.wire.lose = lose;
         let mut workers = racks(&mut network);
         network.wire.dead.insert(address(5));
         let begun = network.wire.now;
         let mut vectors = whole_numbers(ALL - 1, 300, 1);
-        all_name_the_last(&network.sum(&mut workers[..5], &mut vectors, false));
-        // Before the parent would have given up.
+        assert_last_is_named(&network.sum(&mut workers[..5], &mut vectors, false));
+        // Before the parent's own deadline.
         assert!(network.wire.now - begun < Duration::from_millis(2200));
         assert!(network.wire.lose.is_empty());
     }
     for seed in 0..4 {
-        let mut network = Network::new(seed, Faults::MANY, Limits::default());
+        let mut network = Network::new(seed, Faults::MANY, AggregatorLimits::default());
         let mut workers = racks(&mut network);
         network.wire.dead.insert(address(5));
         let mut vectors = whole_numbers(ALL - 1, 300, 1);
-        all_name_the_last(&network.sum(&mut workers[..5], &mut vectors, false));
+        assert_last_is_named(&network.sum(&mut workers[..5], &mut vectors, false));
     }
 }
 
 #[test]
 fn a_rack_that_is_missing_as_a_whole_is_named() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let mut workers = racks(&mut network);
     let mut vectors = whole_numbers(3, 300, 1);
     for result in network.sum(&mut workers[..3], &mut vectors, false) {
-        let Err(Failure::Missing { workers, reason }) = result else {
+        let Err(Error::Missing { workers, reason }) = result else {
             panic!("{result:?}");
         };
-        // Numbers would be those of workers.
+        // Workers would take numbers for those in their own rack.
         assert!(workers.is_empty());
         assert!(
             reason.contains("for rack 1 (rack-1), last heard"),
@@ -182,14 +185,14 @@ fn a_rack_that_is_missing_as_a_whole_is_named() {
 }
 
 #[test]
-fn a_worker_that_suspends_the_job_does_so_in_all_racks() {
-    let mut network = Network::new(3, Faults::MANY, Limits::default());
+fn a_suspension_reaches_all_racks() {
+    let mut network = Network::new(3, Faults::MANY, AggregatorLimits::default());
     let mut workers = racks(&mut network);
-    let halt = Command::Halt("out of disk".into());
+    let halt = Control::Halt("out of disk".into());
     network.call(1, &mut workers[1], halt).unwrap();
     let mut vectors = whole_numbers(ALL, 30, 1);
     for result in network.sum(&mut workers, &mut vectors, false) {
-        let Err(Failure::Halted(reason)) = result else {
+        let Err(Error::Halted(reason)) = result else {
             panic!("{result:?}");
         };
         assert!(
@@ -200,8 +203,8 @@ fn a_worker_that_suspends_the_job_does_so_in_all_racks() {
 }
 
 #[test]
-fn a_worker_that_comes_back_is_an_error_in_all_racks_until_a_reset() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+fn a_worker_that_restarts_is_an_error_in_all_racks_until_a_reset() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let mut workers = racks(&mut network);
     let mut vectors = whole_numbers(ALL, 30, 1);
     for result in network.sum(&mut workers, &mut vectors, false) {
@@ -222,7 +225,7 @@ fn a_worker_that_comes_back_is_an_error_in_all_racks_until_a_reset() {
     }
     assert!(network.wire.now - begun < Duration::from_millis(500));
     for (port, worker) in workers.iter_mut().enumerate() {
-        network.call(port as u16, worker, Command::Reset).unwrap();
+        network.call(port as u16, worker, Control::Reset).unwrap();
     }
     for result in network.sum(&mut workers, &mut vectors, false) {
         result.unwrap();
@@ -230,8 +233,8 @@ fn a_worker_that_comes_back_is_an_error_in_all_racks_until_a_reset() {
 }
 
 #[test]
-fn a_rack_waits_for_its_parent_from_when_it_is_complete() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+fn a_rack_waits_for_its_parent_once_it_is_complete() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let mut workers = racks(&mut network);
     let begun = network.wire.now;
     let mut vectors = whole_numbers(ALL - 1, 30, 1);
@@ -246,22 +249,22 @@ fn a_rack_waits_for_its_parent_from_when_it_is_complete() {
         });
         rounds.collect::<Vec<_>>()
     };
-    // The third one of rack 0 is late, and so is rack 1, where one never comes. The job's deadline is 2 s.
+    // The third worker of rack 0 is late, and so is rack 1, where one never contributes. The job's deadline is 2 s.
     let mut running = begin(&network, 2);
     network.run_for(&mut running, Duration::from_millis(1900));
     running.extend(begin(&network, 3));
-    all_name_the_last(&network.drive(running));
+    assert_last_is_named(&network.drive(running));
     assert!(network.wire.now - begun > Duration::from_millis(3800));
 }
 
 #[test]
-fn who_gives_up_first_says_whom_the_parent_waits_for() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+fn a_worker_that_gives_up_first_names_the_rack_that_the_parent_waits_for() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let mut workers = racks(&mut network);
     network.deadline = Duration::from_secs(1);
     let mut vectors = whole_numbers(3, 30, 1);
     for result in network.sum(&mut workers[..3], &mut vectors, false) {
-        let Err(Failure::Missing { workers, reason }) = result else {
+        let Err(Error::Missing { workers, reason }) = result else {
             panic!("{result:?}");
         };
         assert!(workers.is_empty());
@@ -270,9 +273,9 @@ fn who_gives_up_first_says_whom_the_parent_waits_for() {
     }
 }
 
-/// One rack of one worker, the other of which is missing; what the parent sends is made up.
-fn lone_rack(network: &mut Network) -> (Worker, u32) {
-    let child = network.add_aggregator(Limits::default());
+/// One rack of two, with one worker. Tests forge the datagrams of its parent.
+fn lone_rack(network: &mut Network) -> (WorkerSession, u32) {
+    let child = network.add_aggregator(AggregatorLimits::default());
     let (parent, ticket) = network
         .rack_ticket(0, &rack_request(0, 2, 2), 1, None)
         .unwrap();
@@ -280,13 +283,13 @@ fn lone_rack(network: &mut Network) -> (Worker, u32) {
         world: 2,
         ..request(0, 1)
     };
-    let upstream = Upstream::new(parent, &ticket, 1);
+    let upstream = ParentAggregator::new(parent, &ticket, 1);
     let (at, own) = network.ticket(child, &request, Some(upstream)).unwrap();
-    (Worker::new(at, &request, &own), ticket.session)
+    (WorkerSession::new(at, &request, &own), ticket.session)
 }
 
-fn parent_says(network: &mut Network, session: u32, ack: &Ack) {
-    let header = Header::new(Kind::Ack, session, 1, 0);
+fn receive_from_parent(network: &mut Network, session: u32, ack: &Ack) {
+    let header = PacketHeader::new(PacketKind::Ack, session, 1, 0);
     let datagram = [header.encode().as_slice(), &ack.encode()].concat();
     let (at, rack) = &mut network.aggregators[1];
     let mut out = Port(&mut network.wire, *at);
@@ -295,8 +298,8 @@ fn parent_says(network: &mut Network, session: u32, ack: &Ack) {
 }
 
 #[test]
-fn what_the_parent_no_longer_keeps_is_an_error_at_once() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+fn a_sum_that_the_parent_discarded_is_an_error_at_once() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let (mut worker, session) = lone_rack(&mut network);
     let mut values = [1.0; 7];
     let begun = network.wire.now;
@@ -309,8 +312,8 @@ fn what_the_parent_no_longer_keeps_is_an_error_at_once() {
     );
     let mut rounds = vec![(address(0), round)];
     network.run_for(&mut rounds, Duration::from_millis(5));
-    let gone = Ack::new(Status::Gone, Kind::Float);
-    parent_says(&mut network, session, &gone);
+    let gone = Ack::new(Status::Gone, PacketKind::Float);
+    receive_from_parent(&mut network, session, &gone);
     let error = network.drive(rounds).remove(0).unwrap_err().to_string();
     assert!(
         error.contains("10.0.0.1:1000, no longer keeps segment 0 of round 1"),
@@ -320,8 +323,8 @@ fn what_the_parent_no_longer_keeps_is_an_error_at_once() {
 }
 
 #[test]
-fn a_path_that_is_proved_again_changes_nothing() {
-    let mut network = Network::new(3, Faults::NONE, Limits::default());
+fn repeated_path_validation_has_no_effect() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
     let (mut worker, session) = lone_rack(&mut network);
     let mut values = [1.0; 70];
     let begun = network.wire.now;
@@ -336,6 +339,10 @@ fn a_path_that_is_proved_again_changes_nothing() {
     network.run_for(&mut rounds, Duration::from_millis(5));
     let (sent, counted) = (network.wire.sent, network.counters().counted);
     assert_eq!(counted, 10);
-    parent_says(&mut network, session, &Ack::new(Status::Done, Kind::Join));
+    receive_from_parent(
+        &mut network,
+        session,
+        &Ack::new(Status::Done, PacketKind::Join),
+    );
     assert_eq!(network.wire.sent, sent);
 }

@@ -1,8 +1,8 @@
-//! Sums are exact, whatever the network does.
+//! Sums are exact under every fault of the network.
 
 use std::time::Duration;
 
-use gradients::{Arithmetic, JoinJob, Limits};
+use gradients::{AggregatorLimits, Arithmetic, JoinJob};
 use proptest::prelude::*;
 
 use crate::network::{Faults, Network, as_f32, exact, gradients, request, whole_numbers};
@@ -36,17 +36,17 @@ proptest! {
         seed: u64,
         faults in faults(),
     ) {
-        let limits = Limits { window, ..Limits::default() };
+        let limits = AggregatorLimits { window, ..AggregatorLimits::default() };
         let mut network = Network::new(seed, faults, limits);
-        // A window of one segment takes its time.
+        // A window of one segment is slow.
         network.deadline = Duration::from_secs(1000);
         let deadline = network.deadline;
         let mut joined = network.join_all(&requests(workers, |r| {
             r.segment_values = segment_values;
-            // Where much is lost, it takes a while until a worker has shown where it is.
+            // Under heavy loss path validation takes long.
             r.deadline = deadline;
         }));
-        // Vectors of several lengths: places of the window are used by other segments in each round.
+        // Vectors of several lengths, so entries of the window are used by other segments in each round.
         for (round, length) in [length, length / 3, length].into_iter().enumerate() {
             let mut vectors = whole_numbers(workers.into(), length, seed ^ round as u64);
             let expected = as_f32(&exact(&vectors));
@@ -71,7 +71,7 @@ proptest! {
     ) {
         let original = gradients(workers.into(), length, seed);
         let sum = |seed, faults| {
-            let mut network = Network::new(seed, faults, Limits::default());
+            let mut network = Network::new(seed, faults, AggregatorLimits::default());
             let mut joined = network.join_all(&requests(workers, |r| r.arithmetic = Arithmetic::Fixed));
             let mut vectors = original.clone();
             for result in network.sum(&mut joined, &mut vectors, false) {
@@ -83,7 +83,7 @@ proptest! {
         let calm = sum(1, Faults::NONE);
         prop_assert_eq!(&sum(seed, faults), &calm);
         prop_assert!(calm.iter().all(|v| v == &calm[0]));
-        // Within half a unit of each worker's grid, which has at least 27 bits of the segment's largest value.
+        // Within half a unit of the grid for each worker. The grid has at least 27 bits of the segment's largest value.
         for (block, sums) in exact(&original).chunks(7).zip(calm[0].chunks(7)).enumerate() {
             let values = original.iter().flat_map(|v| v[7 * block..].iter().take(7));
             let largest = values.fold(0f32, |most, value| most.max(value.abs()));
@@ -97,9 +97,9 @@ proptest! {
 }
 
 #[test]
-fn a_float_sum_is_that_of_an_all_reduce_to_rounding() {
+fn a_float_sum_equals_that_of_an_all_reduce_up_to_rounding() {
     let original = gradients(4, 5000, 3);
-    let mut network = Network::new(3, Faults::MANY, Limits::default());
+    let mut network = Network::new(3, Faults::MANY, AggregatorLimits::default());
     let mut joined = network.join_all(&requests(4, |r| r.segment_values = 360));
     let mut vectors = original.clone();
     for result in network.sum(&mut joined, &mut vectors, false) {
@@ -124,7 +124,7 @@ fn two_workers_add_up_to_the_same_bits_in_either_order() {
         .zip(&original[1])
         .map(|(a, b)| a + b)
         .collect();
-    let mut network = Network::new(9, Faults::MANY, Limits::default());
+    let mut network = Network::new(9, Faults::MANY, AggregatorLimits::default());
     let mut joined = network.join_all(&requests(2, |_| {}));
     let mut vectors = original.clone();
     network.sum(&mut joined, &mut vectors, false);
@@ -134,7 +134,7 @@ fn two_workers_add_up_to_the_same_bits_in_either_order() {
 #[test]
 fn the_mean_is_divided_by_the_workers_once() {
     for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
-        let mut network = Network::new(1, Faults::MANY, Limits::default());
+        let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
         let mut joined = network.join_all(&requests(4, |r| r.arithmetic = arithmetic));
         let mut vectors: Vec<Vec<f32>> = (0..4).map(|w| vec![4.0 * w as f32, -2.0, 0.5]).collect();
         network.sum(&mut joined, &mut vectors, true);
@@ -144,7 +144,7 @@ fn the_mean_is_divided_by_the_workers_once() {
 
 #[test]
 fn hundreds_of_rounds_with_stragglers_stay_exact() {
-    let mut network = Network::new(5, Faults::MANY, Limits::default());
+    let mut network = Network::new(5, Faults::MANY, AggregatorLimits::default());
     let mut joined = network.join_all(&requests(2, |_| {}));
     for round in 0..600u64 {
         let mut vectors = whole_numbers(2, 20, round);
@@ -158,8 +158,8 @@ fn hundreds_of_rounds_with_stragglers_stay_exact() {
 }
 
 #[test]
-fn jobs_do_not_touch_each_other() {
-    let mut network = Network::new(2, Faults::MANY, Limits::default());
+fn jobs_do_not_affect_each_other() {
+    let mut network = Network::new(2, Faults::MANY, AggregatorLimits::default());
     let all: Vec<JoinJob> = (0..6)
         .map(|i| JoinJob {
             job: format!("job {}", i / 2),
@@ -184,13 +184,13 @@ fn in_order_and_without_loss_each_contribution_is_sent_once() {
         delay_us: 1,
         ..Faults::NONE
     };
-    let mut network = Network::new(2, in_order, Limits::default());
+    let mut network = Network::new(2, in_order, AggregatorLimits::default());
     let mut joined = network.join_all(&requests(4, |r| r.segment_values = 360));
     let mut vectors = whole_numbers(4, 360 * 1000, 1);
     network.sum(&mut joined, &mut vectors, false);
     let counters = network.counters();
     assert_eq!(counters.sums, 1000);
     assert_eq!((counters.counted, counters.duplicates), (4000, 0));
-    // 4,000 contributions, and four joins with their proofs.
+    // 4,000 contributions, and path validation of four workers.
     assert_eq!((counters.received, counters.helped), (4008, 0));
 }

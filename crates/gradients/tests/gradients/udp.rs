@@ -1,4 +1,4 @@
-//! The same over the kernel's UDP on this machine.
+//! Sums over UDP on this machine.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Mutex;
@@ -6,19 +6,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gradients::{
-    Arithmetic, Asynchronous, Command, Failure, JoinJob, Limits, UdpAggregator, UdpUpdates,
-    UdpWorker, Upstream,
+    AggregatorLimits, AggregatorTransport, Arithmetic, Asynchronous, AsynchronousWorker, Control,
+    Error, JoinJob, ParentAggregator, Result, Ticket, UdpAggregator, UdpTransport, Worker,
 };
 use replay_core::replay::Wait;
 
 use crate::network::{as_f32, exact, request, whole_numbers};
 
-/// Never reached, but by what hangs.
+/// Deadline that only a hanging test reaches.
 const LONG: Duration = Duration::from_secs(60);
 
 fn start() -> UdpAggregator {
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-    UdpAggregator::start(address, Limits::default()).unwrap()
+    UdpAggregator::start(address, AggregatorLimits::default()).unwrap()
 }
 
 fn full(request: JoinJob) -> JoinJob {
@@ -29,10 +29,22 @@ fn full(request: JoinJob) -> JoinJob {
     }
 }
 
+type UdpWorker = Worker<UdpTransport>;
+
+fn work(
+    at: SocketAddr,
+    request: &JoinJob,
+    ticket: &Ticket,
+    deadline: Duration,
+    wait: &Wait<'_>,
+) -> Result<UdpWorker> {
+    Worker::join(UdpTransport::to(at)?, at, request, ticket, deadline, wait)
+}
+
 fn join(aggregator: &UdpAggregator, request: &JoinJob) -> UdpWorker {
     let ticket = aggregator.join(request, None).unwrap();
     let at = aggregator.address();
-    UdpWorker::new(at, request, &ticket, LONG, &Wait::forever()).unwrap()
+    work(at, request, &ticket, LONG, &Wait::forever()).unwrap()
 }
 
 /// Sums each vector with its worker, all at the same time, several rounds.
@@ -83,12 +95,12 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
             ..full(request(number, 2))
         };
         let up = parent.join_rack(&of_four(rack), 2, None).unwrap();
-        let mut upstream = Some(Upstream::new(parent.address(), &up, 2));
+        let mut upstream = Some(ParentAggregator::new(parent.address(), &up, 2));
         for number in 0..2 {
             let request = of_four(number);
             let ticket = child.join(&request, upstream.take()).unwrap();
             let at = child.address();
-            let worker = UdpWorker::new(at, &request, &ticket, LONG, &Wait::forever());
+            let worker = work(at, &request, &ticket, LONG, &Wait::forever());
             workers.push(worker.unwrap());
         }
         children.push(child);
@@ -104,13 +116,13 @@ fn a_worker_whose_connection_ends_fails_the_others_at_once() {
     let gone = aggregator.join(&full(request(1, 2)), None).unwrap();
     thread::scope(|scope| {
         let sum = scope.spawn(|| worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever()));
-        // Once it waits for the other one.
+        // Until it waits for the other one.
         while aggregator.counters().counted == 0 {
             thread::yield_now();
         }
         aggregator.leave(gone.session);
         let error = sum.join().unwrap().unwrap_err();
-        let Failure::Missing { workers, reason } = error else {
+        let Error::Missing { workers, reason } = error else {
             panic!("{error:?}");
         };
         assert_eq!(workers, [1]);
@@ -119,7 +131,7 @@ fn a_worker_whose_connection_ends_fails_the_others_at_once() {
 }
 
 #[test]
-fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_goes_on() {
+fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_continues() {
     let aggregator = start();
     let soon = |number| JoinJob {
         deadline: Duration::from_secs(1),
@@ -127,12 +139,12 @@ fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_goes_on() {
     };
     let mut worker = join(&aggregator, &soon(0));
     let failed = worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever());
-    assert!(matches!(failed, Err(Failure::Missing { workers, .. }) if workers == [1]));
+    assert!(matches!(failed, Err(Error::Missing { workers, .. }) if workers == [1]));
     let mut other = join(&aggregator, &soon(1));
     for worker in [&mut worker, &mut other] {
-        worker.call(Command::Reset, LONG, &Wait::forever()).unwrap();
+        worker.call(Control::Reset, LONG, &Wait::forever()).unwrap();
     }
-    // Those who come within the deadline are summed up.
+    // Workers that contribute within the deadline are summed up.
     thread::scope(|scope| {
         let sum = |worker: &mut UdpWorker| {
             let mut values = [1.0; 10];
@@ -148,22 +160,22 @@ fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_goes_on() {
 }
 
 #[test]
-fn nobody_hangs_where_nobody_answers_and_an_interrupt_ends_a_call() {
+fn a_silent_aggregator_and_an_interrupt_end_a_call() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let aggregator = start();
     let request = full(request(0, 1));
     let ticket = aggregator.join(&request, None).unwrap();
     let at = silent.local_addr().unwrap();
     let short = Duration::from_millis(30);
-    let nobody = UdpWorker::new(at, &request, &ticket, short, &Wait::forever());
-    assert!(matches!(nobody.err(), Some(Failure::Silent { .. })));
+    let nobody = work(at, &request, &ticket, short, &Wait::forever());
+    assert!(matches!(nobody.err(), Some(Error::Silent { .. })));
     let begun = Instant::now();
     let interrupted = Wait {
         deadline: None,
         interrupted: &|| true,
     };
-    let ended = UdpWorker::new(at, &request, &ticket, LONG, &interrupted);
-    assert_eq!(ended.err(), Some(Failure::Interrupted));
+    let ended = work(at, &request, &ticket, LONG, &interrupted);
+    assert!(matches!(ended.err(), Some(Error::Interrupted)));
     assert!(begun.elapsed() < LONG);
 }
 
@@ -182,34 +194,34 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
             ..full(request(number, 3))
         };
         let worker = join(&aggregator, &request);
-        UdpUpdates::start(worker, &request, 0, UPDATES, LONG).unwrap()
+        AsynchronousWorker::start(worker, &request, 0, UPDATES, LONG).unwrap()
     };
-    let workers: Vec<UdpUpdates> = (0..3).map(join).collect();
-    // What the weights of each update would be made of: what everyone takes, and where one goes on that was too far behind.
+    let workers: Vec<AsynchronousWorker> = (0..3).map(join).collect();
+    // Means of all updates, which every worker takes, and from which one that is too far behind continues.
     let taken: Mutex<Vec<Vec<f32>>> = Mutex::default();
-    let take_all = |updates: &UdpUpdates, mean: &mut Vec<f32>| loop {
+    let take_all = |updates: &AsynchronousWorker, mean: &mut Vec<f32>| loop {
         match updates.take(mean) {
             Ok(None) => return,
             Ok(Some(index)) => {
                 let mut taken = taken.lock().unwrap();
                 match taken.get(index as usize - 1) {
-                    Some(others) => assert!(others == mean, "replicas took other means"),
+                    Some(others) => assert!(others == mean, "workers took different means"),
                     None => taken.push(mean.clone()),
                 }
                 assert!(taken.len() as u64 >= index);
             }
-            Err(Failure::Behind { .. }) => updates.restart(taken.lock().unwrap().len() as u64),
+            Err(Error::Behind { .. }) => updates.restart(taken.lock().unwrap().len() as u64),
             Err(failure) => panic!("{failure}"),
         }
     };
-    let train = |number: usize, updates: &UdpUpdates| {
+    let train = |number: usize, updates: &AsynchronousWorker| {
         let mut mean = vec![0.0; LENGTH];
         while updates.index() < UPDATES {
             let index = updates.index();
             let gradient = vec![(1 + number) as f32 + index as f32; LENGTH];
             take_all(updates, &mut mean);
             while updates.index() < UPDATES && !updates.offer(&gradient, index) {
-                // A failure is told by the next take.
+                // The next `take` returns a failure.
                 let _ = updates.wait(true, LONG, &Wait::forever());
                 take_all(updates, &mut mean);
             }
@@ -222,8 +234,8 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
         }
     });
     assert_eq!(taken.lock().unwrap().len() as u64, UPDATES);
-    let told = workers.iter().map(UdpUpdates::contributions);
-    assert!(told.map(|told| told.counted).sum::<u64>() > 0);
+    let counts = workers.iter().map(AsynchronousWorker::contributions);
+    assert!(counts.map(|counts| counts.counted).sum::<u64>() > 0);
     let counters = aggregator.counters();
     assert_eq!(
         (counters.strangers, counters.malformed, counters.failed),

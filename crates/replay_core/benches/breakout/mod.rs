@@ -14,6 +14,11 @@ pub const STREAMS: usize = 16;
 
 /// The table of a Breakout run.
 pub fn table(capacity: u64) -> TableConfig {
+    table_of(Codec::Lz4, capacity)
+}
+
+/// The same table, with frames packed by `codec`.
+pub fn table_of(codec: Codec, capacity: u64) -> TableConfig {
     let column = |name: &str, dtype, shape: &[u32], codec| Column {
         name: name.into(),
         dtype,
@@ -23,7 +28,7 @@ pub fn table(capacity: u64) -> TableConfig {
     TableConfig::new(
         "breakout",
         vec![
-            column("frame", Dtype::Uint8, &[SIDE as u32; 2], Codec::Lz4),
+            column("frame", Dtype::Uint8, &[SIDE as u32; 2], codec),
             column("action", Dtype::Uint8, &[], Codec::None),
             column("reward", Dtype::Float32, &[], Codec::None),
         ],

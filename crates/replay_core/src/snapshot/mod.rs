@@ -9,7 +9,8 @@
 //!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
 //!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
 //!              wire has it; in the order of arrival
-//!   4 items    32 bytes each, see [`content::Item`]; in the order of their slots, or of insertion (FIFO)
+//!   4 items    32 bytes each, see [`content::Item`]; in the order of their slots; for the samplers with an
+//!              order, of their insertion or update
 //!   5 state    numbers, see [`content::State`]; the table ends with it
 //!   6 end      nothing; the file ends with it
 //! ```

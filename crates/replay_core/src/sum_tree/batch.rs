@@ -1,6 +1,6 @@
 //! Many priorities at once: the changes are merged before they touch the levels above.
 
-use crate::sync::prefetch;
+use crate::memory_hints::prefetch;
 
 use super::leaf::Leaf;
 use super::node::Node;

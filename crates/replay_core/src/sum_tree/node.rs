@@ -1,6 +1,7 @@
 //! One node: its children's words side by side, read at once and searched without a branch.
 
-use crate::sync::{AtomicU64, Ordering, prefetch};
+use crate::memory_hints::prefetch;
+use crate::sync::{AtomicU64, Ordering};
 
 use super::leaf::Leaf;
 

@@ -4,10 +4,11 @@
 //! reader draws a leaf (slot and generation), loads the words, pins what they name, and then asks the tree whether
 //! that generation is still live ([`Items::confirm`]): if so, every word was the drawn item's. Nobody locks.
 
+use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
 use crate::sync::fault::{self, Fault};
-use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence, prefetch};
+use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence};
 
 const GENERATION_BITS: u32 = 25;
 const SLOT_BITS: u32 = 24;
@@ -79,7 +80,8 @@ const UNDER_WAY: u64 = 1;
 /// One draw of an item that was counted.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    key: ItemKey,
+    /// The item.
+    pub key: ItemKey,
     lifetime: u32,
     /// Its mass when it was drawn, to put back if this claim took the last draw and is undone.
     units: u64,

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`items`] | metadata, keys and liveness of items; lock-free |
 //! | `sampler` | how items are chosen: what each sampler keeps about them |
-//! | `order` | the order of insertion, for the FIFO sampler |
+//! | `order`, `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, the bytes they hold |
 //! | `writers`, `streams` | sequence numbers, fencing; which steps a stream holds |
 //! | `residents` | live chunks in the order of arrival |
@@ -19,6 +19,7 @@ pub(crate) mod restore;
 pub mod stored;
 
 mod evict;
+mod heap;
 mod order;
 mod prepare;
 mod push;
@@ -37,10 +38,11 @@ use std::sync::{Arc, Mutex};
 use event_listener::EventListener;
 
 use crate::budget::Reservation;
-use crate::chunk::{RowBlobs, RowLayout};
+use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
 use crate::replay::{OpenWriter, WriterOpened};
+use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 

@@ -144,10 +144,8 @@ impl Table {
                     body.payload.len()
                 )));
             }
-            packed.push(
-                self.layout
-                    .check(head.rows, rest.split_to(head.bytes as usize))?,
-            );
+            let chunk = rest.split_to(head.bytes as usize);
+            packed.push(PackedRows::check(&self.layout, head.rows, chunk)?);
             let stream = &mut writer.streams[head.stream as usize];
             stream.forget_before(first_arrival);
             if head.first_step < stream.next_step()

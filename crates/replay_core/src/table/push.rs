@@ -130,12 +130,16 @@ impl Table {
                 before: item.before,
                 after: item.after,
             };
-            let units = self.units_at_birth(item.priority.map(f64::from));
+            let priority = self.priority_at_birth(item.priority.map(f64::from));
+            let units = self
+                .sampler
+                .units(&self.items, priority)
+                .expect("priorities are checked before anything is stored");
             let key = self
                 .items
                 .insert(window, born, units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
-            self.sampler.insert(key);
+            self.sampler.insert(key, priority);
             resident.items.push(key);
             inserted += 1;
         }

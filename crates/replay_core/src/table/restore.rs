@@ -245,10 +245,7 @@ impl Staged {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
         let charge = Charge::new(&self.table.held);
-        let packed = self
-            .table
-            .layout
-            .check(head.rows, charge.payload(packed))
+        let packed = PackedRows::check(&self.table.layout, head.rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;
         let next_step = head.first_step.checked_add(u64::from(head.rows));
         let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {

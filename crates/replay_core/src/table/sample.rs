@@ -8,11 +8,11 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::limiter::{Admitted, Limiter};
+use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{Drawn, Strata};
-use crate::sync::prefetch;
 
 use super::items::{Claim, ItemKey, Metadata, Window};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
@@ -80,8 +80,8 @@ impl Table {
     /// caller's deadline has come) and `request.allow_short` it draws as many as are allowed, at least one.
     ///
     /// Prioritized and uniform batches are stratified: the total mass is cut into `count` equal ranges and one item
-    /// is drawn from each (Schaul et al., 2016, appendix B.2.1). A FIFO batch takes the oldest items, each as often
-    /// as `max_times_sampled` allows, with probability 1.
+    /// is drawn from each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order
+    /// with probability 1, as often as `max_times_sampled` allows, then the next one.
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
@@ -466,6 +466,11 @@ impl Drop for Batch<'_> {
         if !self.finished {
             for claim in &self.claims {
                 table.items.undo(claim);
+                if let ItemSampler::InOrder(queue) = &table.sampler
+                    && table.items.is_last(claim)
+                {
+                    queue.put_back(claim.key);
+                }
             }
         }
         table.items.return_draws(self.reserved);

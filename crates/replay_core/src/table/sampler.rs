@@ -1,13 +1,17 @@
 //! How a table chooses items: one type behind the definition's [`Sampler`], with what each one keeps about the items.
 //! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists what it needs.
 
+use std::sync::Mutex;
+
 use crate::error::Result;
 use crate::power;
 use crate::schema::{Sampler, TableConfig};
 use crate::sum_tree::{SumTree, Update};
 
+use super::heap::{Heap, RankBy};
 use super::items::{ItemKey, Items};
 use super::order::InsertionOrder;
+use super::writers::lock;
 
 /// The mass of every item where all have the same, in units.
 pub const EQUAL_MASS: u64 = 1;
@@ -25,8 +29,11 @@ pub enum ItemSampler {
 
 /// Items in the order in which they are drawn.
 pub enum Queue {
-    /// By insertion, the oldest first.
+    /// By insertion, the oldest first. Draws take no lock.
     Fifo(InsertionOrder),
+    /// By rank. Draws, updates and insertions take its lock for one item at a time; so an insertion, which holds the
+    /// insert lock, waits for one item at most.
+    Heap(Mutex<Heap>),
 }
 
 /// What became of an item that was offered to a draw.
@@ -44,12 +51,17 @@ impl ItemSampler {
     /// The sampler of a valid table definition, without items.
     pub fn new(config: &TableConfig) -> Self {
         let capacity = config.capacity as u32;
+        let heap =
+            |rank_by| ItemSampler::InOrder(Queue::Heap(Mutex::new(Heap::new(rank_by, capacity))));
         match config.sampler {
             Sampler::Prioritized => ItemSampler::Random {
                 exponent: config.priority_exponent,
             },
             Sampler::Uniform => ItemSampler::Random { exponent: 0.0 },
             Sampler::Fifo => ItemSampler::InOrder(Queue::Fifo(InsertionOrder::new(capacity))),
+            Sampler::Lifo => heap(RankBy::Newest),
+            Sampler::MaxHeap => heap(RankBy::Highest),
+            Sampler::MinHeap => heap(RankBy::Lowest),
         }
     }
 
@@ -58,6 +70,9 @@ impl ItemSampler {
         match config.sampler {
             Sampler::Prioritized | Sampler::Uniform => 0,
             Sampler::Fifo => InsertionOrder::bytes(config.capacity as u32),
+            Sampler::Lifo | Sampler::MaxHeap | Sampler::MinHeap => {
+                Heap::bytes(config.capacity as u32)
+            }
         }
     }
 
@@ -85,7 +100,7 @@ impl ItemSampler {
     /// Whether `count` items can be inserted. Only under the insert lock.
     pub fn has_room(&self, items: &Items, count: usize) -> bool {
         match self {
-            ItemSampler::Random { .. } => true,
+            ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Heap(_)) => true,
             ItemSampler::InOrder(Queue::Fifo(order)) => {
                 order.has_room(count, |key| items.confirm(key))
             }
@@ -93,10 +108,11 @@ impl ItemSampler {
     }
 
     /// Takes up an item that was just inserted; there has to be room. Only under the insert lock.
-    pub fn insert(&self, key: ItemKey) {
+    pub fn insert(&self, key: ItemKey, priority: f64) {
         match self {
             ItemSampler::Random { .. } => {}
             ItemSampler::InOrder(Queue::Fifo(order)) => order.append(key),
+            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).insert(key, priority),
         }
     }
 
@@ -111,6 +127,9 @@ impl ItemSampler {
         mut priorities: Vec<f64>,
     ) -> Result<usize> {
         let Some(exponent) = self.exponent() else {
+            if let ItemSampler::InOrder(queue) = self {
+                queue.update(keys, &priorities);
+            }
             return Ok(keys.len());
         };
         power::raise(&mut priorities, exponent);
@@ -141,31 +160,43 @@ impl ItemSampler {
                     Some(key)
                 }))
             }
+            ItemSampler::InOrder(Queue::Heap(heap)) => {
+                let keys = lock(heap).keys_by_change().into_iter();
+                Box::new(keys.filter(|&key| items.confirm(key)))
+            }
         }
     }
 
-    /// What a snapshot keeps of an item's priority; `None` when the item is gone.
+    /// What a snapshot keeps of an item's priority: its mass, or in a heap the bits of the priority. `None` when the
+    /// item is gone.
     pub fn saved_units(&self, items: &Items, key: ItemKey) -> Option<u64> {
-        items.tree.units(key.slot, key.generation)
+        match self {
+            ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Fifo(_)) => {
+                items.tree.units(key.slot, key.generation)
+            }
+            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).priority(key).map(f64::to_bits),
+        }
     }
 
     /// The largest number that [`Self::saved_units`] returns.
     pub fn most_saved_units(&self) -> u64 {
-        match self.exponent() {
-            Some(_) => SumTree::<16>::MAX_UNITS,
-            None => EQUAL_MASS,
+        match self {
+            ItemSampler::Random { .. } if self.exponent().is_some() => SumTree::<16>::MAX_UNITS,
+            ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Fifo(_)) => EQUAL_MASS,
+            ItemSampler::InOrder(Queue::Heap(_)) => f64::MAX.to_bits(),
         }
     }
 
     /// Takes up an item of a snapshot that was just inserted without mass. Only under the insert lock.
-    pub fn insert_saved(&self, items: &Items, key: ItemKey, units: u64) {
+    pub fn insert_saved(&self, items: &Items, key: ItemKey, saved: u64) {
         let units = match self.exponent() {
-            Some(_) => units,
+            Some(_) => saved,
             // A batch under way may have held its mass when it was saved.
             None => EQUAL_MASS,
         };
         items.tree.set(key.slot, key.generation, units);
-        self.insert(key);
+        // Only a heap looks at it.
+        self.insert(key, f64::from_bits(saved));
     }
 }
 
@@ -190,7 +221,39 @@ impl Queue {
                     count -= u32::from(taken != Taken::Refused);
                     from = position + u64::from(taken != Taken::Again);
                 }
-                Ok(())
+            }
+            Queue::Heap(heap) => {
+                while count > 0 {
+                    let mut heap = lock(heap);
+                    let Some(key) = heap.first() else { break };
+                    let taken = take(key)?;
+                    count -= u32::from(taken != Taken::Refused);
+                    if taken != Taken::Again {
+                        heap.pop();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an item whose last draw was taken back one that can be drawn.
+    pub fn put_back(&self, key: ItemKey) {
+        match self {
+            // It is where it was for as long as it is live.
+            Queue::Fifo(_) => {}
+            Queue::Heap(heap) => lock(heap).put_back(key),
+        }
+    }
+
+    /// Sets the priorities of items that were live a moment ago.
+    fn update(&self, keys: &[ItemKey], priorities: &[f64]) {
+        match self {
+            Queue::Fifo(_) => {}
+            Queue::Heap(heap) => {
+                for (&key, &priority) in keys.iter().zip(priorities) {
+                    lock(heap).update(key, priority);
+                }
             }
         }
     }

@@ -81,14 +81,12 @@ impl Table {
         Some(chunk.writer.name.clone())
     }
 
-    /// The mass of a new item, in units, from a checked priority; `None` is "as the current maximum": the largest
-    /// priority the table has ever held, 1 while it has held none above zero (Schaul et al., 2016, algorithm 1).
-    pub(super) fn units_at_birth(&self, priority: Option<f64>) -> u64 {
+    /// The priority of a new item; `None` is "as the current maximum": the largest priority the table has ever held, 1
+    /// while it has held none above zero (Schaul et al., 2016, algorithm 1).
+    pub(super) fn priority_at_birth(&self, priority: Option<f64>) -> f64 {
         let priority = priority.unwrap_or_else(|| self.max_priority().unwrap_or(1.0));
         self.raise_max_priority(priority);
-        self.sampler
-            .units(&self.items, priority)
-            .expect("priorities at birth are checked before anything is stored")
+        priority
     }
 
     /// The largest priority ever held, before the exponent.

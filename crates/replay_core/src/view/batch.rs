@@ -1,29 +1,30 @@
 //! A batch of arrays, and the buffers under them.
 //!
-//! Several arrays may lie on one buffer (`observation` and `next_observation` share a window buffer). A buffer
-//! goes back to its pool when the last array on it is gone, so a batch never changes under its reader and the
-//! megabytes of a window buffer are touched for the first time only once.
+//! Several arrays may share a buffer, as `observation` and `next_observation` do. A buffer returns to its pool when its
+//! last array is dropped, so a batch never changes under its reader, and the system clears the megabytes of a window
+//! buffer only once.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Error, Result};
-use crate::schema::Dtype;
+use crate::row_layout::RowLayout;
+use crate::schema::{Column, Dtype};
 
 use super::storage::Storage;
 
-/// Smaller buffers are cheaper to allocate than to keep.
+/// Smaller buffers are allocated anew: that is cheaper than to keep them.
 const SMALLEST_KEPT: usize = 64 << 10;
 /// Buffers that a pool keeps for reuse.
 const MOST_KEPT: usize = 16;
 /// Most bytes of one array of a batch.
 const LARGEST: usize = 16 << 30;
 
-/// Bytes that arrays lie on. They start at a multiple of 64 and go back to their pool on drop.
+/// The memory of arrays. It starts at a multiple of 64 bytes, and returns to its pool on drop.
 pub struct Buffer {
     storage: Storage,
     start: usize,
     len: usize,
-    pool: Weak<Pool>,
+    pool: Weak<BufferPool>,
 }
 
 impl Buffer {
@@ -31,12 +32,12 @@ impl Buffer {
     /// register.
     pub const ALIGNMENT: usize = 64;
 
-    /// `len` zeros that belong to no pool.
+    /// A buffer of `len` zeros without a pool.
     pub fn zeros(len: usize) -> Self {
         Buffer::over(Storage::zeros(len + Self::ALIGNMENT), len, Weak::new())
     }
 
-    fn over(storage: Storage, len: usize, pool: Weak<Pool>) -> Self {
+    fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
         let start = storage.as_mut_ptr().align_offset(Self::ALIGNMENT);
         Buffer {
             storage,
@@ -56,8 +57,8 @@ impl Buffer {
         &mut self.storage.as_mut_slice()[self.start..self.start + self.len]
     }
 
-    /// Where the bytes are, for readers in another language, which may also write there while nobody else uses
-    /// the buffer. They do not move.
+    /// The address of the bytes, which do not move, for readers in another language. They may also write there while
+    /// no other reader uses the buffer.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.storage.as_mut_ptr().wrapping_add(self.start)
     }
@@ -83,11 +84,11 @@ impl Drop for Buffer {
 
 /// Buffers of finished batches, for the next ones.
 #[derive(Default)]
-pub(super) struct Pool {
+pub(super) struct BufferPool {
     free: Mutex<Vec<Storage>>,
 }
 
-impl Pool {
+impl BufferPool {
     /// A buffer of `items` times `item_bytes` with any content.
     ///
     /// # Errors
@@ -118,7 +119,7 @@ impl Pool {
 
     fn give_back(&self, mut storage: Storage) {
         if cfg!(debug_assertions) {
-            // Whoever still reads here, or does not fill all of its buffer, shows in a test.
+            // A test then fails on a late read, and on a part that is never filled.
             storage.as_mut_slice().fill(0xa5);
         }
         let mut free = self.lock();
@@ -128,7 +129,7 @@ impl Pool {
         free.push(storage);
     }
 
-    /// A panic cannot leave the list half changed, so a poisoned lock is as good as any.
+    /// Locks the list. A panic cannot leave it half changed, so a poisoned lock is fine.
     fn lock(&self) -> MutexGuard<'_, Vec<Storage>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,9 +138,9 @@ impl Pool {
 /// A named array with NumPy's description: element type, shape, strides and an offset into its buffer.
 #[derive(Clone)]
 pub struct Array {
-    /// Its name.
+    /// Name in the batch.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: Dtype,
     /// Elements along each dimension; the first is the batch.
     pub shape: Vec<usize>,
@@ -147,12 +148,12 @@ pub struct Array {
     pub strides: Vec<usize>,
     /// Where the first element is, in bytes from the start of the buffer.
     pub offset: usize,
-    /// The bytes, maybe shared with other arrays.
+    /// The buffer, which other arrays may share.
     pub buffer: Arc<Buffer>,
 }
 
 impl Array {
-    /// An array without gaps, at the start of a buffer.
+    /// A contiguous array at the start of a buffer.
     pub(super) fn contiguous(
         name: impl Into<String>,
         dtype: Dtype,
@@ -173,8 +174,8 @@ impl Array {
         }
     }
 
-    /// Windows on the slots along the second dimension, from slot `first` on: that dimension becomes the ones of
-    /// `counts`, each of which moves by one slot.
+    /// Overlapping windows of the slots along the second dimension, from slot `first` on. That dimension becomes one for
+    /// each of `counts`, all with a stride of one slot.
     pub(super) fn overlapping(&self, name: &str, first: usize, counts: &[usize]) -> Self {
         let slot = self.strides[1];
         let mut view = self.clone();
@@ -206,19 +207,19 @@ impl Array {
 /// An item that was left out of a batch because its data does not decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
-    /// Its key, for [`crate::Replay::report_corrupt`].
+    /// The item's key, for [`crate::Replay::report_corrupt`].
     pub key: u64,
-    /// What is wrong with it.
+    /// The reason, with the column's name.
     pub reason: String,
 }
 
 /// The arrays of one draw.
 pub struct Batch {
-    /// Items, and so the first dimension of every array. Less than drawn when items were rejected.
+    /// Items: the first dimension of every array. Fewer than were drawn where some are rejected.
     pub len: usize,
     /// The arrays.
     pub arrays: Vec<Array>,
-    /// Items whose data does not decode: report them.
+    /// Items whose data does not decode, to be reported.
     pub rejected: Vec<Rejected>,
 }
 
@@ -229,31 +230,40 @@ impl Batch {
     }
 }
 
-/// One buffer of a batch while it is being filled: the same number of bytes for each item.
-pub(super) struct Plane {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    /// Of one item.
-    pub(super) shape: Vec<usize>,
+/// An array of a batch that is still to be filled: each item has the same number of bytes of its buffer.
+pub(super) struct ArraySpec {
+    name: String,
+    dtype: Dtype,
+    /// Shape of one item.
+    shape: Vec<usize>,
 }
 
-impl Plane {
+impl ArraySpec {
     pub(super) fn new(name: &str, dtype: Dtype, shape: Vec<usize>) -> Self {
-        Plane {
+        ArraySpec {
             name: name.to_owned(),
             dtype,
             shape,
         }
     }
 
-    /// Bytes of one item; saturates, [`Pool::take`] bounds it.
+    /// An array of `steps` values of a column for each item; without that dimension where `steps` is `None`.
+    pub(super) fn of_column(layout: &RowLayout, column: usize, steps: Option<usize>) -> Self {
+        let Column {
+            name, dtype, shape, ..
+        } = &layout.columns()[column].column;
+        let shape = shape.iter().map(|&n| n as usize);
+        ArraySpec::new(name, *dtype, steps.into_iter().chain(shape).collect())
+    }
+
+    /// Bytes of one item; saturates, [`BufferPool::take`] bounds it.
     pub(super) fn item_bytes(&self) -> usize {
         self.shape
             .iter()
             .fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
-    /// The whole plane as one array of `items`.
+    /// The array of `items` in a filled buffer.
     pub(super) fn array(&self, items: usize, buffer: Arc<Buffer>) -> Array {
         let mut shape = vec![items];
         shape.extend(&self.shape);
@@ -261,16 +271,16 @@ impl Plane {
     }
 }
 
-/// Each plane as an array of its own.
-pub(super) fn whole_planes(
-    planes: &[Plane],
+/// One array in each filled buffer.
+pub(super) fn whole_arrays(
+    specs: &[ArraySpec],
     items: usize,
     buffers: Vec<Arc<Buffer>>,
 ) -> Vec<Array> {
-    planes
+    specs
         .iter()
         .zip(buffers)
-        .map(|(plane, buffer)| plane.array(items, buffer))
+        .map(|(spec, buffer)| spec.array(items, buffer))
         .collect()
 }
 
@@ -280,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_reused_only_after_its_last_array() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(BufferPool::default());
         let buffer = Arc::new(pool.take(2, SMALLEST_KEPT).unwrap());
         let address = buffer.as_slice().as_ptr();
         assert_eq!(address as usize % Buffer::ALIGNMENT, 0);
@@ -300,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_pool_keeps_a_bounded_number_of_buffers() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(BufferPool::default());
         let buffers: Vec<_> = (0..2 * MOST_KEPT)
             .map(|_| pool.take(1, SMALLEST_KEPT).unwrap())
             .collect();
@@ -310,7 +320,7 @@ mod tests {
 
     #[test]
     fn an_array_beyond_the_limit_is_refused_before_it_is_allocated() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(BufferPool::default());
         assert!(matches!(
             pool.take(usize::MAX, 2),
             Err(Error::TooLarge { .. })
@@ -319,7 +329,7 @@ mod tests {
 
     #[test]
     fn overlapping_windows_share_slots() {
-        let pool = Arc::new(Pool::default());
+        let pool = Arc::new(BufferPool::default());
         let mut buffer = pool.take(1, 6).unwrap();
         buffer.as_mut_slice().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
         let array = Array::contiguous("a", Dtype::Uint8, vec![2, 3], Arc::new(buffer));

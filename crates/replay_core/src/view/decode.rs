@@ -1,190 +1,35 @@
 //! Rows and blobs of a draw, unpacked with every bound checked: what comes from a server is not trusted.
 
-use std::ops::Range;
-
-use half::f16;
-
 use super::Padding;
-use super::batch::Plane;
+use crate::codec::Codec;
 use crate::difference;
 use crate::error::{Error, Result};
 use crate::replay::Sampled;
-use crate::schema::{Codec, Dtype, TableConfig, flags};
+use crate::row_layout::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
+use crate::schema::flags;
 
-/// Where the columns of a table are in a row (see `schema/innet.capnp`).
-pub(super) struct RowLayout {
-    columns: Vec<ColumnLayout>,
-    /// Position in a row of the blob lengths, four bytes each.
-    lengths: usize,
-    /// Number of blobs of a row.
-    blobs: usize,
-    row_bytes: usize,
-}
-
-struct ColumnLayout {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: usize,
-    place: Place,
-}
-
-#[derive(Clone, Copy)]
-enum Place {
-    /// Raw, at this position of the row.
-    Row(usize),
-    /// The blob of this number.
-    Blob(usize),
-}
-
-impl RowLayout {
-    pub(super) fn new(config: &TableConfig) -> Self {
-        let (mut position, mut blobs) = (1, 0);
-        let columns = config
-            .columns
-            .iter()
-            .map(|column| {
-                let bytes = column.bytes();
-                let place = match column.codec {
-                    Codec::None => {
-                        position += bytes;
-                        Place::Row(position - bytes)
-                    }
-                    Codec::Lz4 => {
-                        blobs += 1;
-                        Place::Blob(blobs - 1)
-                    }
-                };
-                ColumnLayout {
-                    name: column.name.clone(),
-                    dtype: column.dtype,
-                    shape: column.shape.iter().map(|&n| n as usize).collect(),
-                    bytes,
-                    place,
-                }
-            })
-            .collect();
-        RowLayout {
-            columns,
-            lengths: position,
-            blobs,
-            row_bytes: config.row_bytes(),
-        }
-    }
-
-    pub(super) fn columns(&self) -> Range<usize> {
-        0..self.columns.len()
-    }
-
-    pub(super) fn dtype(&self, column: usize) -> Dtype {
-        self.columns[column].dtype
-    }
-
-    /// Bytes of one value.
-    pub(super) fn bytes(&self, column: usize) -> usize {
-        self.columns[column].bytes
-    }
-
-    /// A plane of `steps` values of a column for each item; without the dimension where `steps` is `None`.
-    pub(super) fn plane(&self, column: usize, steps: Option<usize>) -> Plane {
-        let ColumnLayout {
-            name, dtype, shape, ..
-        } = &self.columns[column];
-        let shape = steps.into_iter().chain(shape.iter().copied()).collect();
-        Plane::new(name, *dtype, shape)
-    }
-
-    fn blob<'a>(&self, row: PackedRow<'a>, number: usize) -> Blob<'a> {
-        let mut lengths = blob_lengths(&row.fields[self.lengths..]);
-        let start = lengths.by_ref().take(number).map(blob_bytes).sum();
-        let length = lengths.next().unwrap_or_default();
-        let blob = &row.blobs[start..][..blob_bytes(length)];
-        match length & difference::MARK {
-            0 => Blob::Alone(blob),
-            _ => Blob::Difference(blob),
-        }
-    }
-
-    fn blobs_length(&self, fields: &[u8]) -> usize {
-        blob_lengths(&fields[self.lengths..])
-            .map(blob_bytes)
-            .fold(0, usize::saturating_add)
-    }
-}
+/// The error is the reason why an item does not decode.
+pub(super) type Decoded<T> = std::result::Result<T, String>;
 
 /// A packed value.
 enum Blob<'a> {
-    Alone(&'a [u8]),
+    /// Packed by the column's codec.
+    Value(&'a [u8]),
+    /// What changed since the key row.
     Difference(&'a [u8]),
 }
 
-fn blob_lengths(fields: &[u8]) -> impl Iterator<Item = u32> {
-    let (lengths, _) = fields.as_chunks();
-    lengths.iter().map(|&length| u32::from_le_bytes(length))
-}
-
-/// Bytes of a blob of this length, which may be marked.
-fn blob_bytes(length: u32) -> usize {
-    (length & !difference::MARK) as usize
-}
-
-/// One number of a column, little endian, as the nearest float64.
-pub(crate) fn read_scalar(dtype: Dtype, bytes: &[u8]) -> f64 {
-    macro_rules! read {
-        ($type:ty) => {
-            <$type>::from_le_bytes(bytes.try_into().expect("the size of the type"))
-        };
-    }
-    match dtype {
-        Dtype::Bool => f64::from(u8::from(bytes[0] != 0)),
-        Dtype::Uint8 => f64::from(read!(u8)),
-        Dtype::Int8 => f64::from(read!(i8)),
-        Dtype::Uint16 => f64::from(read!(u16)),
-        Dtype::Int16 => f64::from(read!(i16)),
-        Dtype::Uint32 => f64::from(read!(u32)),
-        Dtype::Int32 => f64::from(read!(i32)),
-        Dtype::Uint64 => read!(u64) as f64,
-        Dtype::Int64 => read!(i64) as f64,
-        Dtype::Float16 => read!(f16).to_f64(),
-        Dtype::Float32 => f64::from(read!(f32)),
-        Dtype::Float64 => read!(f64),
-    }
-}
-
-/// Unpacks a blob that is no difference.
-fn unpack_alone(blob: &[u8], out: &mut [u8]) -> std::result::Result<(), String> {
-    if blob.len() == out.len() {
-        out.copy_from_slice(blob);
-        return Ok(());
-    }
-    if blob.len() > out.len() {
-        return Err(format!(
-            "a blob of {} bytes for a value of {}",
-            blob.len(),
-            out.len()
-        ));
-    }
-    // A column has at most 2^28 bytes.
-    match lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out) {
-        Ok(written) if written == out.len() => Ok(()),
-        Ok(written) => Err(format!(
-            "its LZ4 block unpacks to {written} bytes instead of {}",
-            out.len()
-        )),
-        Err(error) => Err(format!("its LZ4 block does not unpack: {error}")),
-    }
-}
-
-/// Unpacks values, and remembers those of the newest key row: the rows of a window mostly have the same.
+/// Unpacks values, and remembers the newest key row's: most rows of a window have the same key row.
 pub(super) struct Unpacker<'a> {
     layout: &'a RowLayout,
-    /// By the number of the blob.
+    /// By number of the blob.
     keys: Vec<KeyValue<'a>>,
 }
 
+/// An unpacked value of a key row.
 #[derive(Clone, Default)]
 struct KeyValue<'a> {
-    /// What it was unpacked from.
+    /// The blob of the value.
     blob: Option<&'a [u8]>,
     value: Vec<u8>,
 }
@@ -193,39 +38,40 @@ impl<'a> Unpacker<'a> {
     pub(super) fn new(layout: &'a RowLayout) -> Self {
         Unpacker {
             layout,
-            keys: vec![KeyValue::default(); layout.blobs],
+            keys: vec![KeyValue::default(); layout.blob_columns().len()],
         }
     }
 
     /// Bytes of one value.
     pub(super) fn bytes(&self, column: usize) -> usize {
-        self.layout.bytes(column)
+        self.layout.columns()[column].bytes
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
     pub(super) fn unpack(
         &mut self,
-        row: Row<'a>,
+        row: DrawnRow<'a>,
         column: usize,
         out: &mut [u8],
-    ) -> std::result::Result<(), String> {
-        let layout = &self.layout.columns[column];
-        let number = match layout.place {
-            Place::Row(position) => {
-                out.copy_from_slice(&row.packed.fields[position..position + layout.bytes]);
+    ) -> Decoded<()> {
+        let layout = &self.layout.columns()[column];
+        let number = match layout.location {
+            ValueLocation::Row(offset) => {
+                out.copy_from_slice(&row.parts.fields[offset..offset + layout.bytes]);
                 return Ok(());
             }
-            Place::Blob(number) => number,
+            ValueLocation::Blob(number) => number,
         };
-        let unpacked = match (self.layout.blob(row.packed, number), row.kind) {
-            (Blob::Alone(_), Kind::Key) => self.unpack_key(row.packed, number, out),
-            (Blob::Alone(blob), _) => unpack_alone(blob, out),
-            (Blob::Difference(difference), Kind::After(key)) => self
-                .unpack_key(key, number, out)
+        let codec = layout.column.codec;
+        let unpacked = match (row.parts.blob(self.layout, number), row.role) {
+            (Blob::Value(_), Role::Key) => self.unpack_key(row.parts, codec, number, out),
+            (Blob::Value(blob), _) => codec.unpack(blob, out),
+            (Blob::Difference(difference), Role::DifferenceTo(key)) => self
+                .unpack_key(key, codec, number, out)
                 .and_then(|()| Ok(difference::apply(difference, out)?)),
             (Blob::Difference(_), _) => Err("a difference in a key row".into()),
         };
-        unpacked.map_err(|what| format!("column {:?}: {what}", layout.name))
+        unpacked.map_err(|what| format!("column {:?}: {what}", layout.column.name))
     }
 
     /// Unpacks the observation `offset` steps after the anchor, or what pads a stack where the episode had not
@@ -237,7 +83,7 @@ impl<'a> Unpacker<'a> {
         padding: Padding,
         offset: isize,
         out: &mut [u8],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let begun = -(window.before as isize);
         if offset < begun && padding == Padding::Zero {
             out.fill(0);
@@ -250,33 +96,30 @@ impl<'a> Unpacker<'a> {
     }
 
     /// Unpacks a column that holds one number.
-    pub(super) fn number(
-        &mut self,
-        row: Row<'a>,
-        column: usize,
-    ) -> std::result::Result<f64, String> {
+    pub(super) fn number(&mut self, row: DrawnRow<'a>, column: usize) -> Decoded<f64> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
-        Ok(read_scalar(self.layout.dtype(column), value))
+        Ok(self.layout.columns()[column].column.dtype.read(value))
     }
 
     fn unpack_key(
         &mut self,
-        row: PackedRow<'a>,
+        row: RowParts<'a>,
+        codec: Codec,
         number: usize,
         out: &mut [u8],
-    ) -> std::result::Result<(), String> {
-        let Blob::Alone(blob) = self.layout.blob(row, number) else {
+    ) -> Decoded<()> {
+        let Blob::Value(blob) = row.blob(self.layout, number) else {
             return Err("a difference in a key row".into());
         };
         let key = &mut self.keys[number];
-        // The same place has the same bytes: they are borrowed for as long as they are remembered.
+        // A blob at the same address is the same blob: its bytes are borrowed for as long as the value is remembered.
         if key.blob.is_some_and(|known| std::ptr::eq(known, blob)) {
             out.copy_from_slice(&key.value);
             return Ok(());
         }
-        unpack_alone(blob, out)?;
+        codec.unpack(blob, out)?;
         key.blob = Some(blob);
         key.value.clear();
         key.value.extend_from_slice(out);
@@ -286,50 +129,66 @@ impl<'a> Unpacker<'a> {
 
 /// One row of a window.
 #[derive(Clone, Copy)]
-pub(super) struct Row<'a> {
-    packed: PackedRow<'a>,
-    kind: Kind<'a>,
+pub(super) struct DrawnRow<'a> {
+    parts: RowParts<'a>,
+    role: Role<'a>,
 }
 
+/// A row's part in differences.
 #[derive(Clone, Copy)]
-enum Kind<'a> {
-    /// Blobs of it may be differences to this key row's.
-    After(PackedRow<'a>),
-    /// The next row is one after it.
+enum Role<'a> {
+    /// Blobs of the row may be differences to this key row's.
+    DifferenceTo(RowParts<'a>),
+    /// The next row is one with differences to this key row: its values are worth remembering.
     Key,
-    /// No row of the draw needs it.
+    /// No other row of the draw needs the row.
     Alone,
 }
 
-/// The fields of a row and its blobs.
+/// The two parts of a row.
 #[derive(Clone, Copy)]
-struct PackedRow<'a> {
+struct RowParts<'a> {
+    /// Flags, raw values and blob lengths, where [`RowLayout`] has them.
     fields: &'a [u8],
     blobs: &'a [u8],
 }
 
-impl PackedRow<'_> {
+impl<'a> RowParts<'a> {
     fn has(self, flag: u8) -> bool {
-        self.fields[0] & flag != 0
+        self.fields[FLAGS_OFFSET] & flag != 0
+    }
+
+    /// The blob of a number.
+    fn blob(self, layout: &RowLayout, number: usize) -> Blob<'a> {
+        let mut lengths = layout.blob_lengths(self.fields);
+        let start: usize = lengths.by_ref().take(number).map(BlobLength::bytes).sum();
+        // A row has a length for each of its layout's blobs.
+        let length = lengths.next().unwrap_or(BlobLength::of_value(0));
+        let blob = &self.blobs[start..start + length.bytes()];
+        if length.is_difference() {
+            Blob::Difference(blob)
+        } else {
+            Blob::Value(blob)
+        }
     }
 }
 
-impl Row<'_> {
+impl DrawnRow<'_> {
     pub(super) fn has(self, flag: u8) -> bool {
-        self.packed.has(flag)
+        self.parts.has(flag)
     }
 }
 
 /// The rows around the anchor of one drawn item.
 #[derive(Clone, Copy)]
 pub(super) struct DrawnWindow<'a> {
-    rows: &'a [Row<'a>],
+    rows: &'a [DrawnRow<'a>],
     before: usize,
 }
 
 impl<'a> DrawnWindow<'a> {
     /// The row `offset` steps after the anchor (before it where negative).
-    pub(super) fn row(&self, offset: isize) -> Option<Row<'a>> {
+    pub(super) fn row(&self, offset: isize) -> Option<DrawnRow<'a>> {
         let index = self.before.checked_add_signed(offset)?;
         self.rows.get(index).copied()
     }
@@ -339,20 +198,25 @@ impl<'a> DrawnWindow<'a> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] when the reply does not have the rows, the blobs or the key rows that it announces.
-pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<Row<'a>>> {
-    if !sampled.rows.len().is_multiple_of(layout.row_bytes) {
+pub(super) fn split_rows<'a>(
+    sampled: &'a Sampled,
+    layout: &RowLayout,
+) -> Result<Vec<DrawnRow<'a>>> {
+    let row_bytes = layout.row_bytes();
+    if !sampled.rows.len().is_multiple_of(row_bytes) {
         return Err(Error::Corrupt(format!(
             "a draw has {} bytes of rows, which is no multiple of {}",
             sampled.rows.len(),
-            layout.row_bytes
+            row_bytes
         )));
     }
-    let mut rows: Vec<Row<'a>> = Vec::with_capacity(sampled.rows.len() / layout.row_bytes);
+    let mut rows: Vec<DrawnRow<'a>> = Vec::with_capacity(sampled.rows.len() / row_bytes);
     let mut segments = sampled.blobs.iter().map(AsRef::as_ref);
     let mut rest: &[u8] = &[];
-    let mut key: Option<PackedRow<'a>> = None;
-    for fields in sampled.rows.chunks_exact(layout.row_bytes) {
-        let length = layout.blobs_length(fields);
+    let mut key: Option<RowParts<'a>> = None;
+    for fields in sampled.rows.chunks_exact(row_bytes) {
+        let lengths = layout.blob_lengths(fields).map(BlobLength::bytes);
+        let length = lengths.fold(0, usize::saturating_add);
         while rest.is_empty() && length > 0 {
             rest = segments
                 .next()
@@ -362,23 +226,23 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
             Error::Corrupt("the blobs of a row reach beyond their segment".into())
         })?;
         rest = left;
-        let packed = PackedRow { fields, blobs };
-        let kind = if packed.has(flags::DIFFERENCE) {
+        let parts = RowParts { fields, blobs };
+        let role = if parts.has(flags::DIFFERENCE) {
             let key = key.ok_or_else(|| {
                 Error::Corrupt("a draw begins with a row that needs the one before".into())
             })?;
             if let Some(before) = rows.last_mut()
-                && std::ptr::eq(before.packed.fields, key.fields)
+                && std::ptr::eq(before.parts.fields, key.fields)
             {
-                before.kind = Kind::Key;
+                before.role = Role::Key;
             }
-            Kind::After(key)
+            Role::DifferenceTo(key)
         } else {
-            key = Some(packed);
-            Kind::Alone
+            key = Some(parts);
+            Role::Alone
         };
-        if !packed.has(flags::REFERENCE) {
-            rows.push(Row { packed, kind });
+        if !parts.has(flags::REFERENCE) {
+            rows.push(DrawnRow { parts, role });
         }
     }
     Ok(rows)
@@ -390,7 +254,7 @@ pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result
 /// [`Error::Corrupt`] when the windows do not add up to the rows.
 pub(super) fn split_windows<'a>(
     sampled: &Sampled,
-    rows: &'a [Row<'a>],
+    rows: &'a [DrawnRow<'a>],
 ) -> Result<Vec<DrawnWindow<'a>>> {
     let mut rest = rows;
     let windows = sampled

@@ -1,36 +1,31 @@
-//! Several threads fill the planes of a batch together.
+//! Threads that fill the arrays of a batch together.
 
 use std::sync::{Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::batch::{Buffer, Plane};
-use super::decode::{DrawnWindow, RowLayout, Unpacker};
+use super::batch::{ArraySpec, Buffer};
+use super::decode::{Decoded, DrawnWindow, Unpacker};
 use crate::error::{Error, Result};
+use crate::row_layout::RowLayout;
 
-/// Items that a thread takes at a time: little enough that none waits long for the last one, and as many as are
-/// worth waking another thread for.
+/// Items that a thread fills at a time: few enough that no thread waits long for the last one, and enough to be worth
+/// waking another thread.
 const PART_ITEMS: usize = 32;
 
-/// Fills one item's part of each plane, or says why its window cannot be used.
-pub(super) type Fill<'f, 'a> = &'f (
-        dyn Fn(
-    &mut Unpacker<'a>,
-    &DrawnWindow<'a>,
-    &mut [&mut [u8]],
-) -> std::result::Result<(), String>
-            + Sync
-    );
+/// Fills one item's part of each array, or returns the reason why its window cannot be used.
+pub(super) type Fill<'f, 'a> =
+    &'f (dyn Fn(&mut Unpacker<'a>, &DrawnWindow<'a>, &mut [&mut [u8]]) -> Decoded<()> + Sync);
 
-/// The calling thread, and others that wait for it to have a batch. They are not started for each batch: the
-/// scheduler tends to put a new thread on its parent's core while another core is about to become idle, which made
-/// a remote draw of 512 take 6.2 ms instead of 4.1 on two cores.
+/// The calling thread and others that wait for its next batch. They are not started anew for each batch: the scheduler
+/// tends to put a new thread on its parent's core while another core is about to become idle, which made a remote draw
+/// of 512 take 6.2 ms instead of 4.1 on two cores.
 pub(super) struct Fillers {
     others: Option<ThreadPool>,
 }
 
 impl Fillers {
-    /// `threads` of them, the calling one included.
+    /// Starts all of `threads` but the calling one.
     ///
     /// # Errors
     /// [`Error::Io`] when the system starts no more threads.
@@ -50,12 +45,12 @@ impl Fillers {
         })
     }
 
-    /// Fills the buffers of a batch, item by item. Returns those that failed and why, in order.
-    pub(super) fn fill_planes<'a>(
+    /// Fills the buffers of a batch, item by item. Returns the failed items and the reasons, in order.
+    pub(super) fn fill_arrays<'a>(
         &self,
         layout: &'a RowLayout,
         windows: &[DrawnWindow<'a>],
-        planes: &[Plane],
+        specs: &[ArraySpec],
         buffers: &mut [Buffer],
         fill: Fill<'_, 'a>,
     ) -> Vec<(usize, String)> {
@@ -66,10 +61,10 @@ impl Fillers {
             .map(|(part, windows)| {
                 let taken: Vec<_> = rest
                     .iter_mut()
-                    .zip(planes)
-                    .map(|(bytes, plane)| {
+                    .zip(specs)
+                    .map(|(bytes, spec)| {
                         let (taken, left) =
-                            std::mem::take(bytes).split_at_mut(windows.len() * plane.item_bytes());
+                            std::mem::take(bytes).split_at_mut(windows.len() * spec.item_bytes());
                         *bytes = left;
                         taken
                     })
@@ -79,7 +74,7 @@ impl Fillers {
         let parts = Mutex::new(parts);
         let failures = Mutex::new(Vec::new());
         let work = || {
-            let mut out = Vec::with_capacity(planes.len());
+            let mut out = Vec::with_capacity(specs.len());
             let mut unpacker = Unpacker::new(layout);
             loop {
                 let Some((first, windows, taken)) = lock(&parts).next() else {
@@ -87,8 +82,8 @@ impl Fillers {
                 };
                 let mut items: Vec<_> = taken
                     .into_iter()
-                    .zip(planes)
-                    .map(|(part, plane)| part.chunks_exact_mut(plane.item_bytes()))
+                    .zip(specs)
+                    .map(|(part, spec)| part.chunks_exact_mut(spec.item_bytes()))
                     .collect();
                 for (index, window) in windows.iter().enumerate() {
                     out.extend(items.iter_mut().map_while(Iterator::next));
@@ -119,12 +114,12 @@ impl Fillers {
     }
 }
 
-/// A panic elsewhere comes out of the scope; it leaves nothing half done here.
+/// Locks a list. A panic of another thread leaves the list whole, and ends the call through the scope.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes the gaps that failed items left in a plane.
+/// Closes the gaps that failed items left in an array.
 pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize, String)]) {
     let mut failed = failed.iter().map(|(item, _)| *item).peekable();
     let mut kept = 0;

@@ -1,7 +1,5 @@
-//! Views: how a client makes arrays of drawn windows, and so how wide a writer's windows have to be.
-//!
-//! [`ViewSpec`] says which arrays; [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill` shares that out
-//! to threads, `nstep`, `sequence` and `raw` lay them out, `batch` holds the buffers, `weights` has the importance weights.
+//! Arrays of drawn windows: [`ViewSpec`] says which ones, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
+//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers.
 
 mod batch;
 mod decode;
@@ -10,304 +8,27 @@ mod nstep;
 mod raw;
 mod sequence;
 mod storage;
-mod weights;
 
 use std::sync::Arc;
 
 pub use batch::{Array, Batch, Buffer, Rejected};
-pub use weights::Normalization;
-pub(crate) use weights::importance_weights;
 
-pub(crate) use decode::read_scalar;
+pub use crate::importance::Normalization;
+pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequence, ViewSpec, Window};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::importance::importance_weights;
 use crate::replay::Sampled;
-use crate::schema::{Column, Dtype, TableConfig};
-use batch::{Plane, Pool};
-use decode::{DrawnWindow, RowLayout};
+use crate::row_layout::RowLayout;
+use crate::schema::{Dtype, TableConfig};
+use batch::{ArraySpec, BufferPool};
+use decode::DrawnWindow;
 use fill::{Fill, Fillers};
-
-/// The column that rewards stand in: a scalar of any type.
-pub const REWARD: &str = "reward";
-/// The column that actions stand in. Only priorities from Q-values read it, as an integer.
-pub const ACTION: &str = "action";
-
-/// What fills an observation stack before the first observation of an episode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Padding {
-    /// Zeros, as `AtariVectorEnv` does.
-    #[default]
-    Zero,
-    /// The first observation again, as Gymnasium's `FrameStackObservation` does by default.
-    RepeatFirst,
-}
-
-/// Transitions over n steps (Sutton, 1988; Ape-X: Horgan et al., 2018), with `B` items:
-///
-/// | array | dtype | shape | |
-/// | --- | --- | --- | --- |
-/// | `observation` | column's | `[B, stack, *shape]` | `[B, *shape]` where `stack` is 1 |
-/// | `next_observation` | column's | the same | the stack after the last of the k <= n steps |
-/// | `reward` | float32 | `[B]` | sum over i < k of gamma^i r_{t+i+1} |
-/// | `discount` | float32 | `[B]` | gamma^k, 0 where the episode (or life) terminated |
-/// | every other column | column's | `[B, *shape]` | at the anchor |
-///
-/// Where `discount` is 0, `next_observation` means nothing: every row after the anchor counts as zeros.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NStep {
-    /// The column of observations.
-    pub observation: String,
-    /// Observations in a stack, the newest last; 1 to 1024.
-    pub stack: u16,
-    /// Steps of the return; 1 to 1024.
-    pub n: u16,
-    /// Discount of one step, 0 to 1.
-    pub gamma: f64,
-    /// What fills a stack at the start of an episode.
-    pub padding: Padding,
-}
-
-/// Windows for recurrent agents (R2D2: Kapturowski et al., 2019): `T = burn_in + length` steps and the
-/// observation after the last of them, a new item every `period` steps counted from the start of the episode
-/// (or life). An item needs one step beyond its burn-in; at the end of an episode it is short: padded with
-/// zeros, and masked.
-///
-/// | array | dtype | shape | |
-/// | --- | --- | --- | --- |
-/// | `observation` | column's | `[B, T + 1, stack, *shape]` | `[B, T + 1, *shape]` where `stack` is 1 |
-/// | `reward` | float32 | `[B, T]` | r_{t+1} |
-/// | `discount` | float32 | `[B, T]` | gamma, 0 where the step terminates and in padding |
-/// | `mask` | bool | `[B, T]` | the step exists |
-/// | `terminated`, `truncated`, `first` | bool | `[B, T]` | flags of the step |
-/// | columns in `state` | column's | `[B, *shape]` | at the first step |
-/// | every other column | column's | `[B, T, *shape]` | |
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sequence {
-    /// The column of observations.
-    pub observation: String,
-    /// Observations in a stack, the newest last; 1 to 1024.
-    pub stack: u16,
-    /// Steps that are learned from; 1 to 16384.
-    pub length: u16,
-    /// Steps before them that only warm up the recurrent state; 0 to 16384.
-    pub burn_in: u16,
-    /// Steps from one item to the next; 1 or more.
-    pub period: u16,
-    /// Discount of one step, 0 to 1.
-    pub gamma: f64,
-    /// What fills a stack at the start of an episode.
-    pub padding: Padding,
-    /// Columns wanted at the first step alone: the stored recurrent state.
-    pub state: Vec<String>,
-}
-
-/// The rows as they are, around every step: each column as `[B, before + 1 + after, *shape]` with zeros where
-/// there is no row, and bool arrays `[B, before + 1 + after]`: `mask` (the row exists), `terminated`,
-/// `truncated`, `first`, `final` (a final row: only its observation is set).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    /// Rows before the anchor; at most 16384.
-    pub before: u16,
-    /// Rows after the anchor; at most 16384.
-    pub after: u16,
-}
-
-/// How a client makes arrays of windows. Every batch also has, per item, `weight` (float32), `probability`
-/// (float64), `key` (uint64) and `age` (uint32), each `[B]`.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ViewSpec {
-    /// Transitions over n steps.
-    NStep(NStep),
-    /// Windows for recurrent agents.
-    Sequence(Sequence),
-    /// The rows as they are.
-    Window(Window),
-}
-
-const LARGEST_STACK: u16 = 1024;
-const LARGEST_N: u16 = 1024;
-const LARGEST_LENGTH: u16 = 16_384;
-
-impl ViewSpec {
-    /// Rows the view needs before the anchor.
-    pub fn before(&self) -> u16 {
-        match self {
-            ViewSpec::NStep(view) => view.stack.saturating_sub(1),
-            ViewSpec::Sequence(view) => view.stack.saturating_sub(1),
-            ViewSpec::Window(view) => view.before,
-        }
-    }
-
-    /// Rows the view needs after the anchor.
-    pub fn after(&self) -> u16 {
-        match self {
-            ViewSpec::NStep(view) => view.n,
-            ViewSpec::Sequence(view) => view.burn_in.saturating_add(view.length),
-            ViewSpec::Window(view) => view.after,
-        }
-    }
-
-    /// The column of observations, where the view has one.
-    pub fn observation(&self) -> Option<&str> {
-        match self {
-            ViewSpec::NStep(view) => Some(&view.observation),
-            ViewSpec::Sequence(view) => Some(&view.observation),
-            ViewSpec::Window(_) => None,
-        }
-    }
-
-    /// Checks the numbers, which needs no table.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a number out of its range.
-    pub fn check_numbers(&self) -> Result<()> {
-        match self {
-            ViewSpec::NStep(view) => {
-                within("stack", view.stack, 1, LARGEST_STACK)?;
-                within("n", view.n, 1, LARGEST_N)?;
-                check_gamma(view.gamma)
-            }
-            ViewSpec::Sequence(view) => {
-                within("stack", view.stack, 1, LARGEST_STACK)?;
-                within("length", view.length, 1, LARGEST_LENGTH)?;
-                within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
-                within("period", view.period, 1, u16::MAX)?;
-                check_gamma(view.gamma)
-            }
-            ViewSpec::Window(view) => {
-                within("before", view.before, 0, LARGEST_LENGTH)?;
-                within("after", view.after, 0, LARGEST_LENGTH)
-            }
-        }
-    }
-
-    /// Checks the numbers, and that the table has what the view reads.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a number out of its range, [`Error::Schema`] for a column that is missing, has
-    /// another shape, or a name that the view gives to an array of its own.
-    pub fn validate(&self, config: &TableConfig) -> Result<()> {
-        self.check_numbers()?;
-        match self {
-            ViewSpec::NStep(view) => {
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
-                refuse_names(config, &["next_observation", "discount"])?;
-                self.refuse_other_observation(config)?;
-            }
-            ViewSpec::Sequence(view) => {
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
-                for name in &view.state {
-                    if *name == view.observation || name == REWARD {
-                        return Err(Error::Config(format!(
-                            "column {name:?} cannot be a stored state: the view returns it at every step"
-                        )));
-                    }
-                    find_column(config, name)?;
-                }
-                refuse_names(
-                    config,
-                    &["discount", "mask", "terminated", "truncated", "first"],
-                )?;
-                self.refuse_other_observation(config)?;
-            }
-            ViewSpec::Window(_) => {
-                refuse_names(
-                    config,
-                    &["mask", "terminated", "truncated", "first", "final"],
-                )?;
-            }
-        }
-        refuse_names(config, &["weight", "probability", "key", "age"])
-    }
-
-    /// A column that is called `observation` and is not the view's column of observations would hide it.
-    fn refuse_other_observation(&self, config: &TableConfig) -> Result<()> {
-        if self.observation() == Some("observation") {
-            return Ok(());
-        }
-        refuse_names(config, &["observation"])
-    }
-}
-
-fn within(name: &str, value: u16, least: u16, most: u16) -> Result<()> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "a view's {name} is {least} to {most}, got {value}"
-    )))
-}
-
-fn check_gamma(gamma: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&gamma) {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "a view's gamma is 0 to 1, got {gamma}"
-    )))
-}
-
-fn refuse(config: &TableConfig, reason: String) -> Error {
-    Error::Schema {
-        table: config.name.clone(),
-        reason,
-    }
-}
-
-/// The index of a column.
-fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
-    config
-        .columns
-        .iter()
-        .position(|column| column.name == name)
-        .ok_or_else(|| {
-            let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
-            refuse(
-                config,
-                format!(
-                    "the view reads column {name:?}, the table has {}",
-                    names.join(", ")
-                ),
-            )
-        })
-}
-
-/// The index of a column that holds one number.
-pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
-    let index = find_column(config, name)?;
-    let Column { dtype, shape, .. } = &config.columns[index];
-    if config.columns[index].bytes() == dtype.bytes() {
-        return Ok(index);
-    }
-    Err(refuse(
-        config,
-        format!("column {name:?} has to be one number a step, it has shape {shape:?}"),
-    ))
-}
-
-fn refuse_names(config: &TableConfig, taken: &[&str]) -> Result<()> {
-    match config
-        .columns
-        .iter()
-        .find(|column| taken.contains(&column.name.as_str()))
-    {
-        None => Ok(()),
-        Some(column) => Err(refuse(
-            config,
-            format!(
-                "column {:?} has the name of an array that the view makes; rename it",
-                column.name
-            ),
-        )),
-    }
-}
 
 /// How a [`Decoder`] works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// What importance weights are divided by.
+    /// Divisor of the importance weights.
     pub normalization: Normalization,
     /// Threads that unpack one batch, the calling one included; at least 1.
     pub threads: usize,
@@ -322,13 +43,13 @@ impl Default for DecodeOptions {
     }
 }
 
-/// Makes arrays of drawn windows. Threads may share one; it keeps the buffers of finished batches for the next.
+/// Makes arrays of drawn windows. Threads may share a decoder. It reuses the buffers of dropped batches.
 pub struct Decoder {
     layout: RowLayout,
     view: View,
     normalization: Normalization,
     fillers: Fillers,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
 }
 
 enum View {
@@ -341,12 +62,12 @@ impl Decoder {
     /// A decoder of draws from a table.
     ///
     /// # Errors
-    /// Those of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`] when no thread can be started.
+    /// Errors of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`](crate::Error::Io) when no thread can be started.
     pub fn new(config: &TableConfig, view: &ViewSpec, options: DecodeOptions) -> Result<Self> {
         config.validate()?;
         view.validate(config)?;
         Ok(Decoder {
-            layout: RowLayout::new(config),
+            layout: RowLayout::of(config),
             view: match view {
                 ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
                 ViewSpec::Sequence(spec) => {
@@ -364,56 +85,56 @@ impl Decoder {
     /// whose data does not decode are left out and listed in [`Batch::rejected`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where the draw as a whole does not have the rows and blobs that it announces,
-    /// [`Error::Config`] for a bad `beta`, or for weights over the memory without its smallest probability,
-    /// [`Error::TooLarge`] for an array beyond 16 GiB.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) where the draw as a whole does not have the rows and blobs that it announces,
+    /// [`Error::Config`](crate::Error::Config) for a bad `beta`, or for weights over the memory without its smallest probability,
+    /// [`Error::TooLarge`](crate::Error::TooLarge) for an array beyond 16 GiB.
     pub fn decode(&self, sampled: &Sampled, beta: f64) -> Result<Batch> {
         let rows = decode::split_rows(sampled, &self.layout)?;
         let windows = decode::split_windows(sampled, &rows)?;
         let layout = &self.layout;
         match &self.view {
             View::NStep(view) => {
-                let slots = view.layout(&windows);
-                let planes = view.planes(layout, &slots);
-                let fill: Fill = &|rows, window, out| view.fill(rows, &slots, window, out);
-                let arrays = |items, buffers| view.arrays(&slots, &planes, items, buffers);
-                self.assemble(sampled, beta, &windows, &planes, fill, arrays)
+                let slots = view.slot_layout(&windows);
+                let specs = view.array_specs(layout, &slots);
+                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, &slots, window, out);
+                let arrays = |items, buffers| view.arrays(&slots, &specs, items, buffers);
+                self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
             View::Sequence(view) => {
-                let planes = view.planes(layout);
-                let fill: Fill = &|rows, window, out| view.fill(rows, window, out);
-                let arrays = |items, buffers| view.arrays(&planes, items, buffers);
-                self.assemble(sampled, beta, &windows, &planes, fill, arrays)
+                let specs = view.array_specs(layout);
+                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, window, out);
+                let arrays = |items, buffers| view.arrays(&specs, items, buffers);
+                self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
             View::Window(view) => {
-                let planes = view.planes(layout);
-                let fill: Fill = &|rows, window, out| view.fill(rows, window, out);
-                let arrays = |items, buffers| batch::whole_planes(&planes, items, buffers);
-                self.assemble(sampled, beta, &windows, &planes, fill, arrays)
+                let specs = view.array_specs(layout);
+                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, window, out);
+                let arrays = |items, buffers| batch::whole_arrays(&specs, items, buffers);
+                self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
         }
     }
 
-    /// Fills the planes, leaves out the items that fail, and adds the arrays that every view has.
+    /// Fills the arrays, leaves out the items that fail, and adds the arrays that every view has.
     fn assemble<'a>(
         &'a self,
         sampled: &Sampled,
         beta: f64,
         windows: &[DrawnWindow<'a>],
-        planes: &[Plane],
+        specs: &[ArraySpec],
         fill: Fill<'_, 'a>,
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
     ) -> Result<Batch> {
-        let mut buffers = planes
+        let mut buffers = specs
             .iter()
-            .map(|plane| self.pool.take(windows.len(), plane.item_bytes()))
+            .map(|spec| self.pool.take(windows.len(), spec.item_bytes()))
             .collect::<Result<Vec<_>>>()?;
         let failed = self
             .fillers
-            .fill_planes(&self.layout, windows, planes, &mut buffers, fill);
+            .fill_arrays(&self.layout, windows, specs, &mut buffers, fill);
         if !failed.is_empty() {
-            for (buffer, plane) in buffers.iter_mut().zip(planes) {
-                fill::remove_items(buffer.as_mut_slice(), plane.item_bytes(), &failed);
+            for (buffer, spec) in buffers.iter_mut().zip(specs) {
+                fill::remove_items(buffer.as_mut_slice(), spec.item_bytes(), &failed);
             }
         }
         let len = windows.len() - failed.len();
@@ -434,14 +155,14 @@ impl Decoder {
             self.normalization,
         )?;
         let mut column = |name, dtype, bytes: Vec<u8>| -> Result<()> {
-            let plane = Plane::new(name, dtype, vec![]);
-            let mut buffer = self.pool.take(len, plane.item_bytes())?;
+            let spec = ArraySpec::new(name, dtype, vec![]);
+            let mut buffer = self.pool.take(len, spec.item_bytes())?;
             buffer.as_mut_slice().copy_from_slice(&bytes);
-            arrays.push(plane.array(len, Arc::new(buffer)));
+            arrays.push(spec.array(len, Arc::new(buffer)));
             Ok(())
         };
-        let bytes = weights.iter().flat_map(|v| v.to_ne_bytes()).collect();
-        column("weight", Dtype::Float32, bytes)?;
+        let bytes = weights.iter().flat_map(|weight| weight.to_ne_bytes());
+        column("weight", Dtype::Float32, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.probability.to_ne_bytes());
         column("probability", Dtype::Float64, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.key.to_ne_bytes());

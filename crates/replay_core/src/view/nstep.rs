@@ -1,6 +1,6 @@
 //! Arrays of the `NStep` view.
 //!
-//! An item takes one row of a window buffer in which `observation` and `next_observation` overlap where they
+//! The observations of an item are slots of one buffer, in which `observation` and `next_observation` overlap where they
 //! can. With stack 4 and n 3, anchor a, and k = n steps:
 //!
 //! ```text
@@ -10,18 +10,20 @@
 //! next_observation                 [-----------------]
 //! ```
 //!
-//! `next_observation` is the same window `shift` slots later for every item of a batch. A shift of n holds for
-//! full windows, and for terminated ones, whose next observation means nothing. A truncated window of k < n
-//! steps would need a shift of k: a batch with one takes a shift of `stack`, so that the two do not touch.
-//! They do not touch either where n >= stack; rows between them are then not unpacked at all.
+//! `next_observation` begins `shift` slots after `observation`, in every item of a batch. A full window has a shift of n. A
+//! terminated one may have any shift: its next observation is not used. A truncated window of k < n steps would need a
+//! shift of k, so a batch with one has a shift of `stack`, without overlap. There is no overlap either where n >= stack;
+//! rows between the two are then not unpacked.
 
 use std::sync::Arc;
 
-use super::batch::{Array, Buffer, Plane, whole_planes};
-use super::decode::{DrawnWindow, RowLayout, Unpacker};
-use super::{NStep, REWARD, find_column, find_scalar};
+use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
+use super::decode::{Decoded, DrawnWindow, Unpacker};
+use super::{NStep, REWARD};
 use crate::error::Result;
+use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig, flags};
+use crate::view_spec::{find_column, find_scalar};
 
 pub(super) struct NStepView {
     spec: NStep,
@@ -32,7 +34,7 @@ pub(super) struct NStepView {
 }
 
 /// The n-step return that starts at an anchor.
-struct Return {
+struct NStepReturn {
     /// Steps in it: k <= n.
     steps: usize,
     reward: f64,
@@ -40,8 +42,9 @@ struct Return {
     terminated: bool,
 }
 
-/// How a batch's window buffer is laid out.
-pub(super) struct Layout {
+/// The slots of a batch's observation buffer.
+pub(super) struct SlotLayout {
+    /// Slots from `observation` to `next_observation`.
     shift: usize,
 }
 
@@ -68,30 +71,34 @@ impl NStepView {
         usize::from(self.spec.n)
     }
 
-    /// The layout that fits every window of a batch.
-    pub(super) fn layout(&self, windows: &[DrawnWindow<'_>]) -> Layout {
+    /// The slots that fit every window of a batch.
+    pub(super) fn slot_layout(&self, windows: &[DrawnWindow<'_>]) -> SlotLayout {
         let short = |window: &DrawnWindow<'_>| matches!(self.span(window), Ok((steps, false)) if steps < self.n());
         let shift = if self.n() < self.stack() && !windows.iter().any(short) {
             self.n()
         } else {
             self.stack()
         };
-        Layout { shift }
+        SlotLayout { shift }
     }
 
-    /// The buffers of a batch: window, reward, discount, then the other columns.
-    pub(super) fn planes(&self, rows: &RowLayout, layout: &Layout) -> Vec<Plane> {
-        let mut planes = vec![
-            rows.plane(self.observation, Some(layout.shift + self.stack())),
-            Plane::new(REWARD, Dtype::Float32, vec![]),
-            Plane::new("discount", Dtype::Float32, vec![]),
+    /// The arrays of a batch: observations, reward, discount, then the other columns.
+    pub(super) fn array_specs(&self, layout: &RowLayout, slots: &SlotLayout) -> Vec<ArraySpec> {
+        let mut specs = vec![
+            ArraySpec::of_column(layout, self.observation, Some(slots.shift + self.stack())),
+            ArraySpec::new(REWARD, Dtype::Float32, vec![]),
+            ArraySpec::new("discount", Dtype::Float32, vec![]),
         ];
-        planes.extend(self.others.iter().map(|&column| rows.plane(column, None)));
-        planes
+        specs.extend(
+            self.others
+                .iter()
+                .map(|&column| ArraySpec::of_column(layout, column, None)),
+        );
+        specs
     }
 
     /// The number of steps k, and whether the last of them terminates.
-    fn span(&self, window: &DrawnWindow<'_>) -> std::result::Result<(usize, bool), String> {
+    fn span(&self, window: &DrawnWindow<'_>) -> Decoded<(usize, bool)> {
         let mut steps = 0;
         loop {
             let row = window
@@ -113,16 +120,16 @@ impl NStepView {
 
     fn n_step_return<'a>(
         &self,
-        rows: &mut Unpacker<'a>,
+        unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
-    ) -> std::result::Result<Return, String> {
+    ) -> Decoded<NStepReturn> {
         let (steps, terminated) = self.span(window)?;
         let (mut reward, mut discount) = (0.0, 1.0);
         for row in (0..steps).filter_map(|step| window.row(step as isize)) {
-            reward += discount * rows.number(row, self.reward)?;
+            reward += discount * unpacker.number(row, self.reward)?;
             discount *= self.spec.gamma;
         }
-        Ok(Return {
+        Ok(NStepReturn {
             steps,
             reward,
             discount: if terminated { 0.0 } else { discount },
@@ -130,17 +137,17 @@ impl NStepView {
         })
     }
 
-    /// Fills one item's part of the planes.
+    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
-        rows: &mut Unpacker<'a>,
-        layout: &Layout,
+        unpacker: &mut Unpacker<'a>,
+        slots: &SlotLayout,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
-    ) -> std::result::Result<(), String> {
-        let outcome = self.n_step_return(rows, window)?;
-        let [slots, reward, discount, others @ ..] = out else {
-            return Err("the batch has too few planes".into());
+    ) -> Decoded<()> {
+        let outcome = self.n_step_return(unpacker, window)?;
+        let [observations, reward, discount, others @ ..] = out else {
+            return Err("the batch has too few arrays".into());
         };
         reward.copy_from_slice(&(outcome.reward as f32).to_ne_bytes());
         discount.copy_from_slice(&(outcome.discount as f32).to_ne_bytes());
@@ -151,43 +158,49 @@ impl NStepView {
             outcome.steps
         };
         let newest = self.stack() as isize - 1;
-        for (slot, value) in slots
-            .chunks_exact_mut(rows.bytes(self.observation))
+        for (slot, value) in observations
+            .chunks_exact_mut(unpacker.bytes(self.observation))
             .enumerate()
         {
             let offset = if slot < self.stack() {
                 slot as isize - newest
             } else {
-                (slot - layout.shift + next) as isize - newest
+                (slot - slots.shift + next) as isize - newest
             };
             if outcome.terminated && offset > 0 {
                 value.fill(0);
             } else {
-                rows.unpack_stacked(window, self.observation, self.spec.padding, offset, value)?;
+                unpacker.unpack_stacked(
+                    window,
+                    self.observation,
+                    self.spec.padding,
+                    offset,
+                    value,
+                )?;
             }
         }
 
         let anchor = window.row(0).ok_or("the window has no anchor")?;
         for (&column, value) in self.others.iter().zip(others) {
-            rows.unpack(anchor, column, value)?;
+            unpacker.unpack(anchor, column, value)?;
         }
         Ok(())
     }
 
-    /// The arrays of the filled planes.
+    /// The arrays in the filled buffers.
     pub(super) fn arrays(
         &self,
-        layout: &Layout,
-        planes: &[Plane],
+        slots: &SlotLayout,
+        specs: &[ArraySpec],
         items: usize,
         buffers: Vec<Arc<Buffer>>,
     ) -> Vec<Array> {
-        let mut arrays = whole_planes(planes, items, buffers);
+        let mut arrays = whole_arrays(specs, items, buffers);
         if let Some(window) = arrays.first().cloned() {
             // A stack of one observation has no dimension of its own.
             let stack = &[self.stack()][usize::from(self.stack() == 1)..];
             arrays[0] = window.overlapping("observation", 0, stack);
-            arrays.push(window.overlapping("next_observation", layout.shift, stack));
+            arrays.push(window.overlapping("next_observation", slots.shift, stack));
         }
         arrays
     }

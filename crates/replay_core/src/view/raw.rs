@@ -1,11 +1,12 @@
-//! Arrays of the `Window` view: the rows as they are.
+//! Arrays of the `Window` view: the rows, unchanged.
 
 use super::Window;
-use super::batch::Plane;
-use super::decode::{DrawnWindow, RowLayout, Unpacker};
+use super::batch::ArraySpec;
+use super::decode::{Decoded, DrawnWindow, Unpacker};
+use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, flags};
 
-/// Bool arrays of flags, after `mask`.
+/// The bool arrays after `mask`, and the flags in them.
 const FLAGS: [(&str, u8); 4] = [
     ("terminated", flags::TERMINATED),
     ("truncated", flags::TRUNCATED),
@@ -18,36 +19,36 @@ impl Window {
         usize::from(self.before) + 1 + usize::from(self.after)
     }
 
-    /// The buffers of a batch: mask, flags, then the columns.
-    pub(super) fn planes(&self, rows: &RowLayout) -> Vec<Plane> {
-        let mut planes = vec![Plane::new("mask", Dtype::Bool, vec![self.rows()])];
-        planes.extend(FLAGS.map(|(name, _)| Plane::new(name, Dtype::Bool, vec![self.rows()])));
-        planes.extend(
-            rows.columns()
-                .map(|column| rows.plane(column, Some(self.rows()))),
+    /// The arrays of a batch: mask, flags, then the columns.
+    pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
+        let mut specs = vec![ArraySpec::new("mask", Dtype::Bool, vec![self.rows()])];
+        specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])));
+        specs.extend(
+            (0..layout.columns().len())
+                .map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))),
         );
-        planes
+        specs
     }
 
-    /// Fills one item's part of the planes.
+    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
-        rows: &mut Unpacker<'a>,
+        unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let (bits, columns) = out.split_at_mut(1 + FLAGS.len());
         for slot in 0..self.rows() {
             let row = window.row(slot as isize - self.before as isize);
             bits[0][slot] = u8::from(row.is_some());
-            for (plane, (_, flag)) in bits[1..].iter_mut().zip(FLAGS) {
-                plane[slot] = u8::from(row.is_some_and(|row| row.has(flag)));
+            for (values, (_, flag)) in bits[1..].iter_mut().zip(FLAGS) {
+                values[slot] = u8::from(row.is_some_and(|row| row.has(flag)));
             }
             for (column, values) in columns.iter_mut().enumerate() {
-                let bytes = rows.bytes(column);
+                let bytes = unpacker.bytes(column);
                 let value = &mut values[slot * bytes..(slot + 1) * bytes];
                 match row {
-                    Some(row) => rows.unpack(row, column, value)?,
+                    Some(row) => unpacker.unpack(row, column, value)?,
                     None => value.fill(0),
                 }
             }

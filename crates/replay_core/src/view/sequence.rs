@@ -1,15 +1,17 @@
 //! Arrays of the `Sequence` view.
 //!
-//! An item takes one row of a window buffer of `stack - 1 + T + 1` observations; the stack of step t is the
-//! `stack` observations from slot t on, so all stacks of a window share them.
+//! The observations of an item are `stack - 1 + T + 1` slots of one buffer. The stack of step t is the `stack` slots from
+//! slot t on, so the stacks of a window overlap.
 
 use std::sync::Arc;
 
-use super::batch::{Array, Buffer, Plane, whole_planes};
-use super::decode::{DrawnWindow, Row, RowLayout, Unpacker};
-use super::{REWARD, Sequence, find_column, find_scalar};
+use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
+use super::decode::{Decoded, DrawnRow, DrawnWindow, Unpacker};
+use super::{REWARD, Sequence};
 use crate::error::Result;
+use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig, flags};
+use crate::view_spec::{find_column, find_scalar};
 
 pub(super) struct SequenceView {
     spec: Sequence,
@@ -21,7 +23,7 @@ pub(super) struct SequenceView {
     others: Vec<usize>,
 }
 
-/// Bool arrays of flags, after `mask`.
+/// The bool arrays after `mask`, and the flags in them.
 const FLAGS: [(&str, u8); 3] = [
     ("terminated", flags::TERMINATED),
     ("truncated", flags::TRUNCATED),
@@ -53,30 +55,31 @@ impl SequenceView {
         usize::from(self.spec.burn_in) + usize::from(self.spec.length)
     }
 
-    /// The buffers of a batch: window, reward, discount, mask, flags, state columns, other columns.
-    pub(super) fn planes(&self, rows: &RowLayout) -> Vec<Plane> {
+    /// The arrays of a batch: observations, reward, discount, mask, flags, state columns, other columns.
+    pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
         let steps = self.steps();
-        let mut planes = vec![
-            rows.plane(self.observation, Some(self.stack() + steps)),
-            Plane::new(REWARD, Dtype::Float32, vec![steps]),
-            Plane::new("discount", Dtype::Float32, vec![steps]),
-            Plane::new("mask", Dtype::Bool, vec![steps]),
+        let mut specs = vec![
+            ArraySpec::of_column(layout, self.observation, Some(self.stack() + steps)),
+            ArraySpec::new(REWARD, Dtype::Float32, vec![steps]),
+            ArraySpec::new("discount", Dtype::Float32, vec![steps]),
+            ArraySpec::new("mask", Dtype::Bool, vec![steps]),
         ];
-        planes.extend(FLAGS.map(|(name, _)| Plane::new(name, Dtype::Bool, vec![steps])));
-        planes.extend(self.state.iter().map(|&column| rows.plane(column, None)));
-        planes.extend(
+        specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![steps])));
+        specs.extend(
+            self.state
+                .iter()
+                .map(|&column| ArraySpec::of_column(layout, column, None)),
+        );
+        specs.extend(
             self.others
                 .iter()
-                .map(|&column| rows.plane(column, Some(steps))),
+                .map(|&column| ArraySpec::of_column(layout, column, Some(steps))),
         );
-        planes
+        specs
     }
 
-    /// The steps of a window, and whether the observation after the last is wanted.
-    fn span<'a>(
-        &self,
-        window: &DrawnWindow<'a>,
-    ) -> std::result::Result<(Vec<Row<'a>>, bool), String> {
+    /// The steps of a window, and whether there is a bootstrap observation after the last one.
+    fn span<'a>(&self, window: &DrawnWindow<'a>) -> Decoded<(Vec<DrawnRow<'a>>, bool)> {
         let mut steps = Vec::with_capacity(self.steps());
         while steps.len() < self.steps() {
             let row = window
@@ -97,13 +100,13 @@ impl SequenceView {
         Ok((steps, true))
     }
 
-    /// Fills one item's part of the planes.
+    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
-        rows: &mut Unpacker<'a>,
+        unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
-    ) -> std::result::Result<(), String> {
+    ) -> Decoded<()> {
         let (steps, bootstraps) = self.span(window)?;
         let [
             slots,
@@ -116,18 +119,24 @@ impl SequenceView {
             columns @ ..,
         ] = out
         else {
-            return Err("the batch has too few planes".into());
+            return Err("the batch has too few arrays".into());
         };
 
         let newest = self.stack() as isize - 1;
         let observations = steps.len() + usize::from(bootstraps);
         for (slot, value) in slots
-            .chunks_exact_mut(rows.bytes(self.observation))
+            .chunks_exact_mut(unpacker.bytes(self.observation))
             .enumerate()
         {
             let offset = slot as isize - newest;
             if offset < observations as isize {
-                rows.unpack_stacked(window, self.observation, self.spec.padding, offset, value)?;
+                unpacker.unpack_stacked(
+                    window,
+                    self.observation,
+                    self.spec.padding,
+                    offset,
+                    value,
+                )?;
             } else {
                 value.fill(0);
             }
@@ -137,7 +146,7 @@ impl SequenceView {
         discount.fill(0);
         let numbers = reward.chunks_exact_mut(4).zip(discount.chunks_exact_mut(4));
         for (&row, (reward, discount)) in steps.iter().zip(numbers) {
-            let value = rows.number(row, self.reward)? as f32;
+            let value = unpacker.number(row, self.reward)? as f32;
             reward.copy_from_slice(&value.to_ne_bytes());
             if !row.has(flags::TERMINATED) {
                 discount.copy_from_slice(&(self.spec.gamma as f32).to_ne_bytes());
@@ -145,38 +154,38 @@ impl SequenceView {
         }
         mask.fill(0);
         mask[..steps.len()].fill(1);
-        for (plane, (_, flag)) in [terminated, truncated, first].into_iter().zip(FLAGS) {
-            plane.fill(0);
-            for (value, row) in plane.iter_mut().zip(&steps) {
+        for (values, (_, flag)) in [terminated, truncated, first].into_iter().zip(FLAGS) {
+            values.fill(0);
+            for (value, row) in values.iter_mut().zip(&steps) {
                 *value = u8::from(row.has(flag));
             }
         }
 
         let (state, others) = columns.split_at_mut(self.state.len());
         for (&column, value) in self.state.iter().zip(state) {
-            rows.unpack(steps[0], column, value)?;
+            unpacker.unpack(steps[0], column, value)?;
         }
         for (&column, values) in self.others.iter().zip(others) {
-            let used = steps.len() * rows.bytes(column);
+            let used = steps.len() * unpacker.bytes(column);
             values[used..].fill(0);
             for (&row, value) in steps
                 .iter()
-                .zip(values.chunks_exact_mut(rows.bytes(column)))
+                .zip(values.chunks_exact_mut(unpacker.bytes(column)))
             {
-                rows.unpack(row, column, value)?;
+                unpacker.unpack(row, column, value)?;
             }
         }
         Ok(())
     }
 
-    /// The arrays of the filled planes.
+    /// The arrays in the filled buffers.
     pub(super) fn arrays(
         &self,
-        planes: &[Plane],
+        specs: &[ArraySpec],
         items: usize,
         buffers: Vec<Arc<Buffer>>,
     ) -> Vec<Array> {
-        let mut arrays = whole_planes(planes, items, buffers);
+        let mut arrays = whole_arrays(specs, items, buffers);
         if let Some(window) = arrays.first_mut() {
             // A stack of one observation has no dimension of its own.
             let counts = [self.steps() + 1, self.stack()];

@@ -1,24 +1,25 @@
-//! Heap memory that Rust fills and then lends to another language, which may write to it.
+//! Heap memory that Rust fills and then lends to Python, which may write to it.
 
 use std::cell::UnsafeCell;
 
-use crate::huge_pages;
+use crate::memory_hints::advise_huge_pages;
 
-/// Bytes on the heap. Rust writes them through an exclusive reference; once they are shared, only those who were
-/// handed the pointer touch them.
+/// Bytes on the heap. Rust writes them through an exclusive reference; once they are shared, only holders of the pointer
+/// write them.
 #[derive(Default)]
 pub(super) struct Storage(Box<[UnsafeCell<u8>]>);
 
-// SAFETY: shared references only read, or give out a pointer whose users vouch for what they do.
+// SAFETY: methods on a shared reference only read the bytes or return their address. A write through the address is
+// sound only while no other thread uses the bytes, which `as_mut_ptr` demands of its users.
 unsafe impl Sync for Storage {}
 
 impl Storage {
     /// `len` zeros.
     pub(super) fn zeros(len: usize) -> Self {
         let bytes = vec![0_u8; len].into_boxed_slice();
-        huge_pages::advise(&bytes);
+        advise_huge_pages(&bytes);
         let bytes = Box::into_raw(bytes);
-        // SAFETY: UnsafeCell<u8> has the layout of u8, and the box was just taken apart.
+        // SAFETY: UnsafeCell<u8> has the layout of u8, and the pointer is the whole of a box that was just taken apart.
         Storage(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) })
     }
 
@@ -26,22 +27,22 @@ impl Storage {
         self.0.len()
     }
 
-    /// Where the bytes are; they do not move while this value lives. To write there is sound for as long as
-    /// nobody else uses the bytes.
+    /// The address of the bytes, which do not move while this value lives. A write there is sound only while no other
+    /// thread uses the bytes.
     pub(super) fn as_mut_ptr(&self) -> *mut u8 {
         UnsafeCell::raw_get(self.0.as_ptr())
     }
 
     /// The bytes.
     pub(super) fn as_slice(&self) -> &[u8] {
-        // SAFETY: the pointer and the length are the box's; who writes through the pointer vouches that no slice
-        // is in use.
+        // SAFETY: address and length are the box's, and a write through the address is sound only while no slice of the
+        // bytes is in use.
         unsafe { std::slice::from_raw_parts(self.as_mut_ptr(), self.len()) }
     }
 
     /// The bytes, to be filled.
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the pointer and the length are the box's, and the reference to it is exclusive.
+        // SAFETY: address and length are the box's, and the reference to it is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 }

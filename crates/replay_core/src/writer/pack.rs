@@ -1,10 +1,12 @@
-//! Rows and their blobs, packed into one open chunk per stream (layout: `schema/innet.capnp`).
+//! Packs rows and their blobs into one open chunk per stream.
 
+use crate::codec::Codec;
 use crate::difference;
+use crate::row_layout::{BlobLength, RowLayout, ValueLocation};
+use crate::schema::TableConfig;
 use crate::schema::flags::DIFFERENCE;
-use crate::schema::{Codec, TableConfig};
 
-/// A value changes little while its difference takes at most one part in so many of its key row's blob.
+/// A difference is worth its while up to this fraction of the key row's blob: one part in so many.
 const DIFFERENCE_PART: usize = 3;
 
 /// The steps of one stream that have not been pushed yet.
@@ -13,19 +15,19 @@ pub(super) struct OpenChunk {
     steps: u32,
     rows: Vec<u8>,
     blobs: Vec<u8>,
-    /// The newest key row.
     key: KeyRow,
 }
 
-/// A row that is packed by itself, and that later ones are compared with.
+/// The newest row that is packed by itself. Later rows may be differences to it.
 #[derive(Default)]
 struct KeyRow {
-    /// The values of its blob columns; none before the first row.
+    /// Its blob columns' values, one after the other.
     values: Vec<u8>,
-    /// For each of them the bytes that a difference may take, as long as it changes little.
-    rooms: Vec<Option<usize>>,
-    /// Whether a row after it has shown which columns those are.
-    is_tried: bool,
+    /// Most bytes of a difference, by blob column: `None` for a column that changes too much from row to row. Empty
+    /// before the first row of a chunk.
+    difference_limits: Vec<Option<usize>>,
+    /// The row after it has shown which columns change too much.
+    has_successor: bool,
 }
 
 impl OpenChunk {
@@ -42,43 +44,31 @@ impl OpenChunk {
         payload.append(&mut self.rows);
         payload.append(&mut self.blobs);
         self.steps = 0;
-        self.key.rooms.clear();
+        self.key.difference_limits.clear();
     }
 }
 
-/// Packs rows. Keeps its memory from row to row: packing a frame takes about a microsecond, and an allocation would
-/// be a good part of it.
+/// Packs rows. All memory is kept from row to row: an allocation would be a good part of the microsecond that a frame
+/// takes.
 pub(super) struct Packer {
-    columns: Vec<PackedColumn>,
+    layout: RowLayout,
     blobs: BlobPacker,
     /// As many as the largest column has bytes.
     zeros: Vec<u8>,
 }
 
-struct PackedColumn {
-    bytes: usize,
-    codec: Codec,
-}
-
 impl Packer {
     pub(super) fn new(config: &TableConfig) -> Self {
-        let columns: Vec<_> = config
-            .columns
-            .iter()
-            .map(|column| PackedColumn {
-                bytes: column.bytes(),
-                codec: column.codec,
-            })
-            .collect();
-        let largest = columns.iter().map(|column| column.bytes).max();
+        let layout = RowLayout::of(config);
+        let largest = layout.columns().iter().map(|column| column.bytes).max();
         let largest = largest.unwrap_or_default();
         Packer {
+            layout,
             blobs: BlobPacker {
                 scratch: vec![0; largest],
                 lengths: Vec::new(),
             },
             zeros: vec![0; largest],
-            columns,
         }
     }
 
@@ -89,99 +79,108 @@ impl Packer {
         flags: u8,
         value: impl Fn(usize) -> Option<&'a [u8]>,
     ) {
-        let raw = |codec| {
-            let columns = self.columns.iter().enumerate();
-            let columns = columns.filter(move |(_, column)| column.codec == codec);
-            columns.map(|(index, column)| value(index).unwrap_or(&self.zeros[..column.bytes]))
+        let columns = self.layout.columns();
+        let value = |column: usize| value(column).unwrap_or(&self.zeros[..columns[column].bytes]);
+        let blob_values = || {
+            let indexes = self.layout.blob_columns().iter();
+            indexes.map(|&index| (columns[index].column.codec, value(index)))
         };
         let blobs = &mut self.blobs;
-        let row_flags = if blobs.pack_difference(chunk, raw(Codec::Lz4)) {
+        let row_flags = if blobs.pack_differences(chunk, blob_values()) {
             flags | DIFFERENCE
         } else {
-            blobs.pack_key(chunk, raw(Codec::Lz4));
+            blobs.pack_key_row(chunk, blob_values());
             flags
         };
         chunk.steps += 1;
+        let row_start = chunk.rows.len();
         chunk.rows.push(row_flags);
-        for value in raw(Codec::None) {
-            chunk.rows.extend_from_slice(value);
+        for (index, column) in columns.iter().enumerate() {
+            if let ValueLocation::Row(offset) = column.location {
+                debug_assert_eq!(chunk.rows.len() - row_start, offset);
+                chunk.rows.extend_from_slice(value(index));
+            }
         }
         for length in &self.blobs.lengths {
             chunk.rows.extend_from_slice(&length.to_le_bytes());
         }
+        debug_assert_eq!(chunk.rows.len() - row_start, self.layout.row_bytes());
     }
 }
 
 /// Makes the blobs of one row.
 struct BlobPacker {
-    /// As many bytes as the largest column: longer blobs are of no use.
+    /// As many bytes as the largest column: a longer blob would save nothing.
     scratch: Vec<u8>,
-    /// The lengths of the blobs that were made, with the mark of differences.
-    lengths: Vec<u32>,
+    /// Lengths of the row's blobs.
+    lengths: Vec<BlobLength>,
 }
 
 impl BlobPacker {
-    /// Packs what changed little since the key row as the difference to it, and the rest by itself. False, and
-    /// nothing is packed, when it is time for another key row: nothing changed little, or no longer does.
-    fn pack_difference<'a>(
+    /// Packs values that changed little since the key row as differences, and the others by themselves. Returns false,
+    /// with nothing packed, when it is time for another key row: no column changes little, or one that did no longer
+    /// does.
+    fn pack_differences<'a>(
         &mut self,
         chunk: &mut OpenChunk,
-        values: impl Iterator<Item = &'a [u8]>,
+        values: impl Iterator<Item = (Codec, &'a [u8])>,
     ) -> bool {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;
-        let before = blobs.len();
-        let mut bases = &key.values[..];
-        for (value, room) in values.zip(&mut key.rooms) {
-            let (base, rest) = bases.split_at(value.len());
-            bases = rest;
-            if let Some(bytes) = *room {
-                if let Some(length) = difference::encode(base, value, &mut self.scratch[..bytes]) {
+        let blobs_before = blobs.len();
+        let mut key_values = &key.values[..];
+        for ((codec, value), limit) in values.zip(&mut key.difference_limits) {
+            let (key_value, rest) = key_values.split_at(value.len());
+            key_values = rest;
+            if let Some(most) = *limit {
+                let out = &mut self.scratch[..most];
+                if let Some(length) = difference::encode(key_value, value, out) {
                     blobs.extend_from_slice(&self.scratch[..length]);
-                    self.lengths.push(length as u32 | difference::MARK);
+                    self.lengths.push(BlobLength::of_difference(length));
                     continue;
                 }
-                if key.is_tried {
-                    blobs.truncate(before);
+                if key.has_successor {
+                    blobs.truncate(blobs_before);
                     return false;
                 }
-                *room = None;
+                *limit = None;
             }
-            self.pack_alone(blobs, value);
+            self.pack_value(blobs, codec, value);
         }
-        key.is_tried = true;
-        if key.rooms.iter().all(Option::is_none) {
-            blobs.truncate(before);
+        key.has_successor = true;
+        if key.difference_limits.iter().all(Option::is_none) {
+            blobs.truncate(blobs_before);
             return false;
         }
         true
     }
 
     /// Packs a row by itself.
-    fn pack_key<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = &'a [u8]>) {
+    fn pack_key_row<'a>(
+        &mut self,
+        chunk: &mut OpenChunk,
+        values: impl Iterator<Item = (Codec, &'a [u8])>,
+    ) {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;
         key.values.clear();
-        key.rooms.clear();
-        key.is_tried = false;
-        for value in values {
-            let length = self.pack_alone(blobs, value);
+        key.difference_limits.clear();
+        key.has_successor = false;
+        for (codec, value) in values {
+            let length = self.pack_value(blobs, codec, value);
             key.values.extend_from_slice(value);
-            key.rooms.push(Some(length / DIFFERENCE_PART));
+            key.difference_limits.push(Some(length / DIFFERENCE_PART));
         }
     }
 
     /// Packs a value by itself, and returns the length of its blob.
-    fn pack_alone(&mut self, blobs: &mut Vec<u8>, value: &[u8]) -> usize {
-        let packed = &mut self.scratch[..value.len()];
-        // An error says that the block does not fit, so that it would not be shorter.
-        let blob = match lz4::block::compress_to_buffer(value, None, false, packed) {
-            Ok(length) if length < value.len() => &packed[..length],
-            _ => value,
+    fn pack_value(&mut self, blobs: &mut Vec<u8>, codec: Codec, value: &[u8]) -> usize {
+        let blob = match codec.pack(value, &mut self.scratch) {
+            Some(length) => &self.scratch[..length],
+            None => value,
         };
         blobs.extend_from_slice(blob);
-        // A column has at most 2^28 bytes.
-        self.lengths.push(blob.len() as u32);
+        self.lengths.push(BlobLength::of_value(blob.len()));
         blob.len()
     }
 }
@@ -189,13 +188,16 @@ impl BlobPacker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::row_layout::FLAGS_OFFSET;
     use crate::schema::{Column, Dtype};
 
     const FRAME: usize = 600;
     const STATE: usize = 100;
+    /// The lengths of a row that does not compress.
+    const KEY: [BlobLength; 2] = [BlobLength::of_value(FRAME), BlobLength::of_value(STATE)];
 
     /// Packs steps of a frame and a state into one chunk, and returns the flags and blob lengths of its rows.
-    fn packed(steps: &[(Vec<u8>, Vec<u8>)]) -> Vec<(u8, [u32; 2])> {
+    fn packed(steps: &[(Vec<u8>, Vec<u8>)]) -> Vec<(u8, [BlobLength; 2])> {
         let column = |name: &str, bytes: usize| Column {
             name: name.into(),
             dtype: Dtype::Uint8,
@@ -208,10 +210,12 @@ mod tests {
         for (frame, state) in steps {
             packer.pack(&mut chunk, 0, |column| Some([&frame[..], state][column]));
         }
-        let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
-        let rows = chunk.rows.chunks_exact(9);
-        rows.map(|row| (row[0], [word(&row[1..5]), word(&row[5..9])]))
-            .collect()
+        let rows = chunk.rows.chunks_exact(packer.layout.row_bytes());
+        rows.map(|row| {
+            let lengths: Vec<_> = packer.layout.blob_lengths(row).collect();
+            (row[FLAGS_OFFSET], lengths.try_into().unwrap())
+        })
+        .collect()
     }
 
     fn noise(bytes: usize) -> Vec<u8> {
@@ -229,9 +233,8 @@ mod tests {
     fn what_changed_little_is_a_difference_and_what_did_not_change_an_empty_one() {
         let (frame, state) = (noise(FRAME), noise(STATE));
         let rows = packed(&[(frame.clone(), state.clone()), (touched(&frame, 3), state)]);
-        let key = [FRAME as u32, STATE as u32];
-        let difference = [difference::MARK | 3, difference::MARK];
-        assert_eq!(rows, [(0, key), (DIFFERENCE, difference)]);
+        let differences = [3, 0].map(BlobLength::of_difference);
+        assert_eq!(rows, [(0, KEY), (DIFFERENCE, differences)]);
     }
 
     #[test]
@@ -243,8 +246,8 @@ mod tests {
         let rows = packed(&steps);
         assert_eq!(rows[0].0, 0);
         for (flags, [frame, state]) in &rows[1..] {
-            assert_eq!((*flags, *state), (DIFFERENCE, STATE as u32));
-            assert!(frame & difference::MARK != 0 && frame & !difference::MARK < 10);
+            assert_eq!((*flags, *state), (DIFFERENCE, KEY[1]));
+            assert!(frame.is_difference() && frame.bytes() < 10);
         }
     }
 
@@ -259,10 +262,6 @@ mod tests {
     #[test]
     fn rows_that_have_nothing_in_common_are_all_key_rows() {
         let steps: Vec<_> = (0..4).map(|_| (noise(FRAME), noise(STATE))).collect();
-        assert!(
-            packed(&steps)
-                .iter()
-                .all(|&row| row == (0, [FRAME as u32, STATE as u32]))
-        );
+        assert_eq!(packed(&steps), [(0, KEY); 4]);
     }
 }

@@ -1,13 +1,13 @@
-//! One step of every stream, as a caller hands it in, checked against the table before any of it is taken.
+//! One step of every stream, as the caller gives it, checked against the table before any of it is appended.
 
 use std::sync::Arc;
 
+use crate::episode_windows::{EpisodeWindows, Estimate};
 use crate::error::{Error, Result};
 use crate::schema::{Dtype, TableConfig, flags};
-use crate::view::{ACTION, REWARD, ViewSpec, find_scalar, read_scalar};
-use crate::window::{Estimate, StreamWindows};
+use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
-/// Values of every stream: an array without gaps whose first dimension is the streams.
+/// Values of every stream: a contiguous array whose first dimension is the streams.
 #[derive(Debug, Clone, Copy)]
 pub struct Values<'a> {
     /// Element type.
@@ -18,19 +18,19 @@ pub struct Values<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The last observations of the episodes that a step ends, where the environment has already started the next
-/// ones (Gymnasium's SAME_STEP autoreset).
+/// The last observations of the episodes that a step ends, from an environment that resets in the same step (Gymnasium's
+/// SAME_STEP autoreset).
 #[derive(Debug, Clone, Copy)]
 pub struct FinalObservations<'a> {
     /// The view's observation column, `[streams, *shape]`; only the streams in `ended` are read.
     pub observation: Values<'a>,
-    /// `[streams]`: whose episode ends with this step; by default where it is terminated or truncated.
+    /// `[streams]`: the episode ends with this step; by default where it is terminated or truncated.
     pub ended: Option<&'a [bool]>,
     /// float32 `[streams, actions]`: Q-values of these observations.
     pub q: Option<Values<'a>>,
 }
 
-/// One step of every stream: observation_t, action_t, reward_{t+1} and the ends that they led to.
+/// One step of every stream: observation_t, action_t, reward_{t+1}, and whether the episode ends with it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepBatch<'a> {
     /// Every column of the table, by name, each `[streams, *shape]`.
@@ -39,18 +39,18 @@ pub struct StepBatch<'a> {
     pub terminated: Option<&'a [bool]>,
     /// `[streams]`: the episode is cut after this step; by default nowhere.
     pub truncated: Option<&'a [bool]>,
-    /// `[streams]`: the observation starts a new stack. By default after every end. The first row of a stream
-    /// and the row after a final row start one in any case: nothing before them belongs to them.
+    /// `[streams]`: the observation starts a new stack; by default after every end. The first row of a stream and the
+    /// row after a final row always start one.
     pub first: Option<&'a [bool]>,
-    /// `[streams]`: the row holds only the last observation of an episode (Gymnasium's NEXT_STEP autoreset: the
-    /// row after an end). Its other columns and flags are not read. By default nowhere.
+    /// `[streams]`: the row has only the last observation of an episode (Gymnasium's NEXT_STEP autoreset: the row after
+    /// an end). Its other columns and flags are not read. By default nowhere.
     pub final_rows: Option<&'a [bool]>,
     /// Gymnasium's SAME_STEP autoreset: the last observations of the episodes that end here.
     pub final_observations: Option<FinalObservations<'a>>,
     /// float32 `[streams, actions]`: Q-values of the observations, for priorities at birth.
     pub q: Option<Values<'a>>,
-    /// `[streams]`: priorities of the items anchored at this step, before the exponent. They go before those
-    /// from Q-values; without either an item starts at the largest priority that the table has held.
+    /// `[streams]`: priorities of the items anchored at this step, before the exponent; they override priorities from
+    /// Q-values. Without either an item starts at the largest priority that the table has held.
     pub priority: Option<&'a [f32]>,
 }
 
@@ -58,7 +58,7 @@ pub struct StepBatch<'a> {
 pub(super) struct StepChecker {
     config: Arc<TableConfig>,
     streams: usize,
-    /// The view's observation column: all that a final row keeps.
+    /// The view's observation column: the only one that a final row keeps.
     observation: Option<usize>,
     action: Option<usize>,
     reward: Option<usize>,
@@ -84,12 +84,14 @@ impl StepChecker {
         }
     }
 
+    /// Checks a step against the table and the open windows.
+    ///
     /// # Errors
-    /// [`Error::Schema`] or [`Error::Priority`]; nothing of the step is taken then.
+    /// [`Error::Schema`] or [`Error::Priority`].
     pub(super) fn check<'a>(
         &'a self,
         step: &StepBatch<'a>,
-        windows: &[StreamWindows],
+        windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
         for (name, _) in step.columns {
             if !self
@@ -235,7 +237,7 @@ impl StepChecker {
         &self,
         step: &CheckedStep<'_>,
         stream: usize,
-        windows: &StreamWindows,
+        windows: &EpisodeWindows,
     ) -> Result<()> {
         if step.is_final(stream) {
             if !windows.awaits_final() {
@@ -320,7 +322,7 @@ fn is_set(bits: Option<&[bool]>, stream: usize) -> bool {
     bits.is_some_and(|bits| bits[stream])
 }
 
-/// The last observations of episodes that end with a step.
+/// The last observations of episodes that end with a step, checked.
 struct LastObservations<'a> {
     column: usize,
     values: Strided<'a>,
@@ -342,7 +344,7 @@ impl<'a> LastObservation<'a> {
     }
 }
 
-/// A step that fits the table.
+/// A step that passed the checks.
 pub(super) struct CheckedStep<'a> {
     checker: &'a StepChecker,
     columns: Vec<Strided<'a>>,
@@ -361,7 +363,7 @@ impl<'a> CheckedStep<'a> {
     }
 
     /// The flags of a stream's row.
-    pub(super) fn flags(&self, stream: usize, windows: &StreamWindows) -> u8 {
+    pub(super) fn flags(&self, stream: usize, windows: &EpisodeWindows) -> u8 {
         if self.is_final(stream) {
             return flags::FINAL;
         }
@@ -389,7 +391,7 @@ impl<'a> CheckedStep<'a> {
 
     fn number(&self, column: usize, stream: usize) -> f64 {
         let dtype = self.checker.config.columns[column].dtype;
-        read_scalar(dtype, self.columns[column].of(stream))
+        dtype.read(self.columns[column].of(stream))
     }
 
     fn reward(&self, stream: usize) -> f64 {
@@ -397,7 +399,7 @@ impl<'a> CheckedStep<'a> {
         column.map_or(0.0, |column| self.number(column, stream))
     }
 
-    /// What the actor knew at a stream's row.
+    /// The actor's reward and Q-values for a stream's row.
     pub(super) fn estimate(&self, stream: usize) -> Estimate {
         let greedy = self.q.map(|q| q.greedy(stream));
         if self.is_final(stream) {
@@ -421,7 +423,7 @@ impl<'a> CheckedStep<'a> {
         }
     }
 
-    /// The final row to put after a stream's row.
+    /// The final row to append after a stream's row.
     pub(super) fn last_observation(&self, stream: usize) -> Option<LastObservation<'a>> {
         let last = self.last.as_ref()?;
         let ended = match last.ended {

@@ -7,6 +7,7 @@ mod keys;
 mod limiter;
 mod parameters;
 mod pushes;
+mod samplers;
 mod sampling;
 mod snapshot_files;
 mod snapshots;

@@ -78,7 +78,7 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"innetmem\x02\0\0\0".to_vec();
+    let mut bytes = b"innetmem\x03\0\0\0".to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes);
     for (kind, body) in records {

@@ -131,7 +131,14 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
 fn no_item_is_drawn_more_often_than_it_may_be() {
     const MOST: u32 = 3;
     const ITEMS: u32 = 600;
-    for sampler in [Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo] {
+    for sampler in [
+        Sampler::Prioritized,
+        Sampler::Uniform,
+        Sampler::Fifo,
+        Sampler::Lifo,
+        Sampler::MaxHeap,
+        Sampler::MinHeap,
+    ] {
         let table = table(&TableConfig {
             sampler,
             max_times_sampled: MOST,
@@ -151,6 +158,10 @@ fn no_item_is_drawn_more_often_than_it_may_be() {
                             thread::yield_now();
                             continue;
                         };
+                        // Some have a draw left.
+                        let priorities: Vec<_> =
+                            (0..batch.items.len()).map(|i| 1.0 + i as f64).collect();
+                        table.update_priorities(&keys(&batch), &priorities).unwrap();
                         let mut counts = counts.lock().unwrap();
                         for (item, step) in batch.items.iter().zip(anchors(&batch)) {
                             assert!(item.times_sampled <= MOST);

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use replay_core::schema::Codec;
 use replay_core::view::{
     Batch, DecodeOptions, Decoder, NStep, Padding, Sequence, ViewSpec, Window,
 };
 
 use crate::environment::{
-    self, Autoreset, Environment, Event, FRAME_BYTES, FRAME_SHAPE, STATE_BYTES,
+    self, Autoreset, BLOB_CODECS, Environment, Event, FRAME_BYTES, FRAME_SHAPE, STATE_BYTES,
 };
 use crate::{Run, expected_ids, oracle, run};
 
@@ -37,6 +38,10 @@ fn runs() -> impl Strategy<Value = (Vec<Vec<Event>>, Autoreset, u64, u32)> {
     )
 }
 
+pub fn codecs() -> impl Strategy<Value = Codec> {
+    prop::sample::select(&BLOB_CODECS)
+}
+
 fn padding() -> impl Strategy<Value = Padding> {
     prop_oneof![Just(Padding::Zero), Just(Padding::RepeatFirst)]
 }
@@ -55,7 +60,7 @@ fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
         threads,
         ..DecodeOptions::default()
     };
-    let decoder = Decoder::new(&environment::table(), view, options).unwrap();
+    let decoder = Decoder::new(&environment::table_of(run.codec), view, options).unwrap();
     let mut rng = StdRng::seed_from_u64(seed);
     let sampled = run
         .stored
@@ -112,6 +117,7 @@ proptest! {
     #[test]
     fn n_step_arrays_equal_the_oracle(
         (events, autoreset, seed, chunk_steps) in runs(),
+        codec in codecs(),
         stack in 1..=4u16,
         n in 1..=5u16,
         narrower in any::<bool>(),
@@ -126,7 +132,7 @@ proptest! {
         };
         let view = ViewSpec::NStep(spec.clone());
         let environments = start(events, autoreset, seed);
-        let run = run(&ViewSpec::NStep(written.clone()), environments, autoreset, APPENDS, chunk_steps);
+        let run = run(codec, &ViewSpec::NStep(written.clone()), environments, autoreset, APPENDS, chunk_steps);
         let expected = expected_ids(&run.episodes, |episode, at| {
             oracle::n_step(&written, episode, at).is_some()
         });
@@ -164,6 +170,7 @@ proptest! {
     #[test]
     fn sequences_equal_the_oracle(
         (events, autoreset, seed, chunk_steps) in runs(),
+        codec in codecs(),
         stack in 1..=3u16,
         (length, burn_in, period) in (1..=5u16, 0..=3u16, 1..=6u16),
         padding in padding(),
@@ -176,7 +183,7 @@ proptest! {
             state: vec!["state".into()],
         };
         let view = ViewSpec::Sequence(spec.clone());
-        let run = run(&view, start(events, autoreset, seed), autoreset, APPENDS, chunk_steps);
+        let run = run(codec, &view, start(events, autoreset, seed), autoreset, APPENDS, chunk_steps);
         let expected = expected_ids(&run.episodes, |episode, at| {
             oracle::sequence(&spec, episode, at).is_some()
         });
@@ -226,6 +233,7 @@ proptest! {
     #[test]
     fn raw_windows_hold_the_rows_around_the_anchor(
         (events, _, seed, chunk_steps) in runs(),
+        codec in codecs(),
         (before, after) in (0..=3u16, 0..=3u16),
     ) {
         let written = ViewSpec::NStep(NStep {
@@ -233,7 +241,7 @@ proptest! {
         });
         let view = ViewSpec::Window(Window { before, after });
         let autoreset = Autoreset::SameStep;
-        let run = run(&written, start(events, autoreset, seed), autoreset, APPENDS, chunk_steps);
+        let run = run(codec, &written, start(events, autoreset, seed), autoreset, APPENDS, chunk_steps);
         let batch = decode_all(&run, &view, 2, seed);
         let (ids, frames) = (bytes(&batch, "id"), bytes(&batch, "frame"));
         let [mask, is_final, first] = ["mask", "final", "first"].map(|name| bytes(&batch, name));
@@ -279,7 +287,14 @@ fn observation_and_next_observation_share_a_buffer() {
     });
     let autoreset = Autoreset::NextStep;
     let buffer_bytes = |events: Vec<Event>| {
-        let run = run(&view, start(vec![events], autoreset, 1), autoreset, 12, 5);
+        let run = run(
+            Codec::Lz4,
+            &view,
+            start(vec![events], autoreset, 1),
+            autoreset,
+            12,
+            5,
+        );
         let batch = decode_all(&run, &view, 1, 1);
         let now = batch.get("observation").unwrap();
         let next = batch.get("next_observation").unwrap();

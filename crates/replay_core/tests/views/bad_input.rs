@@ -2,7 +2,7 @@
 
 use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{NewItem, Wait};
-use replay_core::schema::{Dtype, TableConfig};
+use replay_core::schema::{Codec, Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, Sequence, ViewSpec, Window};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
 
@@ -39,7 +39,17 @@ fn steps(events: &[Event], autoreset: Autoreset, rows: usize) -> Vec<Appended> {
 }
 
 pub fn decoder(view: &ViewSpec) -> Decoder {
-    Decoder::new(&environment::table(), view, DecodeOptions::default()).unwrap()
+    decoder_of(Codec::Lz4, view)
+}
+
+/// A decoder of draws whose blobs are packed by `codec`.
+pub fn decoder_of(codec: Codec, view: &ViewSpec) -> Decoder {
+    Decoder::new(
+        &environment::table_of(codec),
+        view,
+        DecodeOptions::default(),
+    )
+    .unwrap()
 }
 
 fn stored(recorder: &Recorder) -> Stored {

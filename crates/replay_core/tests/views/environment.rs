@@ -213,7 +213,15 @@ fn random_q(rng: &mut StdRng) -> [f32; ACTIONS] {
     std::array::from_fn(|_| rng.random_range(-5.0..5.0))
 }
 
+/// The codecs whose values are blobs.
+pub const BLOB_CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
+
 pub fn table() -> TableConfig {
+    table_of(Codec::Lz4)
+}
+
+/// The table with blobs packed by `codec`.
+pub fn table_of(codec: Codec) -> TableConfig {
     let column = |name: &str, dtype, shape: &[u32], codec| Column {
         name: name.into(),
         dtype,
@@ -224,14 +232,9 @@ pub fn table() -> TableConfig {
     TableConfig::new(
         "test",
         vec![
-            column(
-                "state",
-                Dtype::Float32,
-                &[STATE_BYTES as u32 / 4],
-                Codec::Lz4,
-            ),
+            column("state", Dtype::Float32, &[STATE_BYTES as u32 / 4], codec),
             column("action", Dtype::Int64, &[], Codec::None),
-            column("frame", Dtype::Uint8, &frame_shape, Codec::Lz4),
+            column("frame", Dtype::Uint8, &frame_shape, codec),
             column("reward", Dtype::Float32, &[], Codec::None),
             column("id", Dtype::Uint64, &[], Codec::None),
         ],

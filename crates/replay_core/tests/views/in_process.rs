@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use replay_core::error::ErrorCode;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, SampleRequest, Wait};
+use replay_core::schema::Codec;
 use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 
-use crate::environment::{self, Autoreset, Environment, Event};
+use crate::environment::{self, Autoreset, BLOB_CODECS, Environment, Event};
 use crate::{append, oracle};
 
 fn view(stack: u16, n: u16) -> ViewSpec {
@@ -35,10 +36,17 @@ fn draw(count: u32, view: &ViewSpec) -> SampleRequest {
 
 #[test]
 fn drawn_arrays_are_what_the_environments_did() {
+    for codec in BLOB_CODECS {
+        draws_what_the_environments_did(codec);
+    }
+}
+
+fn draws_what_the_environments_did(codec: Codec) {
+    let config = environment::table_of(codec);
     let memory = Memory::new(MemoryLimits::default());
     let replay: &dyn Replay = &*memory;
     let wait = Wait::forever();
-    replay.create_table(&environment::table(), &wait).unwrap();
+    replay.create_table(&config, &wait).unwrap();
     let view = view(4, 3);
     let ViewSpec::NStep(spec) = &view else {
         unreachable!("made as NStep")
@@ -67,7 +75,7 @@ fn drawn_arrays_are_what_the_environments_did() {
     writer.close(&wait).unwrap();
     let episodes: Vec<_> = environments.into_iter().flat_map(|e| e.episodes).collect();
 
-    let decoder = Decoder::new(&environment::table(), &view, DecodeOptions::default()).unwrap();
+    let decoder = Decoder::new(&config, &view, DecodeOptions::default()).unwrap();
     let mut seen = BTreeSet::new();
     for _ in 0..20 {
         let sampled = replay.sample(&draw(128, &view), &wait).unwrap();

@@ -16,7 +16,7 @@ use environment::{ACTIONS, Appended, Autoreset, Environment, Episode, FRAME_SHAP
 use recorder::{Recorder, Stored};
 use replay_core::error::Result;
 use replay_core::replay::Wait;
-use replay_core::schema::Dtype;
+use replay_core::schema::{Codec, Dtype};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{
     FinalObservations, StepBatch, Values, Writer, WriterCounters, WriterOptions,
@@ -24,13 +24,23 @@ use replay_core::writer::{
 
 /// A writer whose pushes are recorded.
 pub fn open(view: &ViewSpec, streams: u32, chunk_steps: u32) -> Result<(Writer, Recorder)> {
+    open_of(Codec::Lz4, view, streams, chunk_steps)
+}
+
+/// The same, with blobs packed by `codec`.
+pub fn open_of(
+    codec: Codec,
+    view: &ViewSpec,
+    streams: u32,
+    chunk_steps: u32,
+) -> Result<(Writer, Recorder)> {
     let recorder = Recorder::default();
     let channel = Box::new(recorder.clone());
     let options = WriterOptions {
         chunk_steps,
         ..WriterOptions::default()
     };
-    let config = Arc::new(environment::table());
+    let config = Arc::new(environment::table_of(codec));
     let writer = Writer::over_channel(config, streams, view, options, |_| Ok(channel))?;
     Ok((writer, recorder))
 }
@@ -113,6 +123,8 @@ pub fn append_changed(
 
 /// What a run leaves.
 pub struct Run {
+    /// Of the table's blobs.
+    pub codec: Codec,
     /// Of all environments.
     pub episodes: Vec<Episode>,
     /// All that was pushed.
@@ -123,6 +135,7 @@ pub struct Run {
 
 /// Runs environments for `appends` rows each through a writer.
 pub fn run(
+    codec: Codec,
     view: &ViewSpec,
     mut environments: Vec<Environment>,
     autoreset: Autoreset,
@@ -130,7 +143,7 @@ pub fn run(
     chunk_steps: u32,
 ) -> Run {
     let streams = environments.len();
-    let (mut writer, recorder) = open(view, streams as u32, chunk_steps).unwrap();
+    let (mut writer, recorder) = open_of(codec, view, streams as u32, chunk_steps).unwrap();
     for _ in 0..appends {
         let rows: Vec<_> = environments.iter_mut().map(Environment::advance).collect();
         append(&mut writer, &rows, autoreset).unwrap();
@@ -139,6 +152,7 @@ pub fn run(
     let recorded = recorder.0.lock().unwrap();
     assert!(recorded.closed);
     Run {
+        codec,
         episodes: environments
             .into_iter()
             .flat_map(|environment| environment.episodes)

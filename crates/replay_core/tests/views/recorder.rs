@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use rand::RngExt;
 use rand::rngs::StdRng;
-use replay_core::difference;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{NewItem, PushBody, PushChannel, Sampled, SampledItem, Wait};
-use replay_core::schema::{Codec, TableConfig, flags};
+use replay_core::row_layout::{BlobLength, RowLayout};
+use replay_core::schema::{TableConfig, flags};
 
 #[derive(Default)]
 pub struct Recorded {
@@ -62,12 +62,8 @@ pub struct Stored {
 impl Stored {
     /// Takes pushes apart, and checks that they are what `PushBody` promises.
     pub fn new(config: &TableConfig, streams: usize, pushes: &[PushBody]) -> Self {
-        let row_bytes = config.row_bytes();
-        let blobs = config
-            .columns
-            .iter()
-            .filter(|c| c.codec == Codec::Lz4)
-            .count();
+        let layout = RowLayout::of(config);
+        let row_bytes = layout.row_bytes();
         let mut stored = Stored {
             rows: vec![Vec::new(); streams],
             items: Vec::new(),
@@ -83,12 +79,8 @@ impl Stored {
                 let mut key = None;
                 let (fields, mut chunk_blobs) = chunk.split_at(head.rows as usize * row_bytes);
                 for fields in fields.chunks_exact(row_bytes) {
-                    let length: u32 = fields[row_bytes - 4 * blobs..]
-                        .chunks_exact(4)
-                        .map(|length| u32::from_le_bytes(length.try_into().unwrap()))
-                        .map(|length| length & !difference::MARK)
-                        .sum();
-                    let (own, rest) = chunk_blobs.split_at(length as usize);
+                    let length = layout.blob_lengths(fields).map(BlobLength::bytes).sum();
+                    let (own, rest) = chunk_blobs.split_at(length);
                     chunk_blobs = rest;
                     let is_difference = fields[0] & flags::DIFFERENCE != 0;
                     if !is_difference {

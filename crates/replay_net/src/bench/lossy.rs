@@ -14,18 +14,18 @@ use gradients::packet::MAX_DATAGRAM;
 
 type Socket = tokio::net::UdpSocket;
 
-/// A relay between workers and an aggregator, until it is dropped.
+/// A relay between workers and an aggregator. Dropped, it ends.
 pub struct LossyPath {
     address: SocketAddr,
     _end: oneshot::Sender<()>,
 }
 
 impl LossyPath {
-    /// Starts a relay on loopback to the aggregator at `to`. Each datagram is lost with probability `loss`; `seed` seeds the
-    /// random numbers.
+    /// Relays datagrams from loopback to the aggregator at `to`, and its answers back. Each is lost with probability `loss`, by random numbers
+    /// seeded with `seed`.
     ///
     /// # Errors
-    /// Errors of the operating system.
+    /// Those of the operating system.
     pub fn start(to: SocketAddr, loss: f64, seed: u64) -> io::Result<Self> {
         let front = UdpSocket::bind(("127.0.0.1", 0))?;
         front.set_nonblocking(true)?;
@@ -51,7 +51,7 @@ impl LossyPath {
         Ok(LossyPath { address, _end: end })
     }
 
-    /// The relay's address for workers.
+    /// Address for workers to send to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,7 +84,7 @@ async fn carry(front: UdpSocket, path: Lossy, seed: u64) -> io::Result<()> {
         if random.random_bool(path.loss) {
             continue;
         }
-        // A refused datagram is lost, too.
+        // A datagram that cannot be sent is lost, too.
         let _ = back.send(&datagram[..length]).await;
     }
 }
@@ -98,7 +98,7 @@ async fn answers(
 ) {
     let mut datagram = [0; MAX_DATAGRAM + 1];
     loop {
-        // The error of a refused datagram: the aggregator may be restarting.
+        // ICMP errors of an aggregator that is restarted.
         let Ok(length) = back.recv(&mut datagram).await else {
             tokio::task::yield_now().await;
             continue;

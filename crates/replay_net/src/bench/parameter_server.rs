@@ -1,7 +1,7 @@
-//! A parameter server, the baseline for in-network aggregation.
+//! A parameter server, the baseline of the benchmarks.
 //!
-//! Every worker sends its whole vector over a TCP connection; after the last one all workers receive the sum. Vectors are added
-//! as they arrive, by the aggregator's code. A message has its length in bytes as u64 and float32 values, little endian.
+//! Every worker sends its whole vector over a TCP connection, and receives the sum when all vectors have arrived. Vectors are added up as they
+//! arrive, by the aggregator's addition. A message is its length in bytes as u64, and float32 values, little-endian.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -13,22 +13,22 @@ use futures_util::future::{join_all, try_join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use gradients::arithmetic;
-use gradients::packet::Kind;
+use gradients::packet::PacketKind;
 
-/// Bytes of one read, few enough to be in the cache when they are added.
+/// Bytes received at a time, few enough to be added from the cache.
 const PIECE: usize = 128 << 10;
 const LENGTH: usize = size_of::<u64>();
 
-/// A server for a fixed number of workers. Its thread ends with their connections.
+/// A server of some workers. Its thread ends when they disconnect.
 pub struct ParameterServer {
     address: SocketAddr,
 }
 
 impl ParameterServer {
-    /// Starts a server at `host` for `workers` connections and vectors of at most `max_bytes`.
+    /// Starts a server at `host` for `workers` connections, for vectors of at most `max_bytes`.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the operating system.
     pub fn start(host: IpAddr, workers: usize, max_bytes: usize) -> io::Result<Self> {
         let listener = TcpListener::bind((host, 0))?;
         let address = listener.local_addr()?;
@@ -39,7 +39,7 @@ impl ParameterServer {
             .name("innet-parameter-server".to_owned())
             .spawn(
                 move || match runtime.block_on(serve(listener, workers, max_bytes)) {
-                    // The workers have ended.
+                    // The workers have disconnected.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {}
                     Err(error) => tracing::warn!(%error, "the parameter server ended"),
                     Ok(never) => match never {},
@@ -48,7 +48,7 @@ impl ParameterServer {
         Ok(ParameterServer { address })
     }
 
-    /// The server's address.
+    /// Its TCP address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -69,16 +69,16 @@ async fn serve(
         stream.set_nodelay(true)?;
         streams.push((stream, vec![0; PIECE]));
     }
-    // Length and values in one buffer, for one write.
+    // Length and values, so that one write sends both.
     let mut reply: Vec<u8> = Vec::new();
     loop {
         let lengths = try_join_all(streams.iter_mut().map(|(stream, _)| length(stream))).await?;
         let bytes = lengths.first().copied().unwrap_or_default();
         if bytes > max_bytes || !bytes.is_multiple_of(4) || lengths.iter().any(|&l| l != bytes) {
-            let told = format!(
+            let text = format!(
                 "vectors of {lengths:?} bytes: all have the same length, at most {max_bytes}"
             );
-            return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         reply.clear();
         reply.extend((bytes as u64).to_le_bytes());
@@ -113,10 +113,10 @@ async fn gather(stream: &mut Stream, piece: &mut [u8], sum: &RefCell<&mut [u8]>)
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         held += count;
-        // A value may be split between two reads.
+        // The last value may have arrived in part.
         let whole = held & !3;
         let part = &mut sum.borrow_mut()[done..done + whole];
-        arithmetic::add(Kind::Float, part, &piece[..whole]);
+        arithmetic::add(PacketKind::Float, part, &piece[..whole]);
         piece.copy_within(whole..held, 0);
         (done, held) = (done + whole, held - whole);
     }
@@ -130,10 +130,10 @@ pub struct ParameterWorker {
 }
 
 impl ParameterWorker {
-    /// Connects to the server. Each read and write waits at most `deadline`.
+    /// Connects to the server. No later call waits longer than `deadline` for a byte.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the operating system.
     pub fn connect(address: SocketAddr, deadline: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -148,7 +148,7 @@ impl ParameterWorker {
     /// Replaces `values` by their sum over all workers.
     ///
     /// # Errors
-    /// Errors of the operating system; the end of the stream when the server has ended.
+    /// Those of the operating system; an end of stream if the server is gone.
     pub fn sum(&mut self, values: &mut [f32]) -> io::Result<()> {
         self.message.clear();
         self.message.extend((4 * values.len() as u64).to_le_bytes());

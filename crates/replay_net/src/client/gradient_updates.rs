@@ -1,63 +1,56 @@
-//! A worker of an asynchronous gradient job: its place is its connection's, and a thread of its own sends and receives.
+//! A worker of an asynchronous gradient job: its membership ends with its TCP connection; a thread of its own sends and receives datagrams.
 
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-use super::connection::{Connection, Dialer};
-use super::gradients::{Entry, enter};
-use crate::stack::Address;
-use gradients::{Contributions, JoinJob, UdpUpdates, UdpWorker};
+use super::connection::Dialer;
+use super::gradients::{JobConnection, JoinedWorker, join_worker};
+use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport, Worker};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
-/// A worker's place in an asynchronous job, from [`Client::follow_gradients`](super::Client::follow_gradients). Dropped, it leaves.
+/// A worker of an asynchronous job, from [`Client::follow_gradients`](super::Client::follow_gradients). Dropped, it leaves.
 pub struct GradientUpdates {
-    updates: UdpUpdates,
+    worker: AsynchronousWorker,
     /// Values of a gradient.
     values: usize,
-    /// Its end is the worker's.
-    connection: Mutex<Connection>,
-    server: Address,
-    deadline: Duration,
+    connection: JobConnection,
 }
 
 impl GradientUpdates {
-    /// Takes part in a job, with the weights of update 0, until update `last`.
+    /// Joins a job with the weights of update 0, until update `last`.
     ///
     /// # Errors
     /// Those of [`Client::follow_gradients`](super::Client::follow_gradients).
     pub fn join(dialer: &Dialer, request: &JoinJob, last: u64, wait: &Wait<'_>) -> Result<Self> {
-        let Some(terms) = request.asynchronous else {
+        let Some(settings) = request.asynchronous else {
             return Err(Error::Config(format!(
-                "the gradient job {:?} is synchronous: join_gradients takes part in it",
+                "the gradient job {:?} is synchronous: take part in it with join_gradients",
                 request.job
             )));
         };
-        let Entry { place, asked, left } = enter(dialer, request, wait)?;
-        let worker = UdpWorker::new(place.aggregator, &asked, &place.ticket, left, wait)?;
+        let deadline = request.deadline;
+        let JoinedWorker { job, request, left } = join_worker(dialer, request, wait)?;
+        let transport = UdpTransport::to(job.aggregator)?;
+        let worker = Worker::join(transport, job.aggregator, &request, &job.ticket, left, wait)?;
         Ok(GradientUpdates {
-            updates: UdpUpdates::start(worker, &asked, 0, last, request.deadline)?,
-            values: terms.values as usize,
-            connection: Mutex::new(place.connection),
-            server: dialer.address.clone(),
-            deadline: request.deadline,
+            worker: AsynchronousWorker::start(worker, &request, 0, last, deadline)?,
+            values: settings.values as usize,
+            connection: JobConnection::new(job.connection, &dialer.address, deadline),
         })
     }
 
-    /// The update that was taken last, or restarted from.
+    /// Last update taken, or restarted from.
     pub fn index(&self) -> u64 {
-        self.updates.index()
+        self.worker.index()
     }
 
-    /// What became of the gradients.
+    /// Counts of its gradients.
     pub fn contributions(&self) -> Contributions {
-        self.updates.contributions()
+        self.worker.contributions()
     }
 
-    /// Contributes a gradient of the weights of update `index`; `false` while the one before is on its way.
+    /// Contributes a gradient of the weights of update `index`; `false` while the worker is busy with the previous one.
     ///
     /// # Errors
-    /// [`Error::Config`] for a gradient of another length, or of an update to come.
+    /// [`Error::Config`] for a gradient of another length, or an index beyond the last update taken.
     pub fn offer(&self, gradient: &[f32], index: u64) -> Result<bool> {
         self.check_length(gradient.len())?;
         let newest = self.index();
@@ -66,44 +59,37 @@ impl GradientUpdates {
                 "a gradient of the weights of update {index}, but the last one taken is {newest}"
             )));
         }
-        Ok(self.updates.offer(gradient, index))
+        Ok(self.worker.offer(gradient, index))
     }
 
-    /// Copies the mean of the next update, if it is there, and returns that update's number.
+    /// Copies the mean of the next update and returns that update's number; `None` while it is not complete.
     ///
     /// # Errors
-    /// [`Error::Gradients`] once nothing goes on, [`Error::Config`] for room of another length.
+    /// [`Error::Gradients`] after a failure, [`Error::Config`] for a slice of another length.
     pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
         self.check_length(into.len())?;
-        Ok(self.updates.take(into)?)
+        Ok(self.worker.take(into)?)
     }
 
-    /// Waits until there is a mean to take, or room for a gradient where that is waited `for_room`; `false` where it did not come to that
-    /// before the job's deadline, or [`Wait::deadline`] where that is sooner.
+    /// Waits for a mean to take or, with `for_room`, for room for a gradient. `false` if neither came before the job's deadline, or
+    /// [`Wait::deadline`] if that is sooner.
     ///
     /// # Errors
-    /// [`Error::Gradients`] once nothing goes on; [`Error::Disconnected`] when the server has gone; [`Error::Interrupted`].
+    /// [`Error::Gradients`] after a failure; [`Error::Disconnected`] if the server is gone; [`Error::Interrupted`].
     pub fn wait(&self, for_room: bool, wait: &Wait<'_>) -> Result<bool> {
-        let mut until = Instant::now() + self.deadline;
-        until = wait.deadline.map_or(until, |deadline| deadline.min(until));
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if self
-                .updates
-                .wait(for_room, left.min(Wait::CHECK_EVERY), wait)?
-            {
-                return Ok(true);
-            }
-            self.check_server()?;
-            if left.is_zero() {
-                return Ok(false);
-            }
+        let worker = &self.worker;
+        let came = self
+            .connection
+            .watch(wait, |left, wait| worker.wait(for_room, left, wait))?;
+        if !came {
+            self.connection.check()?;
         }
+        Ok(came)
     }
 
-    /// Goes on from the weights of update `index`. A gradient under way is dropped.
+    /// Continues from the weights of update `index`. A gradient in progress is dropped.
     pub fn restart(&self, index: u64) {
-        self.updates.restart(index);
+        self.worker.restart(index);
     }
 
     fn check_length(&self, length: usize) -> Result<()> {
@@ -114,20 +100,5 @@ impl GradientUpdates {
             "{length} values, but the job's gradients have {}",
             self.values
         )))
-    }
-
-    fn check_server(&self) -> Result<()> {
-        let mut connection = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if connection.is_alive() {
-            return Ok(());
-        }
-        Err(Error::Disconnected {
-            address: self.server.to_string(),
-            reason: "it ended while gradients were summed; join again when the server is back"
-                .into(),
-        })
     }
 }

@@ -1,4 +1,4 @@
-//! A worker of a gradient job: its place is its connection's, gradients and sums are datagrams.
+//! A worker of a gradient job: its membership ends with its TCP connection; gradients and sums are datagrams.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,55 +8,52 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
-use gradients::plane::{DpdkConfig, End, PlaneWorker};
-use gradients::{Command, Failure, JoinJob, Sum, Ticket};
+use gradients::plane::DpdkConfig;
+use gradients::{self, AnyTransport, Control, JoinJob, Sum, Ticket, UdpTransport, Worker};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_wire::{GradientsJoined, ReplyBody, RequestBody};
 
 /// Longest deadline: the wire has 32 bits for its milliseconds.
-const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+const MAX_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
 
-/// A worker's place in a gradient job, from [`Client::join_gradients`](super::Client::join_gradients). Dropped, it leaves.
+/// A worker of a gradient job, from [`Client::join_gradients`](super::Client::join_gradients). Dropped, it leaves.
 ///
-/// No call takes longer than the job's deadline, or [`Wait::deadline`] where that is sooner.
+/// No call takes longer than the job's deadline, or until [`Wait::deadline`] if that is sooner.
 pub struct GradientWorker {
-    worker: PlaneWorker,
-    /// Its end is the worker's.
-    connection: Mutex<Connection>,
-    server: Address,
-    deadline: Duration,
+    worker: Worker<AnyTransport>,
+    connection: JobConnection,
 }
 
-/// A place at an aggregator, for as long as the connection is open.
-pub struct Place {
-    /// Its end is the worker's.
+/// Membership in a job, for as long as the connection is open.
+pub struct JoinedJob {
+    /// The connection.
     pub connection: Connection,
-    /// Where datagrams go.
+    /// UDP address of the aggregator.
     pub aggregator: SocketAddr,
-    /// What stands in them.
+    /// Session at the aggregator.
     pub ticket: Ticket,
 }
 
-/// Asks a server for a place in a job, for a worker; or, with `below`, for a server that has sums of so many.
+/// Joins a job on a server, as a worker, or as a rack with `below` workers.
 ///
 /// # Errors
 /// [`Error::Deadline`] at `until`; those of connecting, and the server's.
-pub fn take_place(
+pub fn join_job(
     dialer: &Dialer,
     request: &JoinJob,
     below: Option<u32>,
     until: Instant,
     wait: &Wait<'_>,
-) -> Result<Place> {
+) -> Result<JoinedJob> {
     if dialer.address.stack() != StackName::Kernel {
         return Err(Error::Config(format!(
-            "{} goes by F-Stack, gradients by the kernel's UDP: connect to an innet:// address of the server",
+            "{} is an address of F-Stack, but gradients need the kernel's UDP: connect to an innet:// address of the server",
             dialer.address
         )));
     }
     let mut connection = dialer.dial_until(Some(until), wait)?;
-    // The server, which knows who it waits for, gives up first.
+    // The server gives up earlier, as its error names the missing servers.
     let left = until.saturating_duration_since(Instant::now());
     let deadline_ms = deadline_ms(Some(Instant::now() + left * 3 / 4));
     let body = RequestBody::JoinGradients {
@@ -73,14 +70,14 @@ pub fn take_place(
     let ReplyBody::Gradients(GradientsJoined { address, ticket }) = reply else {
         return Err(unexpected(&reply));
     };
-    Ok(Place {
+    Ok(JoinedJob {
         connection,
         aggregator: reach(&dialer.address, address)?,
         ticket,
     })
 }
 
-/// Where an aggregator is that says it is at `at`: at the server's own address where that is all zeros.
+/// UDP address of the aggregator that the server gave as `at`. All zeros stand for the server's own address.
 fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     if !at.ip().is_unspecified() {
         return Ok(at);
@@ -99,7 +96,7 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     let mut found = (host.as_str(), at.port())
         .to_socket_addrs()
         .map_err(unknown)?;
-    // A socket of IPv6 takes both.
+    // An IPv6 socket receives IPv4, too.
     found
         .find(|found| at.is_ipv6() || found.is_ipv4())
         .ok_or_else(|| {
@@ -109,38 +106,113 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
         })
 }
 
-/// A place in a job, before datagrams go there.
-pub(super) struct Entry {
-    pub place: Place,
-    /// What was asked of the aggregator.
-    pub asked: JoinJob,
-    /// How long it may still take to begin.
+/// A worker that has joined a job, before its first datagram.
+pub(super) struct JoinedWorker {
+    pub job: JoinedJob,
+    /// Request as the server received it.
+    pub request: JoinJob,
+    /// Time left to validate its UDP address.
     pub left: Duration,
 }
 
-/// Takes a place in a job.
-pub(super) fn enter(dialer: &Dialer, request: &JoinJob, wait: &Wait<'_>) -> Result<Entry> {
-    if request.deadline.is_zero() || request.deadline > LONGEST {
+/// Joins a job as a worker.
+pub(super) fn join_worker(
+    dialer: &Dialer,
+    request: &JoinJob,
+    wait: &Wait<'_>,
+) -> Result<JoinedWorker> {
+    if request.deadline.is_zero() || request.deadline > MAX_DEADLINE {
         return Err(Error::Config(format!(
             "the deadline of a gradient job is more than 0 and at most {} days, got {:?}",
-            LONGEST.as_secs() / 86_400,
+            MAX_DEADLINE.as_secs() / 86_400,
             request.deadline
         )));
     }
     let until = sooner(wait, request.deadline);
-    let asked = JoinJob {
-        // The aggregator knows who is missing, and its answer has to be here in time.
+    let request = JoinJob {
+        // Shorter than the user's, so that the aggregator's error, which names the missing workers, arrives in time: see `job::deadline`.
         deadline: request.deadline * 3 / 4,
         ..request.clone()
     };
-    let place = take_place(dialer, &asked, None, until, wait)?;
+    let job = join_job(dialer, &request, None, until, wait)?;
     let left = until.saturating_duration_since(Instant::now());
-    Ok(Entry { place, asked, left })
+    Ok(JoinedWorker { job, request, left })
+}
+
+/// The TCP connection of a member.
+pub(super) struct JobConnection {
+    connection: Mutex<Connection>,
+    server: Address,
+    /// Longest time of a call.
+    deadline: Duration,
+}
+
+impl JobConnection {
+    pub(super) fn new(connection: Connection, server: &Address, deadline: Duration) -> Self {
+        JobConnection {
+            connection: Mutex::new(connection),
+            server: server.clone(),
+            deadline,
+        }
+    }
+
+    /// Runs `work`, which is given the time left, until the connection ends.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`] if the connection ended; those of `work`.
+    pub(super) fn watch<T>(
+        &self,
+        wait: &Wait<'_>,
+        work: impl FnOnce(Duration, &Wait<'_>) -> gradients::Result<T>,
+    ) -> Result<T> {
+        let left = sooner(wait, self.deadline).saturating_duration_since(Instant::now());
+        // Relaxed: set and read by this thread. It is atomic only because the closure has to be `Sync`.
+        let ended = AtomicBool::new(false);
+        let interrupted = || {
+            let alive = self.is_alive();
+            ended.store(!alive, Ordering::Relaxed);
+            !alive || (wait.interrupted)()
+        };
+        let watching = Wait {
+            deadline: wait.deadline,
+            interrupted: &interrupted,
+        };
+        match work(left, &watching) {
+            Err(gradients::Error::Interrupted) if ended.load(Ordering::Relaxed) => {
+                Err(self.disconnected())
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Disconnected`] if the connection has ended.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.is_alive() {
+            true => Ok(()),
+            false => Err(self.disconnected()),
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        let connection = self.connection.lock();
+        connection
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_alive()
+    }
+
+    fn disconnected(&self) -> Error {
+        Error::Disconnected {
+            address: self.server.to_string(),
+            reason: "it ended while gradients were summed; join again when the server is back"
+                .into(),
+        }
+    }
 }
 
 impl GradientWorker {
-    /// Takes part in a job, on the kernel's UDP or on the DPDK device of `station`. Returns when the aggregator has proved that its
-    /// datagrams arrive here.
+    /// Joins a job, on UDP or on the DPDK device of `dpdk`. Datagrams go to `via` instead of the aggregator if that is set. Returns once the
+    /// aggregator has validated the worker's UDP address.
     ///
     /// # Errors
     /// Those of [`Client::join_gradients`](super::Client::join_gradients).
@@ -148,22 +220,26 @@ impl GradientWorker {
         dialer: &Dialer,
         request: &JoinJob,
         via: Option<SocketAddr>,
-        station: Option<&DpdkConfig>,
+        dpdk: Option<&DpdkConfig>,
         wait: &Wait<'_>,
     ) -> Result<Self> {
-        let end = End::open(station)?;
-        let Entry { place, asked, left } = enter(dialer, request, wait)?;
-        let to = via.unwrap_or(place.aggregator);
-        let worker = end.work(to, &asked, &place.ticket, left, wait)?;
+        // The device first: if it fails, the job has not lost a member.
+        let device = dpdk.map(AnyTransport::dpdk).transpose()?;
+        let deadline = request.deadline;
+        let JoinedWorker { job, request, left } = join_worker(dialer, request, wait)?;
+        let to = via.unwrap_or(job.aggregator);
+        let transport = match device {
+            Some(device) => device,
+            None => AnyTransport::Udp(UdpTransport::to(to)?),
+        };
+        let worker = Worker::join(transport, to, &request, &job.ticket, left, wait)?;
         Ok(GradientWorker {
             worker,
-            connection: Mutex::new(place.connection),
-            server: dialer.address.clone(),
-            deadline: request.deadline,
+            connection: JobConnection::new(job.connection, &dialer.address, deadline),
         })
     }
 
-    /// The number of the round that comes next.
+    /// Number of the next round.
     pub fn next_round(&self) -> u64 {
         self.worker.next_round()
     }
@@ -172,74 +248,50 @@ impl GradientWorker {
     /// replaced and some are not.
     ///
     /// # Errors
-    /// [`Error::Gradients`], see [`Failure`]; [`Error::Disconnected`] when the server has gone; [`Error::Interrupted`].
+    /// [`Error::Gradients`], [`Error::Interrupted`], see [`gradients::Error`]; [`Error::Disconnected`] if the server is gone.
     pub fn sum(&mut self, values: &mut [f32], mean: bool, wait: &Wait<'_>) -> Result<Sum> {
-        self.watched(wait, |worker, left, wait| {
-            worker.sum(values, mean, left, wait)
-        })
+        let worker = &mut self.worker;
+        self.connection
+            .watch(wait, |left, wait| worker.sum(values, mean, left, wait))
     }
 
     /// Sends a control and waits for its answer.
     ///
     /// # Errors
     /// Those of [`GradientWorker::sum`].
-    pub fn call(&mut self, command: Command, wait: &Wait<'_>) -> Result<()> {
-        self.watched(wait, |worker, left, wait| worker.call(command, left, wait))
+    pub fn call(&mut self, control: Control, wait: &Wait<'_>) -> Result<()> {
+        let worker = &mut self.worker;
+        self.connection
+            .watch(wait, |left, wait| worker.call(control, left, wait))
     }
 
-    /// Leaves the job, and returns when the server knows.
+    /// Leaves the job, and returns when the server has closed the connection.
     ///
     /// # Errors
-    /// [`Error::Deadline`], [`Error::Interrupted`]: the server then knows soon.
+    /// [`Error::Deadline`], [`Error::Interrupted`]: the server closes it soon.
     pub fn leave(self, wait: &Wait<'_>) -> Result<()> {
-        let mut connection = self
-            .connection
+        let JobConnection {
+            connection,
+            server,
+            deadline,
+        } = self.connection;
+        let mut connection = connection
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
         let late = || Error::Deadline {
-            waited_for: format!("{} did not end the connection", self.server),
+            waited_for: format!("{server} did not end the connection"),
         };
-        let until = sooner(wait, self.deadline);
+        let until = sooner(wait, deadline);
         let left = connection.run(wait, Some(until), late, |link| link.finish());
         match left {
             Err(error @ (Error::Deadline { .. } | Error::Interrupted)) => Err(error),
-            // A connection that broke has ended.
+            // A broken connection has ended, too.
             _ => Ok(()),
-        }
-    }
-
-    /// Does `work`, for as long as the server is there.
-    fn watched<T>(
-        &mut self,
-        wait: &Wait<'_>,
-        work: impl FnOnce(&mut PlaneWorker, Duration, &Wait<'_>) -> std::result::Result<T, Failure>,
-    ) -> Result<T> {
-        let left = sooner(wait, self.deadline).saturating_duration_since(Instant::now());
-        let connection = &self.connection;
-        // Written and read by this thread: the closure has to be shareable, and is not shared.
-        let gone = AtomicBool::new(false);
-        let interrupted = || {
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let ended = !connection.is_alive();
-            gone.store(ended, Ordering::Relaxed);
-            ended || (wait.interrupted)()
-        };
-        let watching = Wait {
-            deadline: wait.deadline,
-            interrupted: &interrupted,
-        };
-        match work(&mut self.worker, left, &watching) {
-            Err(Failure::Interrupted) if gone.load(Ordering::Relaxed) => Err(Error::Disconnected {
-                address: self.server.to_string(),
-                reason: "it ended while gradients were summed; join again when the server is back"
-                    .into(),
-            }),
-            done => Ok(done?),
         }
     }
 }
 
-/// The end of `wait`, or that of `longest` from now where that is sooner.
+/// The deadline of `wait`, or `longest` from now if that is sooner.
 fn sooner(wait: &Wait<'_>, longest: Duration) -> Instant {
     let until = Instant::now() + longest;
     wait.deadline.map_or(until, |deadline| deadline.min(until))

@@ -159,8 +159,8 @@ impl Client {
         &self.dialer.address
     }
 
-    /// Takes part in a gradient job, over a connection of its own: see [`GradientWorker`]. Nothing of it takes longer than the job's
-    /// deadline, or [`Wait::deadline`] where that is sooner.
+    /// Joins a gradient job, over a connection of its own: see [`GradientWorker`]. Fails at the job's deadline, or at [`Wait::deadline`] if that
+    /// is sooner.
     ///
     /// # Errors
     /// Those of connecting; [`Error::Config`] for a request that differs from those of the other workers, or a server that sums no
@@ -169,7 +169,7 @@ impl Client {
         GradientWorker::join(&self.dialer, request, None, None, wait)
     }
 
-    /// [`Client::join_gradients`] where datagrams go to `via`, which passes them on: a relay, or an address that is translated.
+    /// [`Client::join_gradients`] with datagrams sent to `via`: a relay, or an address before translation (NAT).
     ///
     /// # Errors
     /// The same.
@@ -182,20 +182,20 @@ impl Client {
         GradientWorker::join(&self.dialer, request, Some(via), None, wait)
     }
 
-    /// [`Client::join_gradients`] with datagrams on the DPDK device of `station`; the connection is the kernel's.
+    /// [`Client::join_gradients`] with datagrams on a DPDK device; the connection uses the kernel's TCP.
     ///
     /// # Errors
     /// Those of [`Client::join_gradients`]; [`Error::Config`] for a device that cannot be used, or a program that was built without DPDK.
     pub fn join_gradients_on(
         &self,
         request: &JoinJob,
-        station: &DpdkConfig,
+        dpdk: &DpdkConfig,
         wait: &Wait<'_>,
     ) -> Result<GradientWorker> {
-        GradientWorker::join(&self.dialer, request, None, Some(station), wait)
+        GradientWorker::join(&self.dialer, request, None, Some(dpdk), wait)
     }
 
-    /// The same for a job whose workers do not wait for each other: see [`GradientUpdates`]. It contributes to updates up to `last`.
+    /// Joins an asynchronous gradient job, and contributes to updates up to `last`: see [`GradientUpdates`].
     ///
     /// # Errors
     /// Those of [`Client::join_gradients`].

@@ -1,34 +1,34 @@
-//! The part of the configuration that is about sums of gradients.
+//! Configuration of sums of gradients.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::ServerConfig;
 use crate::stack::{Address, StackName};
-use gradients::Limits;
+use gradients::AggregatorLimits;
 use gradients::plane::DpdkConfig;
 use replay_core::error::{Error, Result};
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// Threads that one server may sum with.
+/// Most threads of aggregators.
 const MAX_THREADS: usize = 64;
-/// Segments of a job that may be under way, at most: a gigabyte of them.
+/// Most segments in flight of a job: a gigabyte.
 const MAX_WINDOW: u32 = 1 << 18;
 
 impl ServerConfig {
-    /// What each aggregator of this server may take.
-    pub fn gradient_limits(&self) -> Limits {
-        Limits {
+    /// Limits of each aggregator.
+    pub fn gradient_limits(&self) -> AggregatorLimits {
+        AggregatorLimits {
             jobs: self.gradients_jobs,
             window: self.gradients_window,
-            // Its workers' connections tell when a job is over.
+            // Jobs end with their workers' connections.
             idle: NEVER,
             job_bytes: self.gradients_job_bytes,
         }
     }
 
-    /// The station on DPDK's devices, where there are some.
-    pub fn gradient_station(&self) -> Option<DpdkConfig> {
+    /// The DPDK devices, if there are any.
+    pub fn gradient_dpdk(&self) -> Option<DpdkConfig> {
         let Some(SocketAddr::V4(address)) = self.gradients else {
             return None;
         };
@@ -110,8 +110,7 @@ impl ServerConfig {
                 Ok(())
             }
             _ => refuse(format!(
-                "gradients is {address}, and DPDK's devices have no address of their own: give an IPv4 address that is free in their network, \
-                 and a port"
+                "gradients is {address}, and a DPDK device has no address of its own: give an IPv4 address that is free in its network, and a port"
             )),
         }
     }
@@ -178,16 +177,16 @@ mod tests {
     #[test]
     fn devices_of_dpdk_take_the_address_of_gradients() {
         let text = "gradients = \"10.0.0.2:7711\"\ntrusted_network = true\n";
-        assert_eq!(check(text).unwrap().gradient_station(), None);
-        let station = check(&format!(
+        assert_eq!(check(text).unwrap().gradient_dpdk(), None);
+        let dpdk = check(&format!(
             "{text}gradients_devices = [\"net_af_packet0,iface=eth0\"]\ngradients_eal = \"--no-huge  -m 512\"\n\
              gradients_threads = 2\ngradients_cores = [2, 3]\ngradients_idle_sleep_us = 20"
         ));
-        let station = station.unwrap().gradient_station().unwrap();
-        assert_eq!(station.devices, ["net_af_packet0,iface=eth0"]);
-        assert_eq!(station.eal, ["--no-huge", "-m", "512"]);
-        assert_eq!((station.threads, station.cores), (2, vec![2, 3]));
-        assert_eq!(station.idle_sleep, Duration::from_micros(20));
+        let dpdk = dpdk.unwrap().gradient_dpdk().unwrap();
+        assert_eq!(dpdk.devices, ["net_af_packet0,iface=eth0"]);
+        assert_eq!(dpdk.eal, ["--no-huge", "-m", "512"]);
+        assert_eq!((dpdk.threads, dpdk.cores), (2, vec![2, 3]));
+        assert_eq!(dpdk.idle_sleep, Duration::from_micros(20));
     }
 
     #[test]

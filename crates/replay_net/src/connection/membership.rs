@@ -1,4 +1,4 @@
-//! The place in a gradient job that belongs to a connection, and ends with it.
+//! Membership of a connection in a gradient job, which ends with the connection.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -10,38 +10,38 @@ use crate::service::{Outcome, Service};
 use replay_core::error::{Error, Result};
 use replay_wire::{ReplyBody, RequestBody};
 
-/// The requests of one connection, and the place that one of them may have taken.
+/// Requests of one connection, and the gradient job that it may have joined.
 pub struct Membership<'a> {
     service: &'a Service,
     phase: watch::Receiver<Phase>,
-    /// The aggregator, and the session there.
-    place: Cell<Option<(SocketAddr, u32)>>,
+    /// Address of the aggregator, and session there.
+    session: Cell<Option<(SocketAddr, u32)>>,
 }
 
 impl<'a> Membership<'a> {
-    /// Of a connection that has none yet.
+    /// A connection that has not joined a job.
     pub fn new(service: &'a Service, phase: watch::Receiver<Phase>) -> Self {
         Membership {
             service,
             phase,
-            place: Cell::new(None),
+            session: Cell::new(None),
         }
     }
 
     /// [`Service::attempt`] for this connection.
     ///
     /// # Errors
-    /// Any: the request's answer is then that error.
+    /// Any. The error is the request's answer.
     pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Outcome> {
-        if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.place.get()) {
+        if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.session.get()) {
             return Err(Error::Protocol(
-                "this connection has a place in a gradient job: join over one connection for each worker".to_owned(),
+                "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
         }
         let outcome = self.service.attempt(request, last)?;
         if let Outcome::Ready(ReplyBody::Gradients(joined)) = &outcome {
-            let place = (joined.address, joined.ticket.session);
-            self.place.set(Some(place));
+            let session = (joined.address, joined.ticket.session);
+            self.session.set(Some(session));
         }
         Ok(outcome)
     }
@@ -49,10 +49,10 @@ impl<'a> Membership<'a> {
 
 impl Drop for Membership<'_> {
     fn drop(&mut self) {
-        let Some((at, session)) = self.place.get() else {
+        let Some((at, session)) = self.session.get() else {
             return;
         };
-        // A server that ends lets go of everybody: no worker is to blame, and each sees its own connection end.
+        // When the server ends, all connections end: no worker is reported as missing.
         if *self.phase.borrow() == Phase::Serving {
             self.service.leave_gradients(at, session);
         }

@@ -12,13 +12,13 @@ use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
 use super::{Accepted, Server};
-use crate::aggregators::{Aggregators, Parent};
+use crate::aggregators::{Aggregators, ParentServer};
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
 use crate::config::ServerConfig;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
-use gradients::plane::Plane;
+use gradients::plane::{dpdk_aggregators, udp_aggregators};
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 
@@ -113,7 +113,7 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
                 tls_ca: config.parent_tls_ca.clone(),
                 ..ConnectOptions::default()
             };
-            Some(Parent {
+            Some(ParentServer {
                 dialer: Dialer::new(parent.clone(), options)?,
                 rack: config.rack,
                 racks: config.racks,
@@ -121,9 +121,9 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
         }
     };
     let limits = config.gradient_limits();
-    let aggregators = match config.gradient_station() {
-        None => Plane::on_kernel(address, config.gradients_threads, limits)?,
-        Some(station) => Plane::on_dpdk(&station, limits)?,
+    let aggregators = match config.gradient_dpdk() {
+        None => udp_aggregators(address, config.gradients_threads, limits)?,
+        Some(dpdk) => dpdk_aggregators(&dpdk, limits)?,
     };
     Ok(Aggregators::new(aggregators, limits, parent))
 }

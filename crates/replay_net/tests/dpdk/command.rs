@@ -1,4 +1,4 @@
-//! `innet-replay serve --gradients-devices`, and workers that join over its TCP: on the kernel's UDP over a veth pair, and on memif.
+//! `innet-replay serve --gradients-devices`, and workers that join over TCP: on UDP over a veth pair, and on memif.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::setup::*;
 /// The command, until it is dropped.
 struct Serving {
     child: Child,
-    /// The line of standard output; empty when it ended before.
+    /// Line on standard output; empty if the command ended before.
     ready: String,
 }
 
@@ -34,7 +34,7 @@ impl Serving {
         Serving { child, ready }
     }
 
-    /// Where it listens.
+    /// Its TCP address.
     fn address(&self) -> String {
         let mut words = self.ready.split_whitespace();
         let found = words.find(|word| word.starts_with("innet://"));
@@ -43,7 +43,7 @@ impl Serving {
             .to_owned()
     }
 
-    /// What it said, once it has ended.
+    /// Standard error, once the command has ended.
     fn log(&mut self) -> String {
         let mut log = String::new();
         let errors = self.child.stderr.take().unwrap();
@@ -59,8 +59,8 @@ impl Drop for Serving {
     }
 }
 
-/// Two workers sum through the server, on the kernel's UDP or each on a device.
-fn sum_through(serving: &Serving, stations: [Option<&DpdkConfig>; 2]) {
+/// Two workers sum at the server, each on UDP or on a device.
+fn sum_through(serving: &Serving, devices: [Option<&DpdkConfig>; 2]) {
     let client = connect(
         &serving.address().parse().unwrap(),
         ConnectOptions::default(),
@@ -68,12 +68,12 @@ fn sum_through(serving: &Serving, stations: [Option<&DpdkConfig>; 2]) {
     .unwrap();
     let (client, wait) = (&client, &Wait::forever());
     std::thread::scope(|scope| {
-        for (number, station) in (0u16..).zip(stations) {
+        for (number, dpdk) in (0u16..).zip(devices) {
             scope.spawn(move || {
                 let request = request("job", number, 2);
-                let worker = match station {
+                let worker = match dpdk {
                     None => client.join_gradients(&request, wait),
-                    Some(station) => client.join_gradients_on(&request, station, wait),
+                    Some(dpdk) => client.join_gradients_on(&request, dpdk, wait),
                 };
                 let mut worker = worker.unwrap();
                 for _ in 0..3 {
@@ -132,17 +132,17 @@ fn the_command_sums_on_memifs() {
         "--gradients-devices",
         &device("server", 1),
     ]);
-    let stations = [0, 1].map(|number| {
-        station(
+    let configs = [0, 1].map(|number| {
+        config(
             &format!("10.8.0.{}", 2 + number),
             &[device("client", number)],
         )
     });
-    sum_through(&serving, [Some(&stations[0]), Some(&stations[1])]);
+    sum_through(&serving, [Some(&configs[0]), Some(&configs[1])]);
 }
 
 #[test]
-fn a_device_that_is_not_there_ends_the_command_with_the_reason() {
+fn a_missing_device_ends_the_command_with_the_reason() {
     let mut serving = Serving::start(&[
         "--gradients=10.9.0.2:7711",
         "--gradients-devices=net_af_packet0,iface=nowhere",

@@ -1,21 +1,21 @@
-//! Who may take part: the token, TLS, and the proof that a worker is where it says.
+//! Access control: token, TLS, and path validation.
 
 use std::net::UdpSocket;
 use std::time::Instant;
 
 use gradients::JoinJob;
-use gradients::packet::{Ack, Header, Kind, Status};
+use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
 use replay_core::ErrorCode;
 use replay_core::replay::Wait;
 use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
-use replay_net::client::gradients::{Place, take_place};
+use replay_net::client::gradients::{JoinedJob, join_job};
 use replay_net::client::{Client, GradientWorker, connect};
 use replay_net::stack::Address;
 
 use crate::support::{LONG, Serving, request, requests, sum_rounds};
 
-/// Files of a certificate for this machine, its key, and a token.
+/// Files with a certificate for this machine, its key, and a token.
 struct Secrets {
     _folder: tempfile::TempDir,
     certificate: String,
@@ -42,7 +42,7 @@ impl Secrets {
         }
     }
 
-    /// A server that listens everywhere, and its address here, where the aggregator is looked for, too.
+    /// A server that listens on all interfaces, and its address on loopback, where clients also look for the aggregator.
     fn serve(&self) -> (Serving, Address) {
         let serving = Serving::with(&[
             "--listen=0.0.0.0:0",
@@ -75,7 +75,7 @@ impl Secrets {
 }
 
 #[test]
-fn only_who_knows_the_token_and_the_certificate_joins() {
+fn joining_needs_the_token_and_the_certificate() {
     let secrets = Secrets::new();
     let (_serving, address) = secrets.serve();
     let mut workers: Vec<_> = requests(2)
@@ -123,7 +123,7 @@ fn a_server_joins_its_parent_with_its_own_token() {
 }
 
 #[test]
-fn an_aggregator_that_others_reach_needs_a_token_and_tls_or_trust() {
+fn an_aggregator_on_the_network_needs_a_token_and_tls_or_trust() {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay"))
         .args(["serve", "--listen=127.0.0.1:0", "--gradients=0.0.0.0:0"])
         .env_remove("INNET_TOKEN")
@@ -137,93 +137,104 @@ fn an_aggregator_that_others_reach_needs_a_token_and_tls_or_trust() {
     );
 }
 
-/// A worker of a job of its own, without what makes datagrams of it.
-fn place(serving: &Serving) -> Place {
+/// Joins a job as its only worker, without sending datagrams.
+fn join(serving: &Serving) -> JoinedJob {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
-    take_place(&dialer, &request(0, 1), None, until, &Wait::forever()).unwrap()
+    join_job(&dialer, &request(0, 1), None, until, &Wait::forever()).unwrap()
 }
 
-/// An address of this machine that sends datagrams of a place.
-struct Source<'a>(UdpSocket, &'a Place);
+/// A UDP socket that sends datagrams of a session.
+struct Source<'a>(UdpSocket, &'a JoinedJob);
 
 impl<'a> Source<'a> {
-    fn new(place: &'a Place) -> Self {
+    fn new(joined: &'a JoinedJob) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_read_timeout(Some(LONG)).unwrap();
-        Source(socket, place)
+        Source(socket, joined)
     }
 
-    fn send(&self, kind: Kind, body: &[u8]) {
-        let Source(socket, place) = self;
-        let header = Header::new(kind, place.ticket.session, place.ticket.round, 0);
+    fn send(&self, kind: PacketKind, body: &[u8]) {
+        let Source(socket, joined) = self;
+        let header = PacketHeader::new(kind, joined.ticket.session, joined.ticket.round, 0);
         let datagram = [&header.encode()[..], body].concat();
-        socket.send_to(&datagram, place.aggregator).unwrap();
+        socket.send_to(&datagram, joined.aggregator).unwrap();
     }
 
-    fn prove(&self, cookie: &[u8]) -> (Kind, Vec<u8>) {
-        self.send(Kind::Join, &[self.1.ticket.key.as_slice(), cookie].concat());
+    fn validate_path(&self, cookie: &[u8]) -> (PacketKind, Vec<u8>) {
+        self.send(
+            PacketKind::Join,
+            &[self.1.ticket.key.as_slice(), cookie].concat(),
+        );
         self.receive()
     }
 
-    /// The next datagram: those of one socket arrive in their order here.
-    fn receive(&self) -> (Kind, Vec<u8>) {
+    /// The next datagram. On loopback datagrams of one socket arrive in order.
+    fn receive(&self) -> (PacketKind, Vec<u8>) {
         let mut bytes = [0; 2000];
         let (length, from) = self.0.recv_from(&mut bytes).unwrap();
         assert_eq!(from, self.1.aggregator);
-        let (header, body) = Header::decode(&bytes[..length]).unwrap();
+        let (header, body) = PacketHeader::decode(&bytes[..length]).unwrap();
         (header.kind, body.to_vec())
     }
 }
 
 #[test]
-fn nothing_is_sent_to_an_address_before_it_has_returned_what_was_sent_there() {
+fn no_sum_is_sent_to_an_address_before_path_validation() {
     let serving = Serving::start(&[]);
-    let place = place(&serving);
-    let worker = Source::new(&place);
-    // A contribution that would complete a sum, from where nobody has shown to be.
-    worker.send(Kind::Float, &1f32.to_le_bytes());
-    // What comes first is therefore the cookie, and not the sum.
-    let (kind, cookie) = worker.prove(&[0; 8]);
-    assert_eq!((kind, cookie.len()), (Kind::Join, 8));
-    // Somebody elsewhere who knows session and key, but has not seen what was sent there, is not believed.
-    let elsewhere = Source::new(&place);
-    let (kind, other) = elsewhere.prove(&cookie);
-    assert_eq!(kind, Kind::Join);
+    let joined = join(&serving);
+    let worker = Source::new(&joined);
+    // A contribution that would complete a sum, from an address that is not validated.
+    worker.send(PacketKind::Float, &1f32.to_le_bytes());
+    // The first answer is the cookie, so the sum was not sent.
+    let (kind, cookie) = worker.validate_path(&[0; 8]);
+    assert_eq!((kind, cookie.len()), (PacketKind::Join, 8));
+    // A host with session and key at another address has to return another cookie.
+    let elsewhere = Source::new(&joined);
+    let (kind, other) = elsewhere.validate_path(&cookie);
+    assert_eq!(kind, PacketKind::Join);
     assert_ne!(other, cookie);
-    let (kind, first) = worker.prove(&[0; 8]);
-    assert_eq!(kind, Kind::Join);
-    let (kind, answer) = worker.prove(&first);
-    assert_eq!(kind, Kind::Ack);
+    let (kind, first) = worker.validate_path(&[0; 8]);
+    assert_eq!(kind, PacketKind::Join);
+    let (kind, answer) = worker.validate_path(&first);
+    assert_eq!(kind, PacketKind::Ack);
     assert_eq!(Ack::decode(&answer).unwrap().status, Status::Done);
-    worker.send(Kind::Float, &1f32.to_le_bytes());
+    worker.send(PacketKind::Float, &1f32.to_le_bytes());
     let (kind, sum) = worker.receive();
-    assert_eq!((kind, sum), (Kind::Float, 1f32.to_le_bytes().to_vec()));
+    assert_eq!(
+        (kind, sum),
+        (PacketKind::Float, 1f32.to_le_bytes().to_vec())
+    );
     assert_eq!(serving.stats()["strangers"], 1);
 }
 
 #[test]
-fn strangers_dead_sessions_and_wrong_keys_are_dropped_and_counted() {
+fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     let serving = Serving::start(&[]);
-    let place = place(&serving);
-    let worker = Source::new(&place);
-    let (_, cookie) = worker.prove(&[0; 8]);
-    assert_eq!(worker.prove(&cookie).0, Kind::Ack);
-    // From elsewhere; with a key that is not its own; with none of this protocol's versions.
-    let elsewhere = Source::new(&place);
-    elsewhere.send(Kind::Float, &9f32.to_le_bytes());
-    worker.send(Kind::Reset, &[0; 16]);
+    let joined = join(&serving);
+    let worker = Source::new(&joined);
+    let (_, cookie) = worker.validate_path(&[0; 8]);
+    assert_eq!(worker.validate_path(&cookie).0, PacketKind::Ack);
+    // From another address; with a wrong key; of another protocol.
+    let elsewhere = Source::new(&joined);
+    elsewhere.send(PacketKind::Float, &9f32.to_le_bytes());
+    worker.send(PacketKind::Reset, &[0; 16]);
     elsewhere
         .0
-        .send_to(b"what is this?", place.aggregator)
+        .send_to(b"what is this?", joined.aggregator)
         .unwrap();
     serving.until(|stats| stats["strangers"] == 2 && stats["malformed"] == 1);
     assert_eq!(serving.stats()["counted"], 0);
     let own = worker.0.try_clone().unwrap();
-    drop(place.connection);
+    drop(joined.connection);
     serving.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
-    let header = Header::new(Kind::Float, place.ticket.session, place.ticket.round, 0);
+    let header = PacketHeader::new(
+        PacketKind::Float,
+        joined.ticket.session,
+        joined.ticket.round,
+        0,
+    );
     let late = [&header.encode()[..], &[0; 4]].concat();
-    own.send_to(&late, place.aggregator).unwrap();
+    own.send_to(&late, joined.aggregator).unwrap();
     serving.until(|stats| stats["strangers"] == 3);
 }

@@ -1,9 +1,9 @@
-//! Nobody waits longer than the deadline, whatever is killed, and errors say who is missing.
+//! No call waits longer than its deadline, whichever process is killed, and errors name the missing workers.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradients::{Command, Failure, JoinJob};
+use gradients::{self, Control, JoinJob};
 use replay_core::replay::Wait;
 use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
@@ -17,7 +17,7 @@ fn soon(request: JoinJob) -> JoinJob {
     }
 }
 
-/// The error of a sum that `meanwhile` lets fail, and that has begun at the aggregator.
+/// Error of a sum during which `meanwhile` runs, once the aggregator has counted a contribution.
 fn failing(
     serving: &Serving,
     worker: &mut GradientWorker,
@@ -33,16 +33,16 @@ fn failing(
 }
 
 #[test]
-fn a_worker_whose_connection_ends_in_the_middle_is_named_at_once() {
+fn a_worker_whose_connection_ends_in_a_round_is_named_at_once() {
     let serving = Serving::start(&[]);
     let mut workers = serving.join_all(requests(2));
     sum_rounds(&mut workers, 1, 1000);
     let gone = workers.pop().unwrap();
     let error = failing(&serving, &mut workers[0], move || drop(gone));
-    let Some(Failure::Missing {
+    let Some(gradients::Error::Missing {
         workers: missing,
         reason,
-    }) = Failure::of(&error)
+    }) = gradients::Error::of(&error)
     else {
         panic!("{error}");
     };
@@ -51,16 +51,16 @@ fn a_worker_whose_connection_ends_in_the_middle_is_named_at_once() {
         reason.contains("worker 1 (host-1) left in the middle of round 2"),
         "{reason}"
     );
-    // It comes back, and both go on.
+    // It joins again, and both continue.
     workers.push(serving.join(&request(1, 2)).unwrap());
     for worker in &mut workers {
-        worker.call(Command::Reset, &Wait::forever()).unwrap();
+        worker.call(Control::Reset, &Wait::forever()).unwrap();
     }
     sum_rounds(&mut workers, 2, 1000);
 }
 
 #[test]
-fn a_worker_that_does_not_come_is_named_at_the_deadline_with_what_to_do() {
+fn a_missing_worker_is_named_at_the_deadline_with_advice() {
     let serving = Serving::start(&[]);
     let mut workers = serving.join_all(requests(3).map(soon).take(2));
     let error = workers[0]
@@ -75,12 +75,12 @@ fn a_worker_that_does_not_come_is_named_at_the_deadline_with_what_to_do() {
         assert!(said.contains(part), "{said}");
     }
     assert!(
-        matches!(Failure::of(&error), Some(Failure::Missing { workers, .. }) if *workers == [1, 2])
+        matches!(gradients::Error::of(&error), Some(gradients::Error::Missing { workers, .. }) if *workers == [1, 2])
     );
 }
 
 #[test]
-fn a_shorter_deadline_of_one_call_names_them_too() {
+fn a_shorter_deadline_of_one_call_names_missing_workers_too() {
     let serving = Serving::start(&[]);
     let mut worker = serving.join(&request(0, 2)).unwrap();
     let wait = Wait::until(Some(Instant::now() + Duration::from_millis(500)));
@@ -103,33 +103,36 @@ fn a_server_that_is_killed_ends_every_call() {
     assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
     assert!(error.to_string().contains("join again"), "{error}");
     let error = workers[1]
-        .call(Command::Reset, &Wait::forever())
+        .call(Control::Reset, &Wait::forever())
         .unwrap_err();
     assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
     assert_eq!(serving.connect().err().unwrap().code(), ErrorCode::Connect);
 }
 
 #[test]
-fn a_server_that_stands_still_is_an_error_at_the_deadline() {
+fn a_stopped_server_is_an_error_at_the_deadline() {
     let serving = Serving::start(&[]);
     let mut workers = serving.join_all(requests(2).map(soon));
     let client = serving.client();
     let begun = Instant::now();
     let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGSTOP));
-    // Whether it had been heard in this round decides which.
+    // Which one depends on whether the aggregator had answered in this round.
     let either = matches!(
-        Failure::of(&error),
-        Some(Failure::Missing { .. } | Failure::Silent { .. })
+        gradients::Error::of(&error),
+        Some(gradients::Error::Missing { .. } | gradients::Error::Silent { .. })
     );
     assert!(either, "{error}");
     let error = workers[1]
         .sum(&mut [1.0], false, &Wait::forever())
         .unwrap_err();
     assert!(
-        matches!(Failure::of(&error), Some(Failure::Silent { .. })),
+        matches!(
+            gradients::Error::of(&error),
+            Some(gradients::Error::Silent { .. })
+        ),
         "{error}"
     );
-    // To join takes no longer either.
+    // Joining ends at the deadline, too.
     let error = client
         .join_gradients(&soon(request(0, 1)), &Wait::forever())
         .err()
@@ -142,7 +145,7 @@ fn a_server_that_stands_still_is_an_error_at_the_deadline() {
 }
 
 #[test]
-fn a_server_that_ends_blames_no_worker() {
+fn the_end_of_a_server_is_not_blamed_on_a_worker() {
     let serving = Serving::start(&[]);
     let mut workers = serving.join_all(requests(2));
     let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGTERM));
@@ -153,19 +156,23 @@ fn a_server_that_ends_blames_no_worker() {
 fn one_connection_is_for_one_worker() {
     use replay_net::client::ConnectOptions;
     use replay_net::client::connection::Dialer;
-    use replay_net::client::gradients::take_place;
+    use replay_net::client::gradients::join_job;
     use replay_wire::RequestBody;
 
     let serving = Serving::start(&[]);
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
     let wait = Wait::until(Some(until));
-    let mut place = take_place(&dialer, &request(0, 2), None, until, &wait).unwrap();
+    let mut joined = join_job(&dialer, &request(0, 2), None, until, &wait).unwrap();
     let second = RequestBody::JoinGradients {
         job: request(1, 2),
         below: None,
     };
-    let error = place.connection.call(&dialer, &wait, second).err().unwrap();
+    let error = joined
+        .connection
+        .call(&dialer, &wait, second)
+        .err()
+        .unwrap();
     assert!(
         error.to_string().contains("one connection for each worker"),
         "{error}"

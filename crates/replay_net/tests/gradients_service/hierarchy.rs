@@ -1,9 +1,9 @@
-//! Servers with a parent: two levels give what one gives.
+//! Servers with a parent: two levels give the sums of one.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradients::{Arithmetic, Command, Failure, JoinJob};
+use gradients::{self, Arithmetic, Control, JoinJob};
 use replay_core::replay::Wait;
 use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
@@ -31,7 +31,7 @@ fn in_rack(rack: u16, worker: u16) -> JoinJob {
     }
 }
 
-/// The workers of all racks.
+/// Joins the workers of all racks.
 fn join_all(racks: &[Serving], change: impl Fn(JoinJob) -> JoinJob) -> Vec<GradientWorker> {
     let each = racks.iter().enumerate().flat_map(|(rack, serving)| {
         let change = &change;
@@ -51,7 +51,7 @@ fn two_levels_sum_as_one() {
     assert_eq!(stats["counted"], 2 * stats["sums"].as_u64().unwrap());
     assert_eq!(stats["jobs"]["job"]["workers"], RACKS);
     drop(workers);
-    // The racks go with their last worker.
+    // A rack leaves with its last worker.
     parent.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
 }
 
@@ -89,18 +89,18 @@ fn in_fixed_point_two_levels_have_the_bits_of_one() {
 }
 
 #[test]
-fn racks_that_do_not_agree_are_refused_where_a_worker_joins() {
+fn racks_with_different_settings_are_refused_when_a_worker_joins() {
     let parent = Serving::start(&[]);
     let racks = [below(&parent, 0), below(&parent, 1)];
     let _first = racks[0].join(&in_rack(0, 0)).unwrap();
     let refused = |request: JoinJob| racks[1].join(&request).err().unwrap().to_string();
-    // Another idea of all.
+    // A different number of workers.
     let said = refused(JoinJob {
         world: 7,
         ..in_rack(1, 0)
     });
     assert!(said.contains("world: 7, not 4"), "{said}");
-    // The same one, and workers that do not come to it.
+    // The same number, to which the workers do not add up.
     let said = refused(JoinJob {
         workers: 3,
         ..in_rack(1, 0)
@@ -117,7 +117,7 @@ fn three_levels_sum_as_one() {
     let top = Serving::start(&[]);
     let [middle, single] = [below(&top, 0), below(&top, 1)];
     let leaves = [below(&middle, 0), below(&middle, 1)];
-    // Of the racks below the middle one, the second has to come before the first one's worker is let in.
+    // Below the middle server a worker of one rack is admitted when the other rack has asked, too.
     let join = |world| {
         let joining = |serving: &Serving| {
             serving.join(&JoinJob {
@@ -149,7 +149,7 @@ fn three_levels_sum_as_one() {
     sum_rounds(&mut workers, 3, 3000);
     assert_eq!(top.stats()["jobs"]["job"]["workers"], RACKS);
     drop(workers);
-    // All of a job's workers below the middle one: it does not go on.
+    // All workers are below the middle server, so the job does not join the top one.
     top.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
     let two = |serving: &Serving| {
         let request = JoinJob {
@@ -168,7 +168,7 @@ fn three_levels_sum_as_one() {
 }
 
 #[test]
-fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
+fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_continues() {
     let parent = Serving::start(&[]);
     let racks = [below(&parent, 0), below(&parent, 1)];
     let mut workers = join_all(&racks, |request| JoinJob {
@@ -179,20 +179,21 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_goes_on() {
     let mut vectors = whole_numbers(ALL.into(), 2000, 5);
     for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
         let error = failed.unwrap_err();
-        let Some(Failure::Missing { workers, reason }) = Failure::of(&error) else {
+        let Some(gradients::Error::Missing { workers, reason }) = gradients::Error::of(&error)
+        else {
             panic!("{error}");
         };
         assert_eq!(*workers, [1]);
         assert!(reason.contains("worker 1 (host-1-1)"), "{reason}");
     }
     for worker in &mut workers {
-        worker.call(Command::Reset, &Wait::forever()).unwrap();
+        worker.call(Control::Reset, &Wait::forever()).unwrap();
     }
     sum_rounds(&mut workers, 2, 2000);
 }
 
 #[test]
-fn a_parent_that_goes_is_named_at_once_and_joining_again_goes_on() {
+fn a_lost_parent_is_named_at_once_and_joining_again_continues() {
     let mut parent = Serving::start(&[]);
     let port = parent.address.clone();
     let racks = [below(&parent, 0), below(&parent, 1)];
@@ -208,10 +209,10 @@ fn a_parent_that_goes_is_named_at_once_and_joining_again_goes_on() {
         "{said}"
     );
     let error = workers[0]
-        .call(Command::Reset, &Wait::forever())
+        .call(Control::Reset, &Wait::forever())
         .unwrap_err();
     assert!(error.to_string().contains("join it again"), "{error}");
-    // Before it is back, it is named too.
+    // While it is away, joining names it, too.
     drop(workers);
     let error = racks[0].join(&in_rack(0, 0)).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Gradients, "{error}");
@@ -227,7 +228,7 @@ fn a_parent_that_goes_is_named_at_once_and_joining_again_goes_on() {
 }
 
 #[test]
-fn a_rack_that_is_killed_ends_sums_in_all_racks_and_comes_back() {
+fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
     let parent = Serving::start(&[]);
     let mut racks = [below(&parent, 0), below(&parent, 1)];
     let mut workers = join_all(&racks, |request| request);
@@ -244,10 +245,11 @@ fn a_rack_that_is_killed_ends_sums_in_all_racks_and_comes_back() {
     });
     for failed in failed {
         let error = failed.unwrap_err();
-        let Some(Failure::Missing { workers, reason }) = Failure::of(&error) else {
+        let Some(gradients::Error::Missing { workers, reason }) = gradients::Error::of(&error)
+        else {
             panic!("{error}");
         };
-        // Numbers would be those of workers.
+        // Workers would take numbers for those in their own rack.
         assert!(workers.is_empty());
         assert!(
             reason.contains("rack 1 ") && reason.contains("left in the middle of round 2"),
@@ -264,13 +266,13 @@ fn a_rack_that_is_killed_ends_sums_in_all_racks_and_comes_back() {
     let again = (0..PER_RACK).map(|worker| in_rack(1, worker));
     workers.extend(racks[1].join_all(again));
     for worker in &mut workers {
-        worker.call(Command::Reset, &Wait::forever()).unwrap();
+        worker.call(Control::Reset, &Wait::forever()).unwrap();
     }
     sum_rounds(&mut workers, 2, 2000);
 }
 
 #[test]
-fn a_job_that_waits_for_the_parent_counts() {
+fn a_job_that_waits_for_the_parent_counts_as_a_job() {
     let parent = Serving::start(&[]);
     let rack = Serving::start(&[
         "--parent",
@@ -293,7 +295,7 @@ fn a_job_that_waits_for_the_parent_counts() {
 }
 
 #[test]
-fn a_job_that_is_whole_in_one_rack_does_not_go_up() {
+fn a_job_with_all_workers_in_one_rack_does_not_join_the_parent() {
     let parent = Serving::start(&[]);
     let rack = below(&parent, 0);
     sum_rounds(&mut rack.join_all(requests(2)), 2, 1000);

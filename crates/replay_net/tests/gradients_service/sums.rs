@@ -1,8 +1,8 @@
-//! What the command sums, with and without a memory beside it.
+//! Sums of the command `innet-replay serve`, with and without a replay memory.
 
 use std::thread;
 
-use gradients::{Arithmetic, Command, JoinJob};
+use gradients::{Arithmetic, Control, JoinJob};
 use replay_core::ErrorCode;
 use replay_core::replay::{Replay, Wait};
 
@@ -51,7 +51,7 @@ fn the_membership_table_and_the_limits_are_in_the_statistics() {
 }
 
 #[test]
-fn alone_it_has_no_memory_and_says_so() {
+fn without_a_memory_requests_for_it_are_refused() {
     let serving = Serving::start(&["--gradients-only"]);
     sum_rounds(&mut serving.join_all(requests(2)), 2, 1000);
     let error = serving
@@ -66,7 +66,7 @@ fn alone_it_has_no_memory_and_says_so() {
 }
 
 #[test]
-fn a_server_that_sums_nothing_says_how_it_would() {
+fn a_server_without_gradients_names_the_option() {
     let serving = Serving::with(&["--listen=127.0.0.1:0"]);
     assert_eq!(serving.gradients, None);
     let error = serving.join(&request(0, 1)).err().unwrap();
@@ -75,7 +75,7 @@ fn a_server_that_sums_nothing_says_how_it_would() {
 }
 
 #[test]
-fn the_sums_of_fixed_point_have_the_same_bits_whatever_the_order() {
+fn fixed_point_sums_have_the_same_bits_in_every_order() {
     let serving = Serving::start(&[]);
     let fixed = |request| JoinJob {
         arithmetic: Arithmetic::Fixed,
@@ -147,7 +147,7 @@ fn one_job_too_many_is_refused_until_another_ends() {
 }
 
 #[test]
-fn workers_that_do_not_agree_are_told_of_the_difference() {
+fn workers_with_different_settings_are_refused() {
     let serving = Serving::start(&[]);
     let _first = serving.join(&request(0, 2)).unwrap();
     for other in [
@@ -164,18 +164,18 @@ fn workers_that_do_not_agree_are_told_of_the_difference() {
 }
 
 #[test]
-fn controls_go_through_the_command() {
+fn controls_work_through_the_command() {
     let serving = Serving::start(&[]);
     let mut workers = serving.join_all(requests(3));
     let wait = Wait::forever();
-    workers[0].call(Command::SetThreshold(2), &wait).unwrap();
+    workers[0].call(Control::SetThreshold(2), &wait).unwrap();
     let mut vectors = vec![vec![1.0; 700]; 2];
     for sum in sum_all(&mut workers[..2], &mut vectors) {
         assert_eq!(sum.unwrap().workers, 2);
     }
     assert_eq!(vectors, [vec![2.0; 700], vec![2.0; 700]]);
     workers[1]
-        .call(Command::Halt("out of disk".into()), &wait)
+        .call(Control::Halt("out of disk".into()), &wait)
         .unwrap();
     let error = workers[0].sum(&mut [1.0; 3], false, &wait).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Gradients);
@@ -186,8 +186,8 @@ fn controls_go_through_the_command() {
         "{error}"
     );
     for worker in &mut workers {
-        worker.call(Command::Reset, &wait).unwrap();
+        worker.call(Control::Reset, &wait).unwrap();
     }
-    workers[0].call(Command::SetThreshold(3), &wait).unwrap();
+    workers[0].call(Control::SetThreshold(3), &wait).unwrap();
     sum_rounds(&mut workers, 2, 100);
 }

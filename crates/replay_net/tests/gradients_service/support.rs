@@ -1,4 +1,4 @@
-//! A server process, workers of it, and what they sum.
+//! A server process, its workers, and vectors to sum.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use replay_net::client::{Client, ConnectOptions, GradientWorker, connect};
 use replay_net::stack::Address;
 use serde_json::Value;
 
-/// Never reached, but by what hangs.
+/// Deadline that only a hanging test reaches.
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// `innet-replay serve`, until it is dropped.
@@ -24,7 +24,7 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// With these arguments alone.
+    /// A server with these arguments alone.
     pub fn with(arguments: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay"))
             .args(["serve", "--log-level=error"])
@@ -48,7 +48,7 @@ impl Serving {
         }
     }
 
-    /// At any port of this machine, and with these arguments.
+    /// A server at free ports of loopback, with these arguments.
     pub fn start(arguments: &[&str]) -> Self {
         let here = ["--listen=127.0.0.1:0", "--gradients=127.0.0.1:0"];
         Self::with(&[&here, arguments].concat())
@@ -71,7 +71,7 @@ impl Serving {
         self.client().join_gradients(request, &Wait::forever())
     }
 
-    /// All workers of a job.
+    /// Joins all workers of a job.
     pub fn join_all(&self, requests: impl IntoIterator<Item = JoinJob>) -> Vec<GradientWorker> {
         let join = |request| self.join(&request).unwrap();
         requests.into_iter().map(join).collect()
@@ -82,7 +82,7 @@ impl Serving {
         self.client().stats(&Wait::forever()).unwrap()["gradients"].take()
     }
 
-    /// Asks for statistics until they are as wanted.
+    /// Requests statistics until they are as wanted.
     pub fn until(&self, wanted: impl Fn(&Value) -> bool) {
         let begun = Instant::now();
         loop {
@@ -102,7 +102,7 @@ impl Drop for Serving {
     }
 }
 
-/// A worker that shares `job` with `workers` others, with settings that tests change.
+/// Request of one of `workers` workers, with settings that tests change.
 pub fn request(worker: u16, workers: u16) -> JoinJob {
     JoinJob {
         job: "job".into(),
@@ -121,7 +121,7 @@ pub fn requests(workers: u16) -> impl Iterator<Item = JoinJob> {
     (0..workers).map(move |worker| request(worker, workers))
 }
 
-/// Vectors of whole numbers, whose sums float32 has exactly, in every order.
+/// Vectors of whole numbers, whose sums are exact in float32, in every order.
 pub fn whole_numbers(workers: usize, length: usize, seed: usize) -> Vec<Vec<f32>> {
     let value = |worker, place| ((worker + 1) * (place % 997) + seed) as f32;
     let vector = |worker| (0..length).map(|place| value(worker, place)).collect();
@@ -146,7 +146,7 @@ pub fn sum_all(workers: &mut [GradientWorker], vectors: &mut [Vec<f32>]) -> Vec<
     })
 }
 
-/// Rounds of whole numbers, checked.
+/// Sums rounds of whole numbers, and checks the sums.
 pub fn sum_rounds(workers: &mut [GradientWorker], rounds: usize, length: usize) {
     for round in 0..rounds {
         let mut vectors = whole_numbers(workers.len(), length, round);

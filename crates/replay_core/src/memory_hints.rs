@@ -1,15 +1,28 @@
-//! Large memory that is read here and there costs a walk of the page table at nearly every access; with pages of 2 MB
-//! instead of 4 KB the processor remembers where they are. Linux gives such pages to who asks, where
-//! `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` (the usual default) or `always`.
+//! Hints to the processor and the system about memory. They change how long an access takes, never what it reads.
 
-/// Smaller memory is left alone: it would have no huge page, or pay for one that it does not fill.
-const LEAST_BYTES: usize = 4 << 20;
+/// Least bytes for huge pages: smaller memory would have none, or would pay for one that it does not fill.
+const HUGE_PAGES_FROM: usize = 4 << 20;
 
-/// Asks for huge pages under memory that has just been allocated and not been touched. It is advice: where there are
-/// none, nothing happens.
-pub fn advise<T>(memory: &[T]) {
+/// Fetches the cache lines of a value ahead of its use, so that the misses of several values overlap.
+#[inline(always)]
+pub fn prefetch<T: ?Sized>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    for offset in (0..size_of_val(value)).step_by(64) {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let first = std::ptr::from_ref(value).cast::<i8>();
+        // SAFETY: a prefetch is a hint and reads nothing; SSE is part of every x86_64.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.wrapping_add(offset)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}
+
+/// Asks the system for pages of 2 MB in place of 4 KB under memory that has just been allocated and not been touched.
+/// Memory that is read here and there otherwise costs a walk of the page table at nearly every access. Linux grants the
+/// request where `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` (the usual default) or `always`.
+pub fn advise_huge_pages<T>(memory: &[T]) {
     let bytes = size_of_val(memory);
-    if bytes < LEAST_BYTES {
+    if bytes < HUGE_PAGES_FROM {
         return;
     }
     #[cfg(target_os = "linux")]
@@ -54,13 +67,13 @@ mod tests {
             }
             panic!("no mapping holds the memory");
         };
-        let large = vec![0_u8; 2 * LEAST_BYTES];
+        let large = vec![0_u8; 2 * HUGE_PAGES_FROM];
         assert!(!advised(&large));
-        advise(&large);
+        advise_huge_pages(&large);
         assert!(advised(&large));
         // Memory of its own, too small to be worth it.
-        let small = vec![0_u8; LEAST_BYTES / 2];
-        advise(&small);
+        let small = vec![0_u8; HUGE_PAGES_FROM / 2];
+        advise_huge_pages(&small);
         assert!(!advised(&small));
     }
 }

@@ -3,23 +3,23 @@
 use crate::error::{Error, Result};
 use crate::power;
 
-/// What the importance weights are divided by.
+/// Divisor of the importance weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Normalization {
     /// The largest weight of the batch: the largest weight is 1 in every batch.
     #[default]
     Batch,
-    /// The largest weight of any item in the memory; the draw has to ask for the smallest probability.
+    /// The largest weight of any item in the memory; a draw then has to ask for the smallest probability.
     Memory,
 }
 
-/// One weight for each item, from the probabilities. N, the number of live items, cancels: the largest weight is the
-/// one of the smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive
-/// probability was not drawn at random and weighs 1.
+/// Weights of items from their probabilities. N, the number of live items, cancels: the largest weight belongs to the
+/// smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive probability
+/// was not drawn at random and weighs 1.
 ///
 /// # Errors
-/// [`Error::Config`] for a beta that is negative or not finite, or when the smallest probability is needed and
-/// was not asked for.
+/// [`Error::Config`] for a beta that is negative or not finite, and for [`Normalization::Memory`] without the smallest
+/// probability.
 pub(crate) fn importance_weights(
     probabilities: impl Iterator<Item = f64> + Clone,
     min_probability: Option<f64>,
@@ -44,7 +44,7 @@ pub(crate) fn importance_weights(
             )
         })?,
     };
-    // Another client may have raised the smallest priority since the draw's scan: never above 1.
+    // At most 1, though another client may have raised the smallest priority since the draw's scan.
     let ratio = |p| {
         if drawn(p) {
             (smallest / p).min(1.0)

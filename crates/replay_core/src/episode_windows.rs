@@ -1,125 +1,126 @@
-//! Which windows a stream of steps completes, and their priorities at birth. No input, no output: a row goes
-//! in, items come out.
+//! Episode windows: which items of a stream are complete, and their priorities at birth. [`EpisodeWindows::append`]
+//! takes a row and returns the items that the row completes.
 //!
-//! A window opens at an anchor and completes with the row that lies `reach` steps after it, or earlier at the
-//! end of the episode (or life): at once where it terminates, with the final row where it is truncated. It
-//! never reaches back over the row that its observation stack began with.
+//! A window opens at its anchor. It completes with the row `reach` steps after the anchor, or earlier at the end of the
+//! episode (or life): at once where the episode terminates, with the final row where it is truncated. It never extends
+//! back beyond the first row of the anchor's observation stack.
 
 use std::collections::VecDeque;
 
 use crate::replay::NewItem;
 use crate::schema::flags;
-use crate::view::ViewSpec;
+use crate::view_spec::ViewSpec;
 
 /// Weight of the largest TD error of a sequence against the mean (R2D2: Kapturowski et al., 2019, section 2.3).
 const LARGEST_ERROR_WEIGHT: f64 = 0.9;
 
-/// What the actor knew when it took a step.
+/// The actor's reward and Q-values for a row, from which priorities at birth are computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Estimate {
     /// r_{t+1}.
     pub reward: f64,
-    /// Q of the observation and the action taken.
+    /// Q-value of the action taken.
     pub taken: Option<f32>,
-    /// The largest Q of the observation.
+    /// Largest Q-value of the observation.
     pub greedy: Option<f32>,
-    /// A priority given for the item anchored here; it goes before one from Q-values.
+    /// Priority given for the item anchored here; it overrides the one from Q-values.
     pub priority: Option<f32>,
 }
 
-/// The windows of a view.
+/// The extents of a view's windows.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
+struct WindowExtents {
     /// Most rows before the anchor.
     before: u64,
     /// Rows after the anchor of a full window.
     reach: u64,
     /// Steps from one anchor to the next.
     period: u64,
-    /// Steps a window needs at least.
+    /// Least steps of a window that an episode's end cuts short.
     shortest: u64,
 }
 
+/// The priority of a new item that is given none.
 #[derive(Debug, Clone, Copy)]
-enum Birth {
+enum BirthPriority {
     /// The n-step TD error.
     NStep { gamma: f64 },
     /// A mix of the largest and the mean one-step TD error after the burn-in.
     Sequence { gamma: f64, burn_in: usize },
-    /// Only a priority that is given.
-    Given,
+    /// The table's default.
+    Default,
 }
 
-/// Windows that never became items.
+/// Numbers of windows that never became items.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Dropped {
-    /// A reset came that no end announced.
+pub struct DroppedWindows {
+    /// Cut by a reset without an end of the episode.
     pub by_reset: u64,
-    /// The episode was truncated and its final row did not follow.
+    /// Of truncated episodes whose final row did not follow.
     pub without_final_row: u64,
 }
 
-/// The last row of a stream.
+/// The newest row of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Last {
-    Nothing,
+enum LastRow {
+    None,
     Step,
     Terminated,
     Truncated,
     Final,
 }
 
-/// The windows of one stream.
+/// The open windows of one stream.
 #[derive(Debug)]
-pub struct StreamWindows {
+pub struct EpisodeWindows {
     stream: u32,
-    shape: Shape,
-    birth: Birth,
-    last: Last,
+    extents: WindowExtents,
+    birth: BirthPriority,
+    last: LastRow,
     /// Number of the next row.
     next: u64,
-    /// The row that the current observation stack began with.
+    /// First row of the current observation stack.
     stack_start: u64,
-    /// The row that the current episode, or life, began with.
+    /// First row of the current episode, or life.
     life_start: u64,
     /// Anchors of open windows, oldest first.
     open: VecDeque<u64>,
-    /// The estimates of the newest rows, the last one of row `next - 1`: enough for the oldest open window.
+    /// Estimates of the newest rows, up to row `next - 1`: enough for the oldest open window.
     estimates: VecDeque<Estimate>,
-    dropped: Dropped,
+    dropped: DroppedWindows,
 }
 
-impl StreamWindows {
-    /// The windows of `view` on stream `stream`.
+impl EpisodeWindows {
+    /// No window yet, of `view` on stream `stream`.
     pub fn new(stream: u32, view: &ViewSpec) -> Self {
         let (period, shortest, birth) = match view {
-            ViewSpec::NStep(view) => (1, 1, Birth::NStep { gamma: view.gamma }),
+            ViewSpec::NStep(view) => (1, 1, BirthPriority::NStep { gamma: view.gamma }),
             ViewSpec::Sequence(view) => (
                 u64::from(view.period),
                 u64::from(view.burn_in) + 1,
-                Birth::Sequence {
+                BirthPriority::Sequence {
                     gamma: view.gamma,
                     burn_in: usize::from(view.burn_in),
                 },
             ),
-            ViewSpec::Window(_) => (1, 1, Birth::Given),
+            ViewSpec::Window(_) => (1, 1, BirthPriority::Default),
         };
-        StreamWindows {
+        EpisodeWindows {
             stream,
-            shape: Shape {
+            extents: WindowExtents {
                 before: u64::from(view.before()),
                 reach: u64::from(view.after()),
                 period,
                 shortest,
             },
             birth,
-            last: Last::Nothing,
+            last: LastRow::None,
             next: 0,
             stack_start: 0,
             life_start: 0,
             open: VecDeque::new(),
             estimates: VecDeque::new(),
-            dropped: Dropped::default(),
+            dropped: DroppedWindows::default(),
         }
     }
 
@@ -129,38 +130,38 @@ impl StreamWindows {
     }
 
     /// Windows dropped so far.
-    pub fn dropped(&self) -> Dropped {
+    pub fn dropped(&self) -> DroppedWindows {
         self.dropped
     }
 
-    /// Whether the last row ended an episode or life, so that a final row may follow.
+    /// Whether a final row may follow: the last row ended an episode or life.
     pub fn awaits_final(&self) -> bool {
-        matches!(self.last, Last::Terminated | Last::Truncated)
+        matches!(self.last, LastRow::Terminated | LastRow::Truncated)
     }
 
-    /// Whether the next row starts a stack: as `asked`, or else after every end. After a final row, and at the
-    /// start of the stream, in any case: nothing before such a row belongs to it.
+    /// Whether the next row starts an observation stack: as `asked`, by default after every end. The first row of a
+    /// stream and the row after a final row always do.
     pub fn starts_stack(&self, asked: Option<bool>) -> bool {
         match self.last {
-            Last::Nothing | Last::Final => true,
-            Last::Terminated | Last::Truncated => asked.unwrap_or(true),
-            Last::Step => asked.unwrap_or(false),
+            LastRow::None | LastRow::Final => true,
+            LastRow::Terminated | LastRow::Truncated => asked.unwrap_or(true),
+            LastRow::Step => asked.unwrap_or(false),
         }
     }
 
-    /// Takes a row with its flags (see [`flags`]) and adds the items that it completes to `items`.
+    /// Appends a row with these [`flags`], and adds the items that it completes to `items`.
     pub fn append(&mut self, row_flags: u8, estimate: Estimate, items: &mut Vec<NewItem>) {
         let row = self.next;
         self.next += 1;
         self.remember(estimate);
         if row_flags & flags::FINAL != 0 {
             self.complete_all(row, false, items);
-            self.last = Last::Final;
+            self.last = LastRow::Final;
             return;
         }
 
         let first = self.starts_stack(Some(row_flags & flags::FIRST != 0));
-        if self.last == Last::Truncated {
+        if self.last == LastRow::Truncated {
             self.dropped.without_final_row += self.open.len() as u64;
             self.open.clear();
         } else if first {
@@ -174,26 +175,26 @@ impl StreamWindows {
             self.life_start = row;
         }
 
-        if (row - self.life_start).is_multiple_of(self.shape.period) {
+        if (row - self.life_start).is_multiple_of(self.extents.period) {
             self.open.push_back(row);
         }
         if let Some(&anchor) = self.open.front()
-            && anchor + self.shape.reach == row
+            && anchor + self.extents.reach == row
         {
             self.open.pop_front();
             self.complete(anchor, row, false, items);
         }
         self.last = if row_flags & flags::TERMINATED != 0 {
             self.complete_all(row, true, items);
-            Last::Terminated
+            LastRow::Terminated
         } else if row_flags & flags::TRUNCATED != 0 {
-            Last::Truncated
+            LastRow::Truncated
         } else {
-            Last::Step
+            LastRow::Step
         };
     }
 
-    /// Completes every open window at the end of its episode, with `row` its last row.
+    /// Completes every open window at the end of the episode, with `row` as the last row.
     fn complete_all(&mut self, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
         while let Some(anchor) = self.open.pop_front() {
             self.complete(anchor, row, terminated, items);
@@ -203,35 +204,35 @@ impl StreamWindows {
     fn complete(&self, anchor: u64, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
         let after = row - anchor;
         let steps = after + u64::from(terminated);
-        if steps < self.shape.shortest && after < self.shape.reach {
+        if steps < self.extents.shortest && after < self.extents.reach {
             return;
         }
-        // A view bounds both by u16.
+        // A view's extents are u16.
         items.push(NewItem {
             anchor,
             stream: self.stream,
-            before: (anchor - self.stack_start).min(self.shape.before) as u16,
+            before: (anchor - self.stack_start).min(self.extents.before) as u16,
             after: after as u16,
             priority: self.priority(after as usize, steps as usize, terminated),
         });
     }
 
     fn remember(&mut self, estimate: Estimate) {
-        if self.estimates.len() as u64 > self.shape.reach {
+        if self.estimates.len() as u64 > self.extents.reach {
             self.estimates.pop_front();
         }
         self.estimates.push_back(estimate);
     }
 
-    /// The priority of a window whose last row is the newest.
+    /// The priority of a window that ends with the newest row.
     fn priority(&self, after: usize, steps: usize, terminated: bool) -> Option<f32> {
         let anchor = self.estimates.len() - 1 - after;
         if let Some(given) = self.estimates[anchor].priority {
             return Some(given);
         }
         let error = match self.birth {
-            Birth::NStep { gamma } => self.td_error(anchor, steps, gamma, terminated)?,
-            Birth::Sequence { gamma, burn_in } => {
+            BirthPriority::NStep { gamma } => self.td_error(anchor, steps, gamma, terminated)?,
+            BirthPriority::Sequence { gamma, burn_in } => {
                 let (mut largest, mut sum) = (0.0, 0.0);
                 for step in burn_in..steps {
                     let last = terminated && step + 1 == steps;
@@ -242,15 +243,15 @@ impl StreamWindows {
                 let mean = sum / (steps - burn_in) as f64;
                 LARGEST_ERROR_WEIGHT * largest + (1.0 - LARGEST_ERROR_WEIGHT) * mean
             }
-            Birth::Given => return None,
+            BirthPriority::Default => return None,
         };
         Some(error.min(f64::from(f32::MAX)) as f32)
     }
 
-    /// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)|
-    /// over k = `steps` rows from the estimate at index `first` on, without the bootstrap where the last step
-    /// terminates. Equal to a double-Q learner's where its online and target networks are the actor's. `None`
-    /// without the Q-values that it needs.
+    /// The n-step TD error |sum over i < k of gamma^i r_{t+i+1} + gamma^k max_a Q(s_{t+k}, a) - Q(s_t, a_t)| over
+    /// k = `steps` rows from the estimate at index `first` on, without the bootstrap where the last step terminates.
+    /// It equals a double-Q learner's whose online and target networks are the actor's. `None` where a Q-value is
+    /// missing.
     fn td_error(&self, first: usize, steps: usize, gamma: f64, terminated: bool) -> Option<f64> {
         let (mut target, mut discount) = (0.0, 1.0);
         for row in self.estimates.range(first..first + steps) {
@@ -268,7 +269,7 @@ impl StreamWindows {
 mod tests {
     use super::*;
     use crate::schema::flags::{FINAL, FIRST, TERMINATED, TRUNCATED};
-    use crate::view::{NStep, Padding, Sequence, Window};
+    use crate::view_spec::{NStep, Padding, Sequence, Window};
 
     fn n_step(stack: u16, n: u16) -> ViewSpec {
         ViewSpec::NStep(NStep {
@@ -294,8 +295,8 @@ mod tests {
     }
 
     /// Windows (anchor, before, after) that rows with these flags complete, and what was dropped.
-    fn windows(view: &ViewSpec, rows: &[u8]) -> (Vec<(u64, u16, u16)>, Dropped) {
-        let mut windows = StreamWindows::new(0, view);
+    fn windows(view: &ViewSpec, rows: &[u8]) -> (Vec<(u64, u16, u16)>, DroppedWindows) {
+        let mut windows = EpisodeWindows::new(0, view);
         let mut items = Vec::new();
         for &row in rows {
             windows.append(row, Estimate::default(), &mut items);
@@ -304,7 +305,7 @@ mod tests {
         (items.collect(), windows.dropped())
     }
 
-    const NOTHING: Dropped = Dropped {
+    const NOTHING: DroppedWindows = DroppedWindows {
         by_reset: 0,
         without_final_row: 0,
     };
@@ -398,7 +399,7 @@ mod tests {
 
     /// Priorities of the items that rows with these flags, rewards, Q of the action and largest Q complete.
     fn priorities(view: &ViewSpec, rows: &[(u8, f64, f32, f32)]) -> Vec<Option<f32>> {
-        let mut windows = StreamWindows::new(0, view);
+        let mut windows = EpisodeWindows::new(0, view);
         let mut items = Vec::new();
         for &(row, reward, taken, greedy) in rows {
             let estimate = Estimate {
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn without_q_values_there_is_no_priority() {
-        let mut windows = StreamWindows::new(0, &n_step(1, 1));
+        let mut windows = EpisodeWindows::new(0, &n_step(1, 1));
         let mut items = Vec::new();
         let with_q = Estimate {
             taken: Some(1.0),

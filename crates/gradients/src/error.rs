@@ -1,0 +1,145 @@
+//! Errors of this module.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use replay_core::wait::Interrupted;
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a sum or a control failed, a job was refused, or a transport did not start.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Workers are missing.
+    #[error(
+        "{reason}; reset the job when all workers are there, or begin another one, with fewer or where workers do not wait for each other"
+    )]
+    Missing {
+        /// Numbers of the missing workers; empty if unknown.
+        workers: Vec<u16>,
+        /// Names of the missing workers, and the time waited.
+        reason: String,
+    },
+    /// The aggregator does not answer.
+    #[error(
+        "the aggregator at {address} did not answer within {waited_ms} ms; check that it runs and that its UDP datagrams reach this machine"
+    )]
+    Silent {
+        /// Address of the aggregator.
+        address: SocketAddr,
+        /// Time since its last datagram.
+        waited_ms: u128,
+    },
+    /// The job is suspended.
+    #[error("{0}; nothing is added up until a reset")]
+    Halted(String),
+    /// The job was reset in the middle of a round.
+    #[error("{0}: this sum is lost; sum again, all workers together")]
+    Reset(String),
+    /// The worker missed a sum that the aggregator has discarded.
+    #[error(
+        "this worker is too far behind: the sum of round {round} is no longer kept; pull the weights again"
+    )]
+    Behind {
+        /// Round of the missed sum.
+        round: u64,
+    },
+    /// The aggregator, or its parent, refused a request.
+    #[error("the aggregator refused: {0}")]
+    Refused(String),
+    /// An earlier sum of this worker failed.
+    #[error("an earlier sum of this worker failed: reset the job, or join again")]
+    Broken,
+    /// Receiving failed.
+    #[error("cannot receive datagrams of gradients: {0}")]
+    Receive(#[source] Arc<io::Error>),
+    /// The operating system refused a socket, a thread or random numbers.
+    #[error("{what}: {source}")]
+    Io {
+        /// Failed operation.
+        what: String,
+        /// The operating system's reason.
+        source: Arc<io::Error>,
+    },
+    /// A job, a device or an address that cannot be used.
+    #[error("configuration: {0}")]
+    Config(String),
+    /// A job that needs more than the aggregator may allocate.
+    #[error("{what} of {size} is over the limit of {limit}; {advice}")]
+    TooLarge {
+        /// Quantity and its unit.
+        what: &'static str,
+        /// Requested amount.
+        size: u64,
+        /// Largest amount allowed.
+        limit: u64,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A signal arrived while waiting.
+    #[error("interrupted")]
+    Interrupted,
+    /// A fault of this program.
+    #[error("internal error: {0}; please report it")]
+    Internal(String),
+}
+
+impl Error {
+    /// A failed system call.
+    pub(super) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        |source| Error::Io {
+            what,
+            source: source.into(),
+        }
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(_: Interrupted) -> Self {
+        Error::Interrupted
+    }
+}
+
+impl Error {
+    /// The error of gradients that an error of a client carries, if it is one.
+    pub fn of(error: &replay_core::Error) -> Option<&Error> {
+        match error {
+            replay_core::Error::Gradients(failure) => failure.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for replay_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Internal(reason) => Self::Internal(reason),
+            Error::Config(reason) => Self::Config(reason),
+            Error::TooLarge {
+                what,
+                size,
+                limit,
+                advice,
+            } => Self::TooLarge {
+                what,
+                size,
+                limit,
+                advice,
+            },
+            Error::Io { what, source } => Self::Io {
+                what,
+                // The shared error cannot be moved out; its number is what Python shows as `errno`.
+                source: match source.raw_os_error() {
+                    Some(number) => io::Error::from_raw_os_error(number),
+                    None => io::Error::new(source.kind(), source),
+                },
+            },
+            Error::Interrupted => Self::Interrupted,
+            failure => Self::Gradients(Box::new(failure)),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Items by rank, for the samplers that always draw the first: a binary heap that knows where each slot is in it.
+
+use super::items::ItemKey;
+
+/// What ranks items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RankBy {
+    /// The last one inserted comes first.
+    Newest,
+    /// The highest priority comes first.
+    Highest,
+    /// The lowest priority comes first.
+    Lowest,
+}
+
+/// Items in the order of a sampler. Among equal priorities the one that was inserted or updated the longest ago comes
+/// first, as in Reverb's heap selectors. Removed items stay until they come first, or until another one has their
+/// slot.
+pub struct Heap {
+    rank_by: RankBy,
+    /// By slot; a slot that never had an item is of generation 0, which no live item has.
+    entries: Box<[Entry]>,
+    /// Slots of the items that can be drawn. No entry is before that of its parent, which is at half its index.
+    slots: Vec<u32>,
+    /// Insertions and updates so far.
+    changes: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// The least comes first.
+    rank: Rank,
+    generation: u32,
+    /// Index in `Heap::slots`, or `NOWHERE`.
+    index: u32,
+}
+
+/// By priority, then by insertion or update.
+type Rank = (u64, u64);
+
+/// Index of an item whose last draw is taken, but may still be given back.
+const NOWHERE: u32 = u32::MAX;
+
+impl Heap {
+    /// Room for an item in each of `capacity` slots.
+    pub fn new(rank_by: RankBy, capacity: u32) -> Self {
+        let never_used = Entry {
+            rank: (0, 0),
+            generation: 0,
+            index: NOWHERE,
+        };
+        Heap {
+            rank_by,
+            entries: (0..capacity).map(|_| never_used).collect(),
+            slots: Vec::with_capacity(capacity as usize),
+            changes: 0,
+        }
+    }
+
+    /// Bytes that it allocates.
+    pub fn bytes(capacity: u32) -> u64 {
+        u64::from(capacity) * (size_of::<Entry>() + size_of::<u32>()) as u64
+    }
+
+    /// Adds an item; one that had its slot before goes.
+    pub fn insert(&mut self, key: ItemKey, priority: f64) {
+        let rank = self.next_rank(priority);
+        let entry = &mut self.entries[key.slot as usize];
+        entry.rank = rank;
+        entry.generation = key.generation;
+        self.put(key.slot);
+    }
+
+    /// Ranks an item anew, unless another one has its slot.
+    pub fn update(&mut self, key: ItemKey, priority: f64) {
+        if self.rank_by == RankBy::Newest || !self.has(key) {
+            return;
+        }
+        let rank = self.next_rank(priority);
+        let entry = &mut self.entries[key.slot as usize];
+        entry.rank = rank;
+        if entry.index != NOWHERE {
+            self.put(key.slot);
+        }
+    }
+
+    /// The first item, which may have been removed.
+    pub fn first(&self) -> Option<ItemKey> {
+        let &slot = self.slots.first()?;
+        Some(ItemKey {
+            slot,
+            generation: self.entries[slot as usize].generation,
+        })
+    }
+
+    /// Takes the first item out.
+    pub fn pop(&mut self) {
+        let Some(last) = self.slots.pop() else {
+            return;
+        };
+        let first = self.slots.first().copied().unwrap_or(last);
+        self.entries[first as usize].index = NOWHERE;
+        if first != last {
+            self.sift_down(0, last);
+        }
+    }
+
+    /// Puts an item that was taken out back, unless another one has its slot.
+    pub fn put_back(&mut self, key: ItemKey) {
+        if self.has(key) {
+            self.put(key.slot);
+        }
+    }
+
+    /// The priority of an item, 0 where items are ranked without; `None` when another one has its slot.
+    pub fn priority(&self, key: ItemKey) -> Option<f64> {
+        let (first, _) = self.entries[key.slot as usize].rank;
+        self.has(key).then(|| match self.rank_by {
+            RankBy::Newest => 0.0,
+            RankBy::Highest => f64::from_bits(!first),
+            RankBy::Lowest => f64::from_bits(first),
+        })
+    }
+
+    /// All items as they were inserted or updated; some may have been removed.
+    pub fn keys_by_change(&self) -> Vec<ItemKey> {
+        let mut keys: Vec<_> = (0..)
+            .zip(&self.entries)
+            .map(|(slot, entry)| {
+                let generation = entry.generation;
+                (entry.rank.1, ItemKey { slot, generation })
+            })
+            .collect();
+        keys.sort_unstable_by_key(|&(change, _)| change);
+        keys.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// The rank of an item that is inserted or updated now.
+    fn next_rank(&mut self, priority: f64) -> Rank {
+        self.changes += 1;
+        // The bits of positive floats are in the order of the floats; those of -0.0 would be the largest of all.
+        let priority = priority.abs().to_bits();
+        let first = match self.rank_by {
+            RankBy::Newest => !self.changes,
+            RankBy::Highest => !priority,
+            RankBy::Lowest => priority,
+        };
+        (first, self.changes)
+    }
+
+    fn has(&self, key: ItemKey) -> bool {
+        self.entries[key.slot as usize].generation == key.generation
+    }
+
+    fn rank(&self, slot: u32) -> Rank {
+        self.entries[slot as usize].rank
+    }
+
+    /// Moves a slot to where its rank belongs, from wherever it is.
+    fn put(&mut self, slot: u32) {
+        let mut index = self.entries[slot as usize].index as usize;
+        if index == NOWHERE as usize {
+            index = self.slots.len();
+            self.slots.push(slot);
+        }
+        while index > 0 {
+            let above = self.slots[(index - 1) / 2];
+            if self.rank(above) < self.rank(slot) {
+                break;
+            }
+            self.set(index, above);
+            index = (index - 1) / 2;
+        }
+        self.sift_down(index, slot);
+    }
+
+    /// Puts a slot at `index` or below, where its rank belongs.
+    fn sift_down(&mut self, mut index: usize, slot: u32) {
+        loop {
+            let left = 2 * index + 1;
+            let below = self.slots.get(left..).unwrap_or_default();
+            let first = below.iter().take(2).copied().enumerate();
+            let Some((side, child)) = first.min_by_key(|&(_, child)| self.rank(child)) else {
+                break;
+            };
+            if self.rank(slot) < self.rank(child) {
+                break;
+            }
+            self.set(index, child);
+            index = left + side;
+        }
+        self.set(index, slot);
+    }
+
+    fn set(&mut self, index: usize, slot: u32) {
+        self.slots[index] = slot;
+        self.entries[slot as usize].index = index as u32;
+    }
+}

@@ -1,0 +1,282 @@
+//! Definitions of views: the arrays that a client makes of drawn windows, and so the extents of a writer's windows.
+//! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
+
+use crate::error::{Error, Result};
+use crate::schema::{Column, TableConfig};
+
+/// The column of rewards: a scalar of any type.
+pub const REWARD: &str = "reward";
+/// The column of actions: an integer. Only priorities from Q-values read it.
+pub const ACTION: &str = "action";
+
+/// Padding of an observation stack before the first observation of an episode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Padding {
+    /// Zeros, as `AtariVectorEnv` does.
+    #[default]
+    Zero,
+    /// The first observation again, as Gymnasium's `FrameStackObservation` does by default.
+    RepeatFirst,
+}
+
+/// Transitions over n steps (Sutton, 1988; Ape-X: Horgan et al., 2018), with `B` items:
+///
+/// | array | dtype | shape | |
+/// | --- | --- | --- | --- |
+/// | `observation` | column's | `[B, stack, *shape]` | `[B, *shape]` where `stack` is 1 |
+/// | `next_observation` | column's | the same | the stack after the last of the k <= n steps |
+/// | `reward` | float32 | `[B]` | sum over i < k of gamma^i r_{t+i+1} |
+/// | `discount` | float32 | `[B]` | gamma^k, 0 where the episode (or life) terminated |
+/// | every other column | column's | `[B, *shape]` | at the anchor |
+///
+/// Where `discount` is 0, `next_observation` is not to be used: every row after the anchor counts as zeros.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NStep {
+    /// The column of observations.
+    pub observation: String,
+    /// Observations in a stack, the newest last; 1 to 1024.
+    pub stack: u16,
+    /// Steps of the return; 1 to 1024.
+    pub n: u16,
+    /// Discount of one step, 0 to 1.
+    pub gamma: f64,
+    /// Padding of a stack at the start of an episode.
+    pub padding: Padding,
+}
+
+/// Windows for recurrent agents (R2D2: Kapturowski et al., 2019): `T = burn_in + length` steps and the
+/// observation after the last of them, a new item every `period` steps counted from the start of the episode
+/// (or life). An item needs one step beyond its burn-in; at the end of an episode it is short: padded with
+/// zeros, and masked.
+///
+/// | array | dtype | shape | |
+/// | --- | --- | --- | --- |
+/// | `observation` | column's | `[B, T + 1, stack, *shape]` | `[B, T + 1, *shape]` where `stack` is 1 |
+/// | `reward` | float32 | `[B, T]` | r_{t+1} |
+/// | `discount` | float32 | `[B, T]` | gamma, 0 where the step terminates and in padding |
+/// | `mask` | bool | `[B, T]` | the step exists |
+/// | `terminated`, `truncated`, `first` | bool | `[B, T]` | flags of the step |
+/// | columns in `state` | column's | `[B, *shape]` | at the first step |
+/// | every other column | column's | `[B, T, *shape]` | |
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sequence {
+    /// The column of observations.
+    pub observation: String,
+    /// Observations in a stack, the newest last; 1 to 1024.
+    pub stack: u16,
+    /// Steps in the loss; 1 to 16384.
+    pub length: u16,
+    /// Steps before them that only warm up the recurrent state; 0 to 16384.
+    pub burn_in: u16,
+    /// Steps from one item to the next; 1 or more.
+    pub period: u16,
+    /// Discount of one step, 0 to 1.
+    pub gamma: f64,
+    /// Padding of a stack at the start of an episode.
+    pub padding: Padding,
+    /// Columns returned for the first step alone: the stored recurrent state.
+    pub state: Vec<String>,
+}
+
+/// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
+/// there is no row, and bool arrays `[B, before + 1 + after]`: `mask` (the row exists), `terminated`,
+/// `truncated`, `first`, `final` (a final row: only its observation is set).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Rows before the anchor; at most 16384.
+    pub before: u16,
+    /// Rows after the anchor; at most 16384.
+    pub after: u16,
+}
+
+/// The definition of a view. Every batch also has, per item, `weight` (float32), `probability`
+/// (float64), `key` (uint64) and `age` (uint32), each `[B]`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ViewSpec {
+    /// Transitions over n steps.
+    NStep(NStep),
+    /// Windows for recurrent agents.
+    Sequence(Sequence),
+    /// The rows, unchanged.
+    Window(Window),
+}
+
+const LARGEST_STACK: u16 = 1024;
+const LARGEST_N: u16 = 1024;
+const LARGEST_LENGTH: u16 = 16_384;
+
+impl ViewSpec {
+    /// Rows that the view needs before the anchor.
+    pub fn before(&self) -> u16 {
+        match self {
+            ViewSpec::NStep(view) => view.stack.saturating_sub(1),
+            ViewSpec::Sequence(view) => view.stack.saturating_sub(1),
+            ViewSpec::Window(view) => view.before,
+        }
+    }
+
+    /// Rows that the view needs after the anchor.
+    pub fn after(&self) -> u16 {
+        match self {
+            ViewSpec::NStep(view) => view.n,
+            ViewSpec::Sequence(view) => view.burn_in.saturating_add(view.length),
+            ViewSpec::Window(view) => view.after,
+        }
+    }
+
+    /// The column of observations, where the view has one.
+    pub fn observation(&self) -> Option<&str> {
+        match self {
+            ViewSpec::NStep(view) => Some(&view.observation),
+            ViewSpec::Sequence(view) => Some(&view.observation),
+            ViewSpec::Window(_) => None,
+        }
+    }
+
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a number out of its range.
+    pub fn check_numbers(&self) -> Result<()> {
+        match self {
+            ViewSpec::NStep(view) => {
+                within("stack", view.stack, 1, LARGEST_STACK)?;
+                within("n", view.n, 1, LARGEST_N)?;
+                check_gamma(view.gamma)
+            }
+            ViewSpec::Sequence(view) => {
+                within("stack", view.stack, 1, LARGEST_STACK)?;
+                within("length", view.length, 1, LARGEST_LENGTH)?;
+                within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
+                within("period", view.period, 1, u16::MAX)?;
+                check_gamma(view.gamma)
+            }
+            ViewSpec::Window(view) => {
+                within("before", view.before, 0, LARGEST_LENGTH)?;
+                within("after", view.after, 0, LARGEST_LENGTH)
+            }
+        }
+    }
+
+    /// Checks the numbers, and that the table has the columns that the view reads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a number out of range; [`Error::Schema`] for a column that is missing, has a wrong shape,
+    /// or has the name of an array that the view makes.
+    pub fn validate(&self, config: &TableConfig) -> Result<()> {
+        self.check_numbers()?;
+        match self {
+            ViewSpec::NStep(view) => {
+                find_column(config, &view.observation)?;
+                find_scalar(config, REWARD)?;
+                refuse_names(config, &["next_observation", "discount"])?;
+                self.refuse_other_observation(config)?;
+            }
+            ViewSpec::Sequence(view) => {
+                find_column(config, &view.observation)?;
+                find_scalar(config, REWARD)?;
+                for name in &view.state {
+                    if *name == view.observation || name == REWARD {
+                        return Err(Error::Config(format!(
+                            "column {name:?} cannot be a stored state: the view returns it at every step"
+                        )));
+                    }
+                    find_column(config, name)?;
+                }
+                refuse_names(
+                    config,
+                    &["discount", "mask", "terminated", "truncated", "first"],
+                )?;
+                self.refuse_other_observation(config)?;
+            }
+            ViewSpec::Window(_) => {
+                refuse_names(
+                    config,
+                    &["mask", "terminated", "truncated", "first", "final"],
+                )?;
+            }
+        }
+        refuse_names(config, &["weight", "probability", "key", "age"])
+    }
+
+    /// Refuses a column `observation` that is not the view's: it would hide the view's array.
+    fn refuse_other_observation(&self, config: &TableConfig) -> Result<()> {
+        if self.observation() == Some("observation") {
+            return Ok(());
+        }
+        refuse_names(config, &["observation"])
+    }
+}
+
+fn within(name: &str, value: u16, least: u16, most: u16) -> Result<()> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "a view's {name} is {least} to {most}, got {value}"
+    )))
+}
+
+fn check_gamma(gamma: f64) -> Result<()> {
+    if (0.0..=1.0).contains(&gamma) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "a view's gamma is 0 to 1, got {gamma}"
+    )))
+}
+
+fn refuse(config: &TableConfig, reason: String) -> Error {
+    Error::Schema {
+        table: config.name.clone(),
+        reason,
+    }
+}
+
+/// The index of a column.
+pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
+    config
+        .columns
+        .iter()
+        .position(|column| column.name == name)
+        .ok_or_else(|| {
+            let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
+            refuse(
+                config,
+                format!(
+                    "the view reads column {name:?}, the table has {}",
+                    names.join(", ")
+                ),
+            )
+        })
+}
+
+/// The index of a column that holds one number.
+pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
+    let index = find_column(config, name)?;
+    let Column { dtype, shape, .. } = &config.columns[index];
+    if config.columns[index].bytes() == dtype.bytes() {
+        return Ok(index);
+    }
+    Err(refuse(
+        config,
+        format!("column {name:?} has to be one number a step, it has shape {shape:?}"),
+    ))
+}
+
+fn refuse_names(config: &TableConfig, taken: &[&str]) -> Result<()> {
+    match config
+        .columns
+        .iter()
+        .find(|column| taken.contains(&column.name.as_str()))
+    {
+        None => Ok(()),
+        Some(column) => Err(refuse(
+            config,
+            format!(
+                "column {:?} has the name of an array that the view makes; rename it",
+                column.name
+            ),
+        )),
+    }
+}

@@ -1,0 +1,310 @@
+//! Samplers that draw in an order (`fifo`, `lifo`, `max_heap`, `min_heap`), against a naive list of items.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use replay_core::replay::SampleRequest;
+use replay_core::schema::Sampler;
+use replay_core::snapshot::{restore, save};
+use replay_core::table::{Attempt, Table};
+use replay_core::{Error, TableConfig};
+
+use crate::support::*;
+
+const CAPACITY: u64 = 12;
+
+fn ordered(sampler: Sampler, max_times_sampled: u32) -> TableConfig {
+    TableConfig {
+        sampler,
+        max_times_sampled,
+        ..config(CAPACITY)
+    }
+}
+
+/// A table with one item for each priority, at steps 0, 1, ...
+fn filled(sampler: Sampler, max_times_sampled: u32, priorities: &[f32]) -> Actor {
+    let mut actor = Actor::open(&table(&ordered(sampler, max_times_sampled)), 1);
+    actor.push(chunk(0, priorities));
+    actor
+}
+
+fn chunk(first: u64, priorities: &[f32]) -> Body {
+    let body = Body::default().chunk(0, first, priorities.len() as u32);
+    let with_items = |body: Body, (step, &p): (u64, &f32)| body.item(0, step, p);
+    (first..).zip(priorities).fold(body, with_items)
+}
+
+fn draw(table: &Table, count: u32) -> Vec<u64> {
+    anchors(&sample(table, count))
+}
+
+#[test]
+fn the_newest_the_highest_or_the_lowest_comes_first() {
+    let priorities = [3.0, 5.0, 0.0, 5.0, 0.0];
+    for (sampler, expected) in [
+        (Sampler::Lifo, [4, 3, 2, 1, 0]),
+        (Sampler::MaxHeap, [1, 3, 0, 2, 4]),
+        (Sampler::MinHeap, [2, 4, 0, 1, 3]),
+    ] {
+        let actor = filled(sampler, 1, &priorities);
+        let asked = SampleRequest {
+            min_probability: true,
+            ..request(5)
+        };
+        let batch = sample_as(&actor.table, &asked);
+        assert_eq!(anchors(&batch), expected, "{sampler:?}");
+        assert!(batch.items.iter().all(|item| item.probability == 1.0));
+        assert_eq!((batch.live_items, batch.min_probability), (5, Some(1.0)));
+        assert_eq!(stat(&actor.table, "items"), 0);
+        actor.table.check_at_rest().unwrap();
+    }
+}
+
+#[test]
+fn without_a_limit_an_item_is_drawn_until_another_one_comes_first() {
+    let mut actor = filled(Sampler::MaxHeap, 0, &[1.0, 3.0, 2.0]);
+    let batch = sample(&actor.table, 4);
+    assert_eq!(anchors(&batch), [1; 4]);
+    let times: Vec<_> = batch.items.iter().map(|i| i.times_sampled).collect();
+    assert_eq!(times, [1, 2, 3, 4]);
+    let key = batch.items[0].key;
+    actor.table.update_priorities(&[key], &[0.5]).unwrap();
+    assert_eq!(draw(&actor.table, 2), [2; 2]);
+    // Equal priorities: the one that was updated last comes last.
+    actor.table.update_priorities(&[key], &[2.0]).unwrap();
+    assert_eq!(draw(&actor.table, 1), [2]);
+    actor.push(chunk(3, &[7.0]));
+    assert_eq!(draw(&actor.table, 1), [3]);
+
+    let mut newest = filled(Sampler::Lifo, 0, &[1.0, 3.0]);
+    assert_eq!(draw(&newest.table, 3), [1; 3]);
+    newest.push(chunk(2, &[0.0]));
+    assert_eq!(draw(&newest.table, 1), [2]);
+    let error = refusal(ordered(Sampler::Fifo, 0).validate());
+    assert!(error.to_string().contains("max_times_sampled"), "{error}");
+}
+
+#[test]
+fn a_draw_that_fails_gives_its_items_back_in_their_order() {
+    for sampler in [Sampler::Fifo, Sampler::MaxHeap] {
+        let mut actor = filled(sampler, 1, &[9.0, 8.0]);
+        let narrow = replay_core::replay::OpenWriter {
+            window_before: 0,
+            ..open(2)
+        };
+        actor.table.open_writer(&narrow).unwrap();
+        actor.writer = 2;
+        actor.sequence = 0;
+        actor.push(chunk(0, &[7.0]));
+        // The third item has no row before its anchor to show.
+        let wide = SampleRequest {
+            before: 1,
+            ..request(3)
+        };
+        let error = refusal(actor.table.try_sample(&wide, false));
+        assert!(matches!(error, Error::View { .. }), "{error}");
+        assert_eq!(draw(&actor.table, 3), [0, 1, 0], "{sampler:?}");
+        actor.table.check_at_rest().unwrap();
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push(Vec<u8>),
+    Draw(u32),
+    /// The priority of a drawn item.
+    Update(usize, u8),
+    /// A drawn item is reported as corrupt.
+    Remove(usize),
+    /// Into a snapshot and back.
+    Restore,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let priority = 0..4u8;
+    prop_oneof![
+        4 => prop::collection::vec(priority.clone(), 1..5).prop_map(Step::Push),
+        4 => (1..4u32).prop_map(Step::Draw),
+        3 => (any::<usize>(), priority).prop_map(|(item, p)| Step::Update(item, p)),
+        1 => any::<usize>().prop_map(Step::Remove),
+        1 => Just(Step::Restore),
+    ]
+}
+
+#[derive(Debug, Clone)]
+struct Item {
+    step: u64,
+    priority: u8,
+    /// Number of its insertion or last update.
+    change: u64,
+    times_sampled: u32,
+}
+
+struct Model {
+    sampler: Sampler,
+    max_times_sampled: u32,
+    /// Steps of each chunk.
+    chunks: VecDeque<std::ops::Range<u64>>,
+    items: Vec<Item>,
+    changes: u64,
+}
+
+impl Model {
+    fn push(&mut self, first: u64, priorities: &[u8]) {
+        let end = first + priorities.len() as u64;
+        self.chunks.push_back(first..end);
+        while end - self.chunks[0].start > CAPACITY {
+            let evicted = self.chunks.pop_front().unwrap();
+            self.items.retain(|item| !evicted.contains(&item.step));
+        }
+        for (step, &priority) in (first..).zip(priorities) {
+            self.changes += 1;
+            self.items.push(Item {
+                step,
+                priority,
+                change: self.changes,
+                times_sampled: 0,
+            });
+        }
+    }
+
+    /// Steps of the drawn items; `None` where the draw has to wait.
+    fn draw(&mut self, count: u32) -> Option<Vec<u64>> {
+        let draws_of = |item: &Item| match self.max_times_sampled {
+            0 => count,
+            most => most - item.times_sampled,
+        };
+        if self.items.iter().map(draws_of).sum::<u32>() < count {
+            return None;
+        }
+        let drawn = (0..count).map(|_| {
+            let first = self.items.iter().enumerate().min_by_key(|(_, item)| {
+                let priority = i64::from(item.priority);
+                match self.sampler {
+                    Sampler::Fifo => (0, item.step),
+                    Sampler::Lifo => (0, u64::MAX - item.step),
+                    Sampler::MaxHeap => (-priority, item.change),
+                    Sampler::MinHeap => (priority, item.change),
+                    Sampler::Prioritized | Sampler::Uniform => unreachable!("not in an order"),
+                }
+            });
+            let (index, _) = first.expect("there is an item with a draw left");
+            let item = &mut self.items[index];
+            item.times_sampled += 1;
+            let step = item.step;
+            if item.times_sampled == self.max_times_sampled {
+                self.items.remove(index);
+            }
+            step
+        });
+        Some(drawn.collect())
+    }
+
+    /// Whether the item of that step is live, and changes its priority.
+    fn update(&mut self, step: u64, priority: u8) -> bool {
+        self.changes += 1;
+        let found = self.items.iter_mut().find(|item| item.step == step);
+        found.is_some_and(|item| {
+            (item.priority, item.change) = (priority, self.changes);
+            true
+        })
+    }
+
+    fn remove(&mut self, step: u64) -> bool {
+        let before = self.items.len();
+        self.items.retain(|item| item.step != step);
+        self.items.len() < before
+    }
+}
+
+fn restored(
+    actor: &Actor,
+    memory: &replay_core::memory::Memory,
+) -> Arc<replay_core::memory::Memory> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("snapshot");
+    save(memory, &path).unwrap();
+    let again = support_memory(actor.table.config());
+    restore(&again, &path).unwrap();
+    again
+}
+
+fn support_memory(config: &TableConfig) -> Arc<replay_core::memory::Memory> {
+    let memory = memory();
+    memory.create_table(config).unwrap();
+    memory
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn each_order_is_that_of_a_naive_list(
+        sampler in prop::sample::select(vec![
+            Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
+        ]),
+        max_times_sampled in 0..3u32,
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let most = if sampler == Sampler::Fifo { max_times_sampled.max(1) } else { max_times_sampled };
+        let mut memory = support_memory(&ordered(sampler, most));
+        let mut actor = Actor::open(&memory.table("t").unwrap(), 1);
+        let mut model = Model {
+            sampler,
+            max_times_sampled: most,
+            chunks: VecDeque::new(),
+            items: Vec::new(),
+            changes: 0,
+        };
+        // Keys of drawn items, and their steps.
+        let mut known: HashMap<u64, u64> = HashMap::new();
+        let nth = |known: &HashMap<u64, u64>, n: usize| {
+            let mut known: Vec<_> = known.iter().map(|(&key, &step)| (step, key)).collect();
+            known.sort_unstable();
+            known.get(n % known.len().max(1)).copied()
+        };
+        for step in steps {
+            match step {
+                Step::Push(priorities) => {
+                    let floats: Vec<_> = priorities.iter().map(|&p| f32::from(p)).collect();
+                    actor.push(chunk(actor.next_step, &floats));
+                    model.push(actor.next_step, &priorities);
+                    actor.next_step += priorities.len() as u64;
+                }
+                Step::Draw(count) => {
+                    let drawn = match actor.table.try_sample(&request(count), false).unwrap() {
+                        Attempt::Ready(batch) => {
+                            known.extend(keys(&batch).into_iter().zip(anchors(&batch)));
+                            Some(anchors(&batch))
+                        }
+                        Attempt::Blocked(_) => None,
+                    };
+                    prop_assert_eq!(drawn, model.draw(count));
+                }
+                Step::Update(item, priority) => {
+                    if let Some((step, key)) = nth(&known, item) {
+                        let table = &actor.table;
+                        let receipt = table.update_priorities(&[key], &[f64::from(priority)]).unwrap();
+                        prop_assert_eq!(receipt.applied == 1, model.update(step, priority));
+                    }
+                }
+                Step::Remove(item) => {
+                    if let Some((step, key)) = nth(&known, item) {
+                        let removed = actor.table.report_corrupt(key, "a test").is_some();
+                        prop_assert_eq!(removed, model.remove(step));
+                    }
+                }
+                Step::Restore => {
+                    memory = restored(&actor, &memory);
+                    let next_step = actor.next_step;
+                    actor = Actor::open(&memory.table("t").unwrap(), 1);
+                    actor.next_step = next_step;
+                    known.clear();
+                }
+            }
+            prop_assert_eq!(stat(&actor.table, "items"), model.items.len() as u64);
+        }
+        actor.table.check_at_rest().unwrap();
+    }
+}

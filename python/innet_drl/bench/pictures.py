@@ -1,0 +1,68 @@
+"""Small SVG files from matplotlib: text as text, one path for neighbours of one style, rounded coordinates."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+SVG = "http://www.w3.org/2000/svg"
+LINK = "http://www.w3.org/1999/xlink"
+SETTINGS = {"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "innet", "axes.spines.top": False}
+SETTINGS |= {"axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
+"""Settings of matplotlib. Ticks without marks: each mark would be an element of its own."""
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure: the same file for the same figure, whatever the day. Other formats than SVG as they are."""
+    if path.suffix != ".svg":
+        figure.savefig(path)
+        return
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    path.write_text(lean(drawn.getvalue()))
+
+
+def lean(text: str) -> str:
+    """Removes from an SVG file of matplotlib's what the picture does not need."""
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", LINK)
+    root = ElementTree.fromstring(text)
+    for metadata in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(metadata)
+    root.set("font-family", "'DejaVu Sans', sans-serif")
+    _shrink(root)
+    for element in root.iter():
+        element.tail = "\n"
+        if len(element):
+            element.text = "\n"
+    return ElementTree.tostring(root, encoding="unicode").rstrip() + "\n"
+
+
+def _shrink(element: ElementTree.Element) -> None:
+    """Dissolves groups that only name their content, joins neighbouring paths of one style, and rounds numbers."""
+    kept: list[ElementTree.Element] = []
+    for child in element:
+        _shrink(child)
+        named_only = child.tag == f"{{{SVG}}}g" and set(child.attrib) <= {"id"}
+        for part in list(child) if named_only else [child]:
+            if kept and _style(kept[-1]) == _style(part) is not None:
+                kept[-1].set("d", f"{kept[-1].get('d')} {part.get('d')}")
+            else:
+                kept.append(part)
+    element[:] = kept
+    for name, value in list(element.items()):
+        if name == "style":
+            value = re.sub(r"font-family: [^;]+(; )?", "", value)
+        elif name not in ("id", f"{{{LINK}}}href", "clip-path"):
+            value = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), value)
+        element.set(name, " ".join(value.split()))
+
+
+def _style(element: ElementTree.Element) -> dict[str, str] | None:
+    """Everything of a path but its points; `None` of other elements and of paths that are referred to."""
+    if element.tag != f"{{{SVG}}}path" or "id" in element.attrib:
+        return None
+    return {name: value for name, value in element.items() if name != "d"}
