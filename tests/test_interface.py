@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import multiprocessing
 import pickle
 import signal
@@ -619,3 +620,17 @@ def test_serving_is_for_a_memory_of_this_process(make_replay: MakeReplay, tmp_pa
     else:
         with pytest.raises(errors.ConfigError, match="client of a server"):
             replay.serve(f"unix://{tmp_path}/again")
+
+
+def test_a_server_logs_to_the_loggers_of_python(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="innet_drl"), innet.Replay([table()]) as replay:
+        replay.serve("innet://127.0.0.1:0").close()
+    assert "listening" in caplog.text
+
+
+def test_a_servers_deadline_is_reported_once() -> None:
+    with innet.Replay([table(min_size=1)]) as replay, replay.serve("innet://127.0.0.1:0") as server:
+        client = innet.connect(server.addresses[0])
+        with client, client.batches("t", 1, VIEW, timeout=0.5) as batches, pytest.raises(errors.DeadlineError) as caught:
+            next(batches)
+    assert str(caught.value).count("the deadline passed") == 1

@@ -75,7 +75,7 @@ impl Replay for Memory {
         block_on(&table, wait, |last| table.try_sample(request, last))
     }
 
-    /// Nothing is under way between calls here: each `next` draws.
+    /// Each `next` draws: in process no requests are in flight between calls.
     fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel>> {
         let table = self.table(&request.table)?;
         Ok(Box::new(LocalSamples { table, request }))
@@ -123,8 +123,8 @@ impl Replay for Memory {
     }
 }
 
-/// A writer's pushes, applied one by one. Dropped without [`PushChannel::close`], the writer stays known to its
-/// table, for a takeover under the same number.
+/// A writer's pushes, each applied at once. Dropped without [`PushChannel::close`], the writer stays open in its table and may
+/// be taken over.
 struct LocalPushes {
     table: Arc<Table>,
     writer: u64,
@@ -155,6 +155,7 @@ impl PushChannel for LocalPushes {
     }
 }
 
+/// Repeated draws of one request.
 struct LocalSamples {
     table: Arc<Table>,
     request: SampleRequest,

@@ -1,6 +1,6 @@
-//! Atomics, cells and a queue, from `std` and crossbeam or, with the cargo feature `loom`, from loom, which runs a
-//! model under every interleaving and every value a weak memory may show. Only `sum_tree`, `slab` and `table::items`
-//! use this module: the rest of the crate is compiled with the feature, never run under it.
+//! Atomics, cells and a queue from `std` and crossbeam. With the cargo feature `loom` they are loom's, which runs a model under
+//! every interleaving and every value that weak memory allows. Used by the modelled modules `sum_tree`, `slab` and
+//! `table::items`; the rest of the crate compiles with the feature but is not run under it.
 
 #[cfg(not(feature = "loom"))]
 pub use std::{
@@ -18,8 +18,7 @@ pub use loom::{
     thread,
 };
 
-/// Crossbeam's queue as a model sees it, since loom does not see crossbeam's atomics: a lock orders the pop of a value
-/// after its push.
+/// Stand-in for crossbeam's queue, whose atomics loom does not see: a lock orders the pop of a value after its push.
 #[cfg(feature = "loom")]
 #[derive(Debug)]
 pub struct ArrayQueue<T> {
@@ -29,7 +28,7 @@ pub struct ArrayQueue<T> {
 
 #[cfg(feature = "loom")]
 impl<T> ArrayQueue<T> {
-    /// An empty queue with room for `capacity` values.
+    /// An empty queue for `capacity` values.
     pub fn new(capacity: usize) -> Self {
         ArrayQueue {
             values: loom::sync::Mutex::default(),
@@ -40,7 +39,7 @@ impl<T> ArrayQueue<T> {
     /// Appends a value.
     ///
     /// # Errors
-    /// Hands the value back when the queue is full.
+    /// Returns the value if the queue is full.
     pub fn push(&self, value: T) -> Result<(), T> {
         let mut values = self.values.lock().expect("no thread panics with the lock");
         if values.len() == self.capacity {
@@ -50,19 +49,19 @@ impl<T> ArrayQueue<T> {
         Ok(())
     }
 
-    /// Takes the oldest value.
+    /// Removes the oldest value.
     pub fn pop(&self) -> Option<T> {
         let mut values = self.values.lock().expect("no thread panics with the lock");
         values.pop_front()
     }
 
-    /// Values in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         let values = self.values.lock().expect("no thread panics with the lock");
         values.len()
     }
 
-    /// Whether there is no value in it.
+    /// Whether the queue has no value.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -80,13 +79,13 @@ impl<T> UnsafeCell<T> {
         UnsafeCell(std::cell::UnsafeCell::new(value))
     }
 
-    /// Calls `f` with a pointer to read through.
+    /// Calls `f` with a pointer for reading.
     #[inline(always)]
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
 
-    /// Calls `f` with a pointer to write through.
+    /// Calls `f` with a pointer for writing.
     #[inline(always)]
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
@@ -94,35 +93,35 @@ impl<T> UnsafeCell<T> {
 }
 
 pub mod fault {
-    //! Faults that the loom models put in to show that they would be found. Without the feature `loom` no
-    //! fault can be put in, and the questions for one are compiled away.
+    //! Mutations of the lock-free code, injected by loom models to show that the models find them. Without the feature `loom`
+    //! they are compiled away.
 
     use super::Ordering;
 
-    /// A mistake that a model has to find.
+    /// A mutation that a model has to find.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub enum Fault {
-        /// The sum tree forgets to add a change to one level.
+        /// The sum tree does not add a change to one level.
         LostDelta,
-        /// The sum tree makes a leaf live without publishing what was written before.
+        /// The sum tree activates a leaf without a release ordering.
         RelaxedPublication,
-        /// The sum tree stores a new priority where it has to compare and exchange.
+        /// The sum tree stores a new priority in place of compare-and-exchange.
         BlindUpdate,
-        /// The slab looks at a slot, then counts the pin, where it has to do both at once.
+        /// The slab checks a slot and counts the pin in two steps in place of one.
         LateCount,
-        /// A table writes an item's metadata without ordering them after the end of the slot's last item.
+        /// A table writes an item's metadata without ordering it after the end of the slot's last item.
         UnorderedMetadata,
-        /// A draw takes what it has pinned without asking whether the drawn item is still there.
+        /// A draw uses its pinned chunks without checking that the drawn item still exists.
         UnconfirmedPin,
-        /// A draw is counted for whichever item has the slot now.
+        /// A draw is counted for the slot's current item, which may be another one.
         ForeignClaim,
-        /// A table offers a new item's draws without publishing its mass.
+        /// A table counts a new item's draws as available without a release ordering after its activation.
         EarlyDraws,
-        /// A table looks for batches once, before the mass, where one may begin in between.
+        /// A table checks for batches of claims only before it reads the number of items with mass, and not after.
         OneLook,
     }
 
-    /// `ordering`, or none at all if `fault` was put in.
+    /// `ordering`, or relaxed if `fault` was injected.
     #[inline(always)]
     pub fn weakened(fault: Fault, ordering: Ordering) -> Ordering {
         if injected(fault) {
@@ -132,7 +131,7 @@ pub mod fault {
         }
     }
 
-    /// Whether `fault` was put in.
+    /// Whether `fault` was injected.
     #[cfg(not(feature = "loom"))]
     #[inline(always)]
     pub const fn injected(_fault: Fault) -> bool {
@@ -147,15 +146,15 @@ pub mod fault {
         use super::Fault;
         use std::cell::Cell;
 
-        // Loom runs all threads of a model on the thread of its test, so tests beside it see nothing of this.
+        // Loom runs all threads of a model on the test's own thread, so other tests are not affected.
         thread_local!(static INJECTED: Cell<Option<Fault>> = const { Cell::new(None) });
 
-        /// Whether `fault` was put in.
+        /// Whether `fault` was injected.
         pub fn injected(fault: Fault) -> bool {
             INJECTED.get() == Some(fault)
         }
 
-        /// Puts a fault in, for the rest of the calling test.
+        /// Injects a fault for the rest of the calling test.
         pub fn inject(fault: Fault) {
             INJECTED.set(Some(fault));
         }

@@ -30,3 +30,6 @@ pub mod server;
 pub mod service;
 pub mod stack;
 pub mod tls;
+
+/// Crates whose events belong to this program, for filters of logs.
+pub const LOG_TARGETS: [&str; 4] = ["replay_net", "replay_wire", "replay_core", "gradients"];

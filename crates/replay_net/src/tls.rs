@@ -1,4 +1,4 @@
-//! TLS from PEM files with rustls, over any stream.
+//! The server's side of TLS, from PEM files with rustls.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use tokio_rustls::TlsAcceptor;
 
 use replay_core::error::{Error, Result};
 
-/// Makes the server's side of TLS from a certificate chain (its own certificate first) and the private key of
-/// it, both PEM files. Clients are known by the token, not by certificates.
+/// An acceptor for a certificate chain (the server's own first) and its private key, both PEM files. Clients have no
+/// certificates; they are authenticated by the token.
 ///
 /// # Errors
-/// [`Error::Config`] names the file that is missing, holds nothing of its kind, or does not belong to the other.
+/// [`Error::Config`] with the file that is missing, not of its kind, or does not match the other one.
 pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
@@ -42,7 +42,7 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
             ),
         })
     };
-    // The provider is named here so that nothing depends on which one a process installed as its default.
+    // An explicit provider, independent of the process's default.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -1,5 +1,4 @@
-//! NumPy arrays: those that come in are read where they lie when their layout allows it, those that go out lie
-//! on memory of the core.
+//! NumPy arrays: arguments are read without a copy if their layout allows it, and results are views on the core's memory.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -19,8 +18,8 @@ use crate::{dtype, error};
 
 /// The bytes of a C-contiguous array, kept alive by a reference to it.
 ///
-/// As with any NumPy function that works without the interpreter lock, another Python thread must not
-/// write to the array during the call that reads it.
+/// As with any NumPy function that releases the interpreter lock, another Python thread must not write to the array during
+/// the call.
 pub struct ArrayBytes {
     _owner: Py<PyAny>,
     start: NonNull<u8>,
@@ -41,25 +40,25 @@ impl ArrayBytes {
     }
 }
 
-/// Why a value is not an array that can be used: a sentence for the caller's error.
+/// Reason why a value is not a usable array, a sentence for the caller's error.
 pub type Refusal = String;
 
-/// An array from Python, as the core reads it.
+/// An array from Python, readable by the core.
 pub struct Input {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     pub bytes: ArrayBytes,
 }
 
-/// What a value is expected to be: Python scalars and lists, which have no dtype of their own, become this where
-/// no number changes its kind or overflows. A scalar stands for every element.
+/// Expected dtype and shape. Python scalars and lists, which have no dtype, are converted unless a number would change its
+/// kind or overflow. A scalar is repeated for all elements.
 #[derive(Clone, Copy)]
 pub struct Expected<'a> {
     pub dtype: Dtype,
     pub shape: &'a [usize],
 }
 
-/// Reads an array: NumPy's, or anything with `__array__`, such as a torch tensor. Arrays are never converted.
+/// Reads a NumPy array, or a value with `__array__` such as a torch tensor. Arrays are never converted.
 pub fn read(
     value: &Bound<'_, PyAny>,
     expected: Option<Expected<'_>>,
@@ -93,7 +92,7 @@ pub fn read(
     let data = unsafe { (*array.as_array_ptr()).fields.data };
     let bytes = ArrayBytes {
         _owner: array.into_any().unbind(),
-        // Without bytes any address will do.
+        // Without elements any address is valid.
         start: NonNull::new(data.cast()).unwrap_or(NonNull::dangling()),
         len,
     };
@@ -107,7 +106,7 @@ pub fn read(
 /// The float32 values of a NumPy array that is changed in place.
 ///
 /// # Errors
-/// `ConfigError` for anything else than a C-contiguous array of float32 that may be written to, and is not in use by another call.
+/// `ConfigError` for anything but a writable C-contiguous array of float32 that no other call uses.
 pub fn floats_to_change<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadwriteArrayDyn<'py, f32>> {
     let refuse = |got: String| {
         let expected = "values is a C-contiguous NumPy array of float32 that can be written to";
@@ -145,7 +144,7 @@ impl Numbers {
         }
     }
 
-    /// How many there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.0.shape[0]
     }
@@ -200,19 +199,19 @@ fn as_array<'py>(
     };
     match py.import("numpy")?.call_method1("asarray", (&value,)) {
         Ok(array) => Ok(Ok(array.cast_into::<PyUntypedArray>()?)),
-        // NumPy's and torch's reasons (a ragged list, a tensor on a GPU) are the best there are.
+        // NumPy's and torch's own messages (a ragged list, a tensor on a GPU) say most.
         Err(error) => Ok(Err(format!("not an array: {}", error.value(py)))),
     }
 }
 
 /// Whether a value is a Python scalar or list, without a dtype of its own.
 fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // Looking an attribute up takes longer than the rest of the reading.
+    // Exact types first: an attribute lookup takes longer than the rest of the reading.
     Ok(!value.is_instance_of::<PyUntypedArray>()
         && !value.hasattr(intern!(value.py(), "__array__"))?)
 }
 
-/// A scalar or list as the array it is expected to be, or as it is when a number would change.
+/// A scalar or list converted to the expected array, or unchanged if a number would change.
 fn convert_literal<'py>(
     value: &Bound<'py, PyAny>,
     array: Bound<'py, PyUntypedArray>,
@@ -244,7 +243,7 @@ fn convert_literal<'py>(
     Ok(converted.cast_into::<PyUntypedArray>()?)
 }
 
-/// Keeps the memory under arrays alive until the last of them is gone.
+/// Owner of the memory under arrays, alive until the last array is dropped.
 #[pyclass(frozen)]
 pub struct Owner(#[expect(dead_code, reason = "held, never read")] Box<dyn Send + Sync>);
 

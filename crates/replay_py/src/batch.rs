@@ -21,7 +21,7 @@ pub struct PyBatch {
 }
 
 impl PyBatch {
-    /// Hands the arrays of a batch to Python without copying them.
+    /// The arrays of a batch, without copies.
     pub fn new(py: Python<'_>, batch: view::Batch) -> PyResult<Self> {
         let arrays = PyDict::new(py);
         let mut owners: HashMap<*const Buffer, Bound<'_, PyAny>> = HashMap::new();
@@ -34,9 +34,8 @@ impl PyBatch {
                     owner
                 }
             };
-            // SAFETY: the core makes arrays whose elements are aligned and lie inside their buffer. The buffer
-            // does not move, nothing in Rust reads or writes it while a reference to it is left, and `owner`
-            // holds one.
+            // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
+            // Rust does not access it while a reference to it exists; `owner` holds one.
             let value = unsafe {
                 array::over(
                     &owner,

@@ -1,4 +1,4 @@
-//! `connect`, which reaches the memory of a server.
+//! `connect`: a `Replay` on a server.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::server::parse;
 use crate::table::PyTable;
 use crate::{error, log, wait};
 
-/// Stands for no timeout: longer than any network stack tries.
+/// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Connects to a server.
@@ -45,7 +45,7 @@ pub fn connect(
         .map_err(|_| error::config(py, format!("grace is in seconds, got {grace}")))?;
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
-    // An empty token is none, also where the environment has one.
+    // An empty token is no token, even if the environment has one.
     let token = match token {
         Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
         None => auth::environment_token(),

@@ -1,7 +1,7 @@
-//! The context managers of the bindings.
+//! Context managers (`with` blocks) of the bindings.
 
-/// Gives a class `__enter__`, which returns the object itself, and `__exit__`, which runs `$exit`. `$failed` says whether
-/// the block raised.
+/// Adds `__enter__`, which returns the object itself, and `__exit__`, which runs `$exit`. `$failed` is whether the block raised
+/// an exception.
 macro_rules! context_manager {
     ($class:ty, |$object:ident, $py:ident, $failed:ident| $exit:expr) => {
         #[pyo3::pymethods]

@@ -1,4 +1,4 @@
-//! One draw, from the request to arrays: what `Replay.sample` and `Replay.batches` share.
+//! One draw, from the request to arrays, shared by `Replay.sample` and `Replay.batches`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use replay_core::error::{Error, Result};
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled, Wait};
 use replay_core::view::{Batch, Decoder};
 
-/// How long a draw takes at most to remove an item that does not decode from the memory.
+/// Longest time to remove an item from the memory that cannot be decoded.
 const REPORT_WITHIN: Duration = Duration::from_secs(5);
 
-/// What to draw, and how to make arrays of it.
+/// A request for draws, and the decoder for their arrays.
 pub struct Draw {
     pub replay: Arc<dyn Replay>,
     pub decoder: Arc<Decoder>,
     pub request: SampleRequest,
 }
 
-/// A batch on its way to the reader. Dropped before `delivered`, its draw does not count where the memory is in this
-/// process; a server counts it as soon as it is sent, and the credit is `None` here.
+/// A batch for the reader. If it is dropped before `delivered`, the rate limiter of a memory in this process does not count its
+/// draw. A server counts a batch when it is sent, and the credit is `None`.
 pub struct Drawn {
     pub batch: Batch,
     credit: Option<Box<dyn SampleCredit>>,
@@ -35,12 +35,12 @@ impl Drawn {
 }
 
 impl Draw {
-    /// Draws with `sample`, again where of a draw no item decodes: a batch without items would be of no use. `beta`
-    /// is asked for what weighs the batch when it is there.
+    /// Draws with `sample`, repeatedly until at least one item of a draw can be decoded. `beta` returns the exponent of the
+    /// weights and is called when the batch is there.
     ///
     /// # Errors
-    /// [`Error::Deadline`] when the time is up without an item that decodes; [`Error::Interrupted`]; those of
-    /// `sample` and [`Decoder::decode`].
+    /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; errors of `sample` and
+    /// [`Decoder::decode`].
     pub fn next(
         &self,
         wait: &Wait<'_>,
@@ -58,7 +58,7 @@ impl Draw {
             if wait.deadline.is_some_and(|d| Instant::now() >= d) {
                 return Err(Error::Deadline {
                     waited_for: format!(
-                        "of {rejected} items drawn from table {:?} none decodes; waiting for others",
+                        "none of {rejected} items drawn from table {:?} could be decoded; waiting for others",
                         self.request.table
                     ),
                 });
@@ -66,8 +66,8 @@ impl Draw {
         }
     }
 
-    /// Makes arrays of a draw. Items that do not decode are left out, removed from the memory, and logged with
-    /// the name of their writer.
+    /// Makes arrays of a draw. Items that cannot be decoded are left out, removed from the memory, and logged with the name of
+    /// their writer.
     fn decode(&self, mut sampled: Sampled, beta: f64) -> Result<Drawn> {
         let credit = sampled.credit.take();
         let batch = self.decoder.decode(&sampled, beta)?;

@@ -1,4 +1,4 @@
-//! Element types, between NumPy's and the core's.
+//! Conversions between NumPy's dtypes and the core's.
 
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::prelude::*;
@@ -20,8 +20,7 @@ const ALL: [Dtype; 12] = [
     Dtype::Float64,
 ];
 
-/// The core's name of a NumPy dtype, `None` where it has none: structured, object, text and complex types,
-/// and foreign byte orders.
+/// The core's type for a NumPy dtype; `None` for structured, object, text and complex types and foreign byte orders.
 pub fn from_numpy(descr: &Bound<'_, PyArrayDescr>) -> Option<Dtype> {
     if descr.byteorder() == b'>' {
         return None;
@@ -49,7 +48,7 @@ pub fn to_numpy<'py>(py: Python<'py>, dtype: Dtype) -> Bound<'py, PyArrayDescr> 
     }
 }
 
-/// NumPy's letter for the kind of a type.
+/// NumPy's letter for a type's kind.
 pub fn kind(dtype: Dtype) -> u8 {
     match dtype {
         Dtype::Bool => b'b',

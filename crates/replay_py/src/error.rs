@@ -1,4 +1,4 @@
-//! The one place where the core's errors become Python exceptions: each [`ErrorCode`] is a class of
+//! Conversion of the core's errors to Python exceptions, here and nowhere else: each [`ErrorCode`] is a class of
 //! `innet_drl.errors`.
 
 use pyo3::prelude::*;
@@ -32,7 +32,7 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Closed => "ClosedError",
         ErrorCode::Io => "StorageError",
         ErrorCode::Gradients => "GradientError",
-        // `wait::blocking` raises the pending KeyboardInterrupt before an Interrupted comes here.
+        // `wait::blocking` raises the pending KeyboardInterrupt in place of Interrupted.
         ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
     }
 }
@@ -77,7 +77,7 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
     if let Error::Io { source, .. } = &error
         && let Some(errno) = source.raw_os_error()
     {
-        // A `StorageError` is an `OSError`: programs ask it for the kind of fault.
+        // A `StorageError` is an `OSError`, and programs read its `errno`.
         return with(py, raised, "errno", errno);
     }
     raised
@@ -91,12 +91,12 @@ fn with<'py>(py: Python<'py>, raised: PyErr, name: &str, value: impl IntoPyObjec
     }
 }
 
-/// An argument that cannot be used.
+/// The exception for an invalid argument.
 pub fn config(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, "ConfigError", message.into())
 }
 
-/// Data that does not fit the columns of `table`.
+/// The exception for data that does not fit the columns of `table`.
 pub fn schema(py: Python<'_>, table: &str, reason: impl Into<String>) -> PyErr {
     to_python(
         py,

@@ -1,5 +1,4 @@
-//! What `Replay`, `Writer`, `Batches` and `Server` share: a value that `close` takes away and that a forked
-//! child must not touch.
+//! A value that `close` drops and that a forked child must not use: the inside of `Replay`, `Writer`, `Batches` and `Server`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,10 +6,10 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// A value of the process that made it, until it is closed.
+/// A value for the process that made it, until it is closed.
 ///
-/// A forked child has a copy of the memory but none of the threads, and it shares the sockets: using the
-/// value there would hang or garble a connection, and so would dropping it.
+/// A forked child has a copy of the memory but no threads, and shares the sockets: using or dropping the value there would
+/// hang or corrupt a connection.
 pub struct Handle<T: Send> {
     value: Mutex<Option<T>>,
     process: u32,
@@ -18,7 +17,7 @@ pub struct Handle<T: Send> {
 }
 
 impl<T: Send> Handle<T> {
-    /// A handle for errors that speak of `what`.
+    /// A handle to `value`, which errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
         Handle {
             value: Mutex::new(Some(value)),
@@ -31,13 +30,13 @@ impl<T: Send> Handle<T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it was closed.
+    /// Whether the value was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().is_none()
     }
 
     /// # Errors
-    /// `ForkError` in a child of the process that made it.
+    /// `ForkError` in a forked child.
     pub fn check_process(&self, py: Python<'_>) -> PyResult<()> {
         if self.process == std::process::id() {
             return Ok(());
@@ -67,7 +66,7 @@ impl<T: Send> Handle<T> {
             .ok_or_else(|| error::raise(py, "ClosedError", format!("this {} is closed", self.what)))
     }
 
-    /// The value, which is gone afterwards; `None` when it was gone before.
+    /// Takes the value out; `None` if it was closed before.
     ///
     /// # Errors
     /// `ForkError` in a forked child.
@@ -84,8 +83,8 @@ impl<T: Send> Drop for Handle<T> {
             std::mem::forget(value);
             return;
         }
-        // Dropping may join threads and end connections: other Python threads go on meanwhile. While the
-        // interpreter shuts down there are none.
+        // Without the interpreter lock, because dropping may join threads and end connections. During the interpreter's
+        // shutdown there are no other Python threads.
         Python::try_attach(|py| py.detach(|| drop(value)));
     }
 }

@@ -1,5 +1,4 @@
-//! The core's log in Python's: events go to the logger `innet_drl` of the module `logging`, where the program
-//! decides what becomes of them.
+//! The core's events in Python's log: they go to the logger `innet_drl` of the module `logging`.
 
 use std::fmt::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -13,10 +12,10 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts forwarding, once in a process. Not at import: the command line has a log of its own.
+/// Starts forwarding, once in a process. Not at import, since the command line has a log of its own.
 ///
 /// # Errors
-/// What `atexit.register` raises.
+/// Exceptions of `atexit.register`.
 pub fn start(py: Python<'_>) -> PyResult<()> {
     static START: Once = Once::new();
     if START.is_completed() {
@@ -24,17 +23,17 @@ pub fn start(py: Python<'_>) -> PyResult<()> {
     }
     let process = std::process::id();
     let stop = PyCFunction::new_closure(py, None, None, move |arguments, _| {
-        // A forked child has none of the threads.
+        // A forked child has no other threads.
         if process == std::process::id() {
             stop(arguments.py());
         }
     })?;
     py.import("atexit")?.call_method1("register", (stop,))?;
     START.call_once(|| {
-        // Every event takes the interpreter lock, so those of single requests stay away.
+        // INFO at most: an event takes the interpreter lock, and single requests log at DEBUG.
         let targets = Targets::new()
-            .with_target("replay_core", LevelFilter::INFO)
-            .with_target("_core", LevelFilter::INFO)
+            .with_targets(replay_net::LOG_TARGETS.map(|target| (target, LevelFilter::INFO)))
+            .with_target(env!("CARGO_CRATE_NAME"), LevelFilter::INFO)
             .with_default(LevelFilter::WARN);
         // A program with a subscriber of its own keeps it.
         let _ = tracing_subscriber::registry()
@@ -44,18 +43,18 @@ pub fn start(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Threads of the core that are in the interpreter, and whether others may still enter it.
+/// Threads that are forwarding an event, and whether others may still start.
 ///
-/// A thread that asks for the interpreter while it shuts down never comes back, and whoever joins it waits for
-/// ever. So forwarding ends before: in an `atexit` handler.
+/// A thread that takes the interpreter lock during the interpreter's shutdown never returns, and joining it blocks for ever.
+/// So an `atexit` handler ends forwarding first.
 struct Forwarding {
     stopped: bool,
-    under_way: usize,
+    running: usize,
 }
 
 static FORWARDING: Mutex<Forwarding> = Mutex::new(Forwarding {
     stopped: false,
-    under_way: 0,
+    running: 0,
 });
 static DONE: Condvar = Condvar::new();
 
@@ -63,12 +62,12 @@ fn forwarding() -> MutexGuard<'static, Forwarding> {
     FORWARDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends forwarding, and waits for events that are on their way.
+/// Ends forwarding, and waits for events that are being forwarded.
 fn stop(py: Python<'_>) {
     py.detach(|| {
         let mut state = forwarding();
         state.stopped = true;
-        while state.under_way > 0 {
+        while state.running > 0 {
             state = DONE.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     });
@@ -92,11 +91,11 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
             if state.stopped {
                 return;
             }
-            state.under_way += 1;
+            state.running += 1;
         }
         // A logger that raises must not stop the core.
         let _ = Python::try_attach(|py| log(py, level, &text));
-        forwarding().under_way -= 1;
+        forwarding().running -= 1;
         DONE.notify_all();
     }
 }

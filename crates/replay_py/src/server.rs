@@ -1,4 +1,4 @@
-//! `Server`, which puts a memory of this process on the network.
+//! `Server`: network access to a memory in this process.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
     })
 }
 
-/// What `Replay.serve` takes beside the addresses.
+/// Arguments of `Replay.serve` besides the addresses.
 pub struct ServeOptions {
     pub token: Option<String>,
     pub tls_cert: Option<PathBuf>,

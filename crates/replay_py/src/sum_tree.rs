@@ -1,4 +1,4 @@
-//! `SumTree` and `Drawn`: prioritized draws for who keeps the items.
+//! `SumTree` and `Drawn`: prioritized draws of indexes, for programs that store the items elsewhere.
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -8,22 +8,23 @@ use replay_core::schema::Dtype;
 
 use crate::{array, error};
 
-/// An index may come from NumPy, or from torch, as a signed integer; both have unsigned ones as well.
+/// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
 const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
+/// Dtypes of priorities.
 const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
 
-/// Entries of a batch from which on other Python threads may run meanwhile. A smaller one takes less than a
-/// millisecond, and a busy thread that gets the interpreter's lock keeps it for 5 ms.
+/// Smallest batch for which the interpreter lock is released. A smaller one takes less than 1 ms, while another busy thread
+/// would keep the lock for 5 ms.
 const RELEASED_FROM: usize = 8192;
 
 /// Priorities under indexes, to draw indexes by: for who keeps the items.
 #[pyclass(name = "SumTree", module = "innet_drl", frozen)]
 pub struct PySumTree {
-    /// Boxed: it lies on cache lines of its own, and the interpreter's objects do not.
+    /// Boxed, because it is aligned to cache lines and Python's objects are not.
     index: Box<PriorityIndex>,
 }
 
-// The interpreter's objects are aligned to 16 bytes.
+// Python's objects are aligned to 16 bytes.
 const _: () = assert!(align_of::<PySumTree>() <= 16);
 
 impl PySumTree {

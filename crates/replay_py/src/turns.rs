@@ -1,5 +1,5 @@
-//! A value that one thread uses at a time, perhaps for as long as a call blocks: the others wait for their turn as
-//! they would for the call itself, to their own deadline and with Ctrl-C.
+//! A mutex for values that a thread may hold during a blocking call: waiting for it respects the waiting thread's deadline and
+//! Ctrl-C.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,29 +8,29 @@ use std::time::Instant;
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
-/// The value, and whether a thread has it.
+/// A value that one thread uses at a time.
 pub struct Turns<T> {
-    /// Locked in a turn alone, so nobody waits here.
+    /// Locked only by the owner of `taken`, so locking it never blocks.
     value: Mutex<T>,
     taken: Mutex<bool>,
     ended: Condvar,
     what: &'static str,
 }
 
-/// The value, until this is dropped.
+/// Exclusive use of the value, until dropped.
 pub struct Turn<'a, T> {
     value: MutexGuard<'a, T>,
     _end: End<'a>,
 }
 
-/// Ends a turn. It is dropped after the value's lock, being the last field.
+/// End of a turn. The last field of [`Turn`], so that it is dropped after the value's lock.
 struct End<'a> {
     taken: &'a Mutex<bool>,
     ended: &'a Condvar,
 }
 
 impl<T> Turns<T> {
-    /// A value for errors that speak of `what`.
+    /// A value that errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
         Turns {
             value: Mutex::new(value),

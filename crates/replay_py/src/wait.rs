@@ -1,5 +1,4 @@
-//! Blocking calls: the interpreter is free for other threads meanwhile, a deadline ends them, and so does
-//! Ctrl-C.
+//! Blocking calls without the interpreter lock, ended by their deadline or by Ctrl-C.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use replay_core::replay::Wait;
 
 use crate::error;
 
-/// The instant at which `timeout` seconds are over; `None` is never.
+/// The instant after `timeout` seconds; `None` for no timeout.
 ///
 /// # Errors
 /// `ConfigError` for a negative timeout or NaN.
@@ -25,13 +24,13 @@ pub fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant
             format!("timeout is in seconds, 0 or more, or None to wait for ever; got {seconds}"),
         ));
     }
-    // A timeout beyond what an Instant can name is as good as none.
+    // A timeout beyond the range of an Instant is the same as none.
     Ok(Duration::try_from_secs_f64(seconds)
         .ok()
         .and_then(|duration| Instant::now().checked_add(duration)))
 }
 
-/// Runs `work` without the interpreter lock until it returns, `deadline` passes or a signal handler raises.
+/// Runs `work` without the interpreter lock, and raises its error or the exception of a signal handler.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,

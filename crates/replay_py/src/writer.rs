@@ -20,7 +20,7 @@ use crate::handle::Handle;
 use crate::turns::Turns;
 use crate::{error, wait};
 
-/// How long the end of a `with` block that failed waits for what the writer still holds.
+/// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// Writes the steps of `streams` environments: one `append` a step, one row a stream.
@@ -30,11 +30,11 @@ pub struct PyWriter {
     config: Arc<TableConfig>,
     name: String,
     streams: usize,
-    /// `final_` and the name of the view's observation.
+    /// Argument name of the final observation: `final_` and the view's observation.
     final_observation: Option<String>,
 }
 
-/// The writer, and what it had done when its last append ended: to be read while the next one waits.
+/// The writer, and its counters after the last append, readable while the next append blocks.
 struct WriterState {
     turns: Turns<Writer>,
     counters: Mutex<WriterCounters>,
@@ -84,7 +84,7 @@ impl PyWriter {
         })
     }
 
-    /// Reads one argument of `append`, of which a row has `shape`.
+    /// Reads one argument of `append`; `row` is the shape of one row.
     fn read(
         &self,
         name: &str,
@@ -126,7 +126,7 @@ impl PyWriter {
         if input.dtype != Dtype::Bool || input.shape != [self.streams] {
             return Err(self.refuse(value.py(), name, "bool", &input));
         }
-        // Not as they lie: a byte of a NumPy bool may be more than 1.
+        // Converted, because a byte of a NumPy bool may be greater than 1.
         Ok(input
             .bytes
             .as_slice()
@@ -162,12 +162,12 @@ impl PyWriter {
             .find(|known| known.name == column);
         match found {
             Some(column) => self.read(name, value, column.dtype, &column.shape),
-            // The core names the columns there are.
+            // The core's error lists the columns.
             None => self.read(name, value, Dtype::Float32, &[]),
         }
     }
 
-    /// The view's observation as a final one, unless the table itself has a column of that name.
+    /// The view's observation column for a final observation's name, unless the table has a column of that name.
     fn is_final_observation(&self, name: &str) -> bool {
         self.final_observation.as_deref() == Some(name)
             && self.config.columns.iter().all(|column| column.name != name)
@@ -184,7 +184,7 @@ fn values(input: &Input) -> Values<'_> {
 
 context_manager!(PyWriter, |writer, py, failed| match failed {
     true => {
-        // The exception of the block is the error to see; one of `close` would only follow from it.
+        // Errors are ignored: they would hide the block's exception.
         let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
         Ok(())
     }

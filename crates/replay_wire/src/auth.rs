@@ -1,12 +1,12 @@
-//! Challenge and response: both ends show that they know the token, and the token itself never travels.
-//! `schema/innet.capnp` has the formula. Each proof covers both nonces, so none can be used again.
+//! Challenge and response: both ends prove that they know the token, which is never sent. Each proof covers the nonces of
+//! both ends, so it cannot be replayed. The formula is in `schema/innet.capnp`.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use replay_core::error::{Error, Result};
 
-/// Who proves. Each role signs other bytes, so a proof cannot be sent back to its maker.
+/// The proving end. Each role signs different bytes, so a proof cannot be reflected to its maker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The client, in `Authenticate`.
@@ -15,8 +15,8 @@ pub enum Role {
     Server,
 }
 
-/// What a client takes where it is given no token: the environment variable INNET_TOKEN, without white space around
-/// it, as servers read theirs. An empty one is none.
+/// A client's default token: the environment variable INNET_TOKEN without surrounding white space, as servers read it;
+/// `None` if it is empty.
 pub fn environment_token() -> Option<String> {
     let token = std::env::var("INNET_TOKEN").ok()?;
     let token = token.trim();
@@ -36,7 +36,7 @@ pub fn proof(
         .into()
 }
 
-/// Whether `claimed` is that proof; the comparison takes the same time wherever they differ.
+/// Whether `claimed` equals [`proof`], compared in constant time.
 pub fn verify(
     token: &str,
     role: Role,
@@ -52,7 +52,7 @@ pub fn verify(
 /// 32 random bytes from the operating system.
 ///
 /// # Errors
-/// [`Error::Io`] where it has none to give.
+/// [`Error::Io`] when the operating system fails.
 pub fn nonce() -> Result<[u8; 32]> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| Error::Io {

@@ -1,4 +1,4 @@
-//! Frames to messages. The bytes come from outside: every pointer, length, text and enum is checked.
+//! Frames to messages. The bytes are untrusted: every pointer, length, text and enum is checked.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ use replay_core::replay::{
 };
 use replay_core::schema::{Column, TableConfig};
 
-/// The deepest message is request, table, columns, column, shape.
+/// Nesting limit; the deepest message is request, table, columns, column, shape.
 const NESTING: i32 = 16;
 
 /// The request in a frame.
 ///
 /// # Errors
-/// [`Error::Protocol`] for bytes that are no request. Nothing that is built is larger than a small multiple
-/// of the frame: pointers that share their target are read at most twice over.
+/// [`Error::Protocol`] for anything but a request. Memory is bounded by a small multiple of the frame, since pointers to
+/// the same target are read at most twice.
 pub fn decode_request(frame: Frame) -> Result<Request> {
     let message = reader(&frame)?;
     let root: wire::request::Reader<'_> = message.get_root().map_err(malformed)?;
@@ -44,7 +44,7 @@ pub fn decode_request(frame: Frame) -> Result<Request> {
 /// The reply in a frame.
 ///
 /// # Errors
-/// [`Error::Protocol`] for bytes that are no reply.
+/// [`Error::Protocol`] for anything but a reply.
 pub fn decode_reply(frame: Frame) -> Result<Reply> {
     let message = reader(&frame)?;
     let root: wire::reply::Reader<'_> = message.get_root().map_err(malformed)?;
@@ -57,10 +57,10 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
     })
 }
 
-/// A table's definition by itself, as snapshots of format 2 have it.
+/// A table's definition alone, as in snapshots of format 2.
 ///
 /// # Errors
-/// [`Error::Protocol`] for bytes that are none.
+/// [`Error::Protocol`] for anything else.
 pub fn decode_table(bytes: &[u8]) -> Result<TableConfig> {
     let frame = Frame::new(bytes, Bytes::new());
     table(reader(&frame)?.get_root().map_err(malformed)?)

@@ -12,14 +12,14 @@ use replay_core::error::{Error, Result};
 use replay_core::replay::{Listing, OpenWriter, Push, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 
-/// Longest list of a message: Cap'n Proto counts elements in 29 bits.
+/// Longest list in a message: Cap'n Proto counts elements in 29 bits.
 const MAX_LIST: usize = (1 << 29) - 1;
 
 /// The frame of a request. Its payload is shared, not copied.
 ///
 /// # Errors
-/// [`Error::TooLarge`] for lists and payloads that the format has no room for, [`Error::Priority`] for
-/// a push with a priority that is NaN, infinite or negative.
+/// [`Error::TooLarge`] for lists and payloads over the format's limits, [`Error::Priority`] for a push with a priority that
+/// is NaN, infinite or negative.
 pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
     let mut message = builder(match &request.body {
         RequestBody::Push(push) => 64 + 3 * (push.body.chunks.len() + push.body.items.len()),
@@ -94,10 +94,10 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
     OutgoingFrame::new(head(&message)?, vec![payload], None)
 }
 
-/// The frame of a reply. It takes over the blobs, which stay pinned until it is dropped, and the credit.
+/// The frame of a reply. It owns the credit and the blobs, which stay pinned until it is dropped.
 ///
 /// # Errors
-/// [`Error::TooLarge`] for batches and payloads that the format has no room for.
+/// [`Error::TooLarge`] for batches and payloads over the format's limits.
 pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
     let mut message = builder(match &reply.body {
         ReplyBody::Sampled(sampled) => 64 + 4 * sampled.items.len(),
@@ -155,7 +155,7 @@ fn builder(words: usize) -> Builder<HeapAllocator> {
     Builder::new(HeapAllocator::new().first_segment_words(words))
 }
 
-/// The message behind the room for the frame's lengths.
+/// The message, behind [`HEADER_BYTES`] free bytes.
 fn head(message: &Builder<HeapAllocator>) -> Result<Vec<u8>> {
     let bytes = 8 * serialize::compute_serialized_size_in_words(message);
     let mut head = Vec::with_capacity(HEADER_BYTES + bytes);

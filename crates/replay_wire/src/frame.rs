@@ -1,5 +1,5 @@
-//! Frames: two lengths, a control message, a payload. No I/O: a receiver fills an [`IncomingFrame`] frame, a sender writes
-//! what [`OutgoingFrame::unwritten`] lists. Both keep how far they are, so a transfer may be interrupted and resumed.
+//! Frames: two lengths, a control message, a payload. No I/O: a receiver fills an [`IncomingFrame`], a sender writes the
+//! slices of [`OutgoingFrame::unwritten`]. Both keep their progress, so a transfer may be interrupted and resumed.
 
 use std::io::IoSlice;
 
@@ -10,13 +10,13 @@ use replay_core::error::{Error, Result};
 use replay_core::memory_hints::advise_huge_pages;
 use replay_core::replay::SampleCredit;
 
-/// Bytes of the two lengths that start a frame.
+/// Bytes of the two lengths at the start of a frame.
 pub const HEADER_BYTES: usize = 8;
 
-/// Segments handed to one vectored write: Linux takes at most 1024.
+/// Segments of one vectored write: Linux takes at most 1024.
 const MAX_SEGMENTS: usize = 1024;
 
-/// What a receiver accepts. Lengths are held against it before anything is allocated.
+/// Limits of a receiver, checked before memory is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameLimits {
     /// Most bytes of one frame, control message and payload together.
@@ -26,7 +26,7 @@ pub struct FrameLimits {
 }
 
 impl FrameLimits {
-    /// For a peer that has not shown who it is.
+    /// Limits for a peer that is not authenticated.
     pub const HANDSHAKE: FrameLimits = FrameLimits {
         max_frame_bytes: 1 << 16,
         max_control_bytes: 1 << 16,
@@ -54,7 +54,7 @@ impl Default for FrameLimits {
     }
 }
 
-/// The two lengths that start a frame, within the limits.
+/// The two lengths at the start of a frame, within the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Bytes of the control message, a multiple of 8.
@@ -67,7 +67,7 @@ impl Header {
     /// The lengths in the first [`HEADER_BYTES`] bytes of a frame.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for lengths that no frame has; [`Error::TooLarge`] beyond the limits.
+    /// [`Error::Protocol`] for invalid lengths; [`Error::TooLarge`] beyond the limits.
     pub fn parse(bytes: [u8; HEADER_BYTES], limits: &FrameLimits) -> Result<Self> {
         let [a, b, c, d, e, f, g, h] = bytes;
         let header = Header {
@@ -105,7 +105,7 @@ impl Header {
     }
 }
 
-/// A frame as it was received.
+/// A received frame.
 #[derive(Debug, Clone)]
 pub struct Frame {
     /// The control message in words, so that it is aligned for Cap'n Proto.
@@ -115,8 +115,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame from a control message and a payload; a control message that ends within a word is
-    /// filled up with zeros.
+    /// A frame from a control message, which is padded to whole words, and a payload.
     pub fn new(control: &[u8], payload: Bytes) -> Self {
         let mut words = Word::allocate_zeroed_vec(control.len().div_ceil(8));
         Word::words_to_bytes_mut(&mut words)[..control.len()].copy_from_slice(control);
@@ -138,7 +137,7 @@ pub struct IncomingFrame {
 }
 
 impl IncomingFrame {
-    /// Allocates the buffers of a frame whose header was read.
+    /// Allocates the buffers for a header.
     pub fn new(header: Header) -> Self {
         let mut payload = Vec::with_capacity(header.payload as usize);
         advise_huge_pages(payload.spare_capacity_mut());
@@ -150,7 +149,7 @@ impl IncomingFrame {
         }
     }
 
-    /// The rest of the control message, to be filled from the front; empty once it is complete.
+    /// The missing part of the control message, to be filled from the front; empty once it is complete.
     pub fn control_rest(&mut self) -> &mut [u8] {
         &mut Word::words_to_bytes_mut(&mut self.control)[self.filled..]
     }
@@ -160,14 +159,14 @@ impl IncomingFrame {
         self.filled += bytes;
     }
 
-    /// The payload so far, and the number of bytes to append. Appending, not clearing first, writes 13 MB of
-    /// parameters once instead of twice.
+    /// The payload so far, and the number of bytes to append. Appending avoids zeroing the buffer first, a second write of
+    /// 13 MB for a version of parameters.
     pub fn payload_rest(&mut self) -> (&mut Vec<u8>, usize) {
         let missing = self.header.payload as usize - self.payload.len();
         (&mut self.payload, missing)
     }
 
-    /// Bytes of the current part that have arrived, and bytes that the part has.
+    /// Received and total bytes of the current part.
     pub fn progress(&self) -> (usize, usize) {
         match self.header.control as usize {
             control if self.filled < control => (self.filled, control),
@@ -196,21 +195,20 @@ impl IncomingFrame {
     }
 }
 
-/// A frame to be sent: the header and the control message in one buffer, then the payload's segments where
-/// they lie.
+/// A frame to send: the header and the control message in one buffer, and the payload's segments, which are not copied.
 pub struct OutgoingFrame {
     head: Vec<u8>,
     payload: Vec<Bytes>,
     payload_bytes: u32,
     credit: Option<Box<dyn SampleCredit>>,
-    /// The part being written (0 is the head) and how much of it is written.
+    /// The part being written (0 is the head), and the bytes written of it.
     part: usize,
     offset: usize,
 }
 
 impl OutgoingFrame {
-    /// A frame of a control message that stands behind [`HEADER_BYTES`] free bytes in `head`.
-    /// `credit` counts as delivered once the last byte is written, and goes back if it never is.
+    /// A frame from `head`, which has [`HEADER_BYTES`] free bytes before the control message, and a payload. `credit` is
+    /// delivered once the last byte is written, and returned if that never happens.
     pub(super) fn new(
         mut head: Vec<u8>,
         payload: Vec<Bytes>,
@@ -253,7 +251,7 @@ impl OutgoingFrame {
         }
     }
 
-    /// The next bytes to be written, at most 1,024 segments of them; empty once the frame is written.
+    /// The next slices to write, at most 1,024; empty once the frame is written.
     pub fn unwritten(&self) -> Vec<IoSlice<'_>> {
         if self.part > self.payload.len() {
             return Vec::new();
@@ -281,7 +279,7 @@ impl OutgoingFrame {
         }
     }
 
-    /// The frame has been written and flushed: a sampled batch in it counts as delivered.
+    /// Notes that the frame is written and flushed: a batch in it counts as delivered.
     pub fn delivered(&mut self) {
         if let Some(credit) = self.credit.take() {
             credit.delivered();

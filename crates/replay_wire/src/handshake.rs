@@ -1,28 +1,28 @@
-//! The server's side of the handshake, without I/O: hello, challenge, authenticate, welcome. Versions are
-//! compared at both ends, and both ends prove that they know the token.
+//! The server's side of the handshake, without I/O: hello, challenge, authenticate, welcome. Both ends compare versions and
+//! prove that they know the token.
 
 use crate::auth::{self, Role};
 use crate::{Challenge, Hello, PROTOCOL, RELEASE};
 use replay_core::error::{Error, Result};
 
-/// Characters of a stranger's release that errors and logs repeat.
+/// Characters of an unauthenticated client's release that errors and logs repeat.
 const MAX_RELEASE: usize = 64;
 
-/// What a server tells every client.
+/// A server's part of every handshake.
 pub struct Handshake {
     token: Option<String>,
     incarnation: u64,
     max_frame_bytes: u64,
 }
 
-/// A challenge that waits for its answer.
+/// Nonces of a challenge, to check the client's answer.
 pub struct Challenged {
     client_nonce: [u8; 32],
     server_nonce: [u8; 32],
 }
 
 impl Handshake {
-    /// The handshake of a server; without a token every client is welcome.
+    /// Handshakes of a server; without a token every client is accepted.
     pub fn new(token: Option<String>, incarnation: u64, max_frame_bytes: u64) -> Self {
         Handshake {
             token,
@@ -31,7 +31,7 @@ impl Handshake {
         }
     }
 
-    /// The answer to a hello, and what to hold the client's answer against.
+    /// The reply to a hello, and the nonces for [`Handshake::authenticate`].
     ///
     /// # Errors
     /// [`Error::Version`] for a client of another protocol.
@@ -86,7 +86,9 @@ impl Handshake {
             {
                 Ok(())
             }
-            Some(_) => refuse("the client's token is not this server's"),
+            Some(_) => {
+                refuse("the client's token is not this server's: use the token it was started with")
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The protocol between clients and a server, without I/O: frames, the Cap'n Proto messages in them, the handshake and
-//! its proofs. `schema/innet.capnp` is the contract; this crate is its Rust side.
+//! The protocol between clients and a server, without I/O: frames, their Cap'n Proto messages, and the handshake.
+//! `schema/innet.capnp` specifies it.
 //!
-//! A sender makes an [`OutgoingFrame`] frame of a [`Request`] or a [`Reply`] and writes its bytes; a receiver fills an
-//! [`IncomingFrame`](frame::IncomingFrame) one and decodes it:
+//! A sender encodes a [`Request`] or a [`Reply`] as an [`OutgoingFrame`] and writes its bytes; a receiver fills an
+//! [`IncomingFrame`](frame::IncomingFrame) and decodes it:
 //!
 //! ```
 //! # use replay_wire::{frame::*, *};
@@ -18,11 +18,11 @@
 //! | module | subject |
 //! | --- | --- |
 //! | this file | requests and replies |
-//! | [`frame`] | lengths, capped before anything is allocated; frames to send and to receive |
-//! | `encode` | messages to frames. A payload is never copied: its segments are written from where they lie |
-//! | `decode` | frames to messages. Any bytes give a message or an [`Error`], never a panic, and no more memory than a small multiple of the frame. Payloads are slices of the receive buffer |
-//! | `names` | the schema's enumerations and ours |
-//! | [`handshake`] | versions and tokens: the server's side |
+//! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
+//! | `encode` | messages to frames; payloads are not copied |
+//! | `decode` | frames to messages; any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
+//! | `names` | the schema's enumerations and their Rust types |
+//! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
@@ -52,27 +52,27 @@ use replay_core::replay::{
 };
 use replay_core::schema::TableConfig;
 
-/// Version of the protocol that this release speaks.
+/// Protocol version of this release.
 pub const PROTOCOL: u32 = 3;
 
-/// This release, as it stands in handshakes.
+/// Version of this release, sent in handshakes.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// The id of an error that answers no request in particular: the connection ends after it.
+/// Request id of an error that answers no request and ends the connection.
 pub const NO_REQUEST: u64 = 0;
 
-/// What a client asks.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Comes back in the reply. Clients count from 1.
+    /// Number of the request on its connection, from 1; the reply has the same.
     pub id: u64,
-    /// How long the server may let the request wait, in milliseconds; 0 is one try without waiting.
+    /// Longest wait at the server in milliseconds; 0 is one try without waiting.
     pub deadline_ms: u32,
-    /// The question.
+    /// Content of the request.
     pub body: RequestBody,
 }
 
-/// The questions. Answers are named in brackets; each may be [`ReplyBody::Error`] instead.
+/// Kinds of requests, with their replies in parentheses. Each may be answered by [`ReplyBody::Error`] instead.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestBody {
     /// Starts a connection ([`ReplyBody::Challenge`]).
@@ -81,17 +81,17 @@ pub enum RequestBody {
     Authenticate(Option<[u8; 32]>),
     /// Makes a table ([`ReplyBody::Done`]).
     CreateTable(TableConfig),
-    /// Asks for the definition of the table of this name ([`ReplyBody::Table`]).
+    /// Definition of a table, by name ([`ReplyBody::Table`]).
     DescribeTable(String),
-    /// Removes the steps and items of the table of this name ([`ReplyBody::Done`]).
+    /// Removes the steps and items of a table, by name ([`ReplyBody::Done`]).
     EmptyTable(String),
-    /// Removes the table of this name ([`ReplyBody::Done`]).
+    /// Removes a table, by name ([`ReplyBody::Done`]).
     DropTable(String),
-    /// Opens or takes over a writer ([`ReplyBody::Writer`]). Its pushes come over the same connection.
+    /// Opens or takes over a writer ([`ReplyBody::Writer`]). Its pushes use the same connection.
     OpenWriter {
         /// The writer.
         open: OpenWriter,
-        /// It was opened before: a server that does not know it must not open it anew.
+        /// Whether the writer was opened before: a server that does not know it then refuses.
         resume: bool,
     },
     /// Steps and items ([`ReplyBody::Pushed`]).
@@ -104,7 +104,7 @@ pub enum RequestBody {
         table: String,
         /// Keys of its items.
         keys: Vec<u64>,
-        /// One for each key, before the exponent.
+        /// New priority of each key, before the exponent.
         priorities: Vec<f64>,
     },
     /// A blob that does not decode ([`ReplyBody::Corrupt`]).
@@ -113,26 +113,26 @@ pub enum RequestBody {
         table: String,
         /// The item.
         key: u64,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
-    /// Stores parameters ([`ReplyBody::Parameters`], without the bytes).
+    /// Stores parameters ([`ReplyBody::Parameters`] without bytes).
     PutParameters {
         /// Their name.
         name: String,
-        /// One safetensors file.
+        /// A safetensors file.
         bytes: Bytes,
     },
-    /// Asks for parameters ([`ReplyBody::Parameters`]).
+    /// Newest parameters ([`ReplyBody::Parameters`]).
     GetParameters {
         /// Their name.
         name: String,
-        /// The version that the client has; 0 is none.
+        /// The client's version; 0 is none.
         newer_than: u64,
     },
-    /// Asks for counters and gauges ([`ReplyBody::Stats`]).
+    /// Counters and gauges ([`ReplyBody::Stats`]).
     Stats,
-    /// Asks which tables and parameters there are ([`ReplyBody::Listing`]).
+    /// All tables and parameters ([`ReplyBody::Listing`]).
     List,
     /// Closes a writer ([`ReplyBody::Done`]).
     CloseWriter {
@@ -140,14 +140,14 @@ pub enum RequestBody {
         table: String,
         /// The writer.
         writer: u64,
-        /// Its connection.
+        /// Epoch of its connection.
         epoch: u32,
     },
-    /// Takes part in a gradient job for as long as the connection is open ([`ReplyBody::Gradients`]).
+    /// Joins a gradient job until the connection ends ([`ReplyBody::Gradients`]).
     JoinGradients {
-        /// The job, and the place in it.
+        /// The job and the worker's part in it.
         job: JoinJob,
-        /// This is no worker but a server: how many workers it has sums of.
+        /// For a server that joins its parent: the number of its workers.
         below: Option<u32>,
     },
 }
@@ -174,68 +174,68 @@ pub struct Challenge {
     pub incarnation: u64,
     /// Drawn at random for this connection.
     pub nonce: [u8; 32],
-    /// The server asks for a token.
+    /// Whether clients need a token.
     pub token_needed: bool,
-    /// The server's own proof that it knows the token; `None` without one.
+    /// The server's proof that it knows the token; `None` without one.
     pub proof: Option<[u8; 32]>,
     /// The server's [`FrameLimits::max_frame_bytes`].
     pub max_frame_bytes: u64,
 }
 
-/// What the server answers.
+/// A reply of the server.
 pub struct Reply {
-    /// The request's id; [`NO_REQUEST`] for an error of the connection itself.
+    /// Id of the request; [`NO_REQUEST`] for an error of the connection.
     pub id: u64,
-    /// The answer.
+    /// Content of the reply.
     pub body: ReplyBody,
 }
 
-/// The answers.
+/// Kinds of replies.
 pub enum ReplyBody {
     /// The request failed.
     Error {
-        /// What kind of error.
+        /// Kind of the error.
         code: ErrorCode,
-        /// For people.
+        /// Message for the user.
         message: String,
     },
-    /// Prove that you know the token.
+    /// Answer to a hello.
     Challenge(Challenge),
-    /// The handshake is over.
+    /// End of the handshake.
     Welcome,
-    /// It is done, and there is nothing to tell.
+    /// Success without a result.
     Done,
-    /// A table's definition.
+    /// Definition of a table.
     Table(TableConfig),
-    /// The writer is open.
+    /// An opened writer.
     Writer(WriterOpened),
-    /// The push is applied.
+    /// An applied push.
     Pushed {
-        /// Steps that the table has taken from this writer so far.
+        /// Steps of this writer that the table has applied so far.
         steps: u64,
     },
-    /// A batch.
+    /// A drawn batch.
     Sampled(Sampled),
-    /// What the update did.
+    /// Result of an update of priorities.
     Updated(UpdateReceipt),
-    /// The item is removed; the name of the writer that pushed it, `None` when the item was gone.
+    /// A removed item: the name of its writer, or `None` when it was removed before.
     Corrupt(Option<String>),
-    /// A version with its bytes (`getParameters`) or without (`putParameters`); `None`: nothing newer.
+    /// A version with its bytes (`getParameters`) or without (`putParameters`); `None` when there is none newer.
     Parameters(Option<Parameters>),
     /// One JSON object.
     Stats(String),
     /// Tables and parameters.
     Listing(Listing),
-    /// A place in a gradient job.
+    /// Membership in a gradient job.
     Gradients(GradientsJoined),
 }
 
 /// The answer to [`RequestBody::JoinGradients`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GradientsJoined {
-    /// The aggregator's UDP; an IP address of all zeros is the server's own.
+    /// UDP address of the aggregator; an IP address of all zeros stands for the server's own.
     pub address: SocketAddr,
-    /// What the aggregator knows the worker by.
+    /// The worker's session and key at the aggregator.
     pub ticket: Ticket,
 }
 
@@ -249,7 +249,7 @@ impl From<&Error> for ReplyBody {
 }
 
 impl ReplyBody {
-    /// The schema's name of the answer, for errors about an answer to another question.
+    /// Name in the schema, for errors about unexpected replies.
     pub fn name(&self) -> &'static str {
         match self {
             ReplyBody::Error { .. } => "error",

@@ -1,5 +1,5 @@
-//! The enums that the schema and the crate both have. The matches are exhaustive in both directions, so a
-//! variant that is added on one side alone does not compile.
+//! Conversions between enums of the schema and their Rust types. The matches are exhaustive in both directions, so a variant
+//! that is missing on one side does not compile.
 
 use super::innet_capnp as wire;
 use gradients::Arithmetic;

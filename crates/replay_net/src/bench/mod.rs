@@ -1,5 +1,4 @@
-//! What the benchmarks of gradients measure against: a parameter server in the manner of the papers' baseline, and a
-//! relay that loses datagrams. Not part of the library's interface.
+//! For the benchmarks of gradients only: a parameter server like the papers' baseline, and a relay that loses datagrams.
 
 pub mod lossy;
 pub mod parameter_server;

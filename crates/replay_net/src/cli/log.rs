@@ -1,4 +1,4 @@
-//! Where log lines go: to standard error, one line for each event, with the time in UTC.
+//! The log of the command line: one line for each event on standard error, with the time in UTC.
 
 use std::io::{self, IsTerminal};
 
@@ -7,7 +7,7 @@ use tracing_subscriber::prelude::*;
 
 use crate::config::LogLevel;
 
-/// Starts logging for the process, unless something in it already has.
+/// Starts logging, unless the process has a log already.
 pub fn start(level: LogLevel) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -20,9 +20,9 @@ pub fn start(level: LogLevel) {
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false);
-    // Libraries below speak up only when something is wrong.
+    // Libraries log only warnings and errors.
     let targets = Targets::new()
-        .with_target(env!("CARGO_CRATE_NAME"), level)
+        .with_targets(crate::LOG_TARGETS.map(|target| (target, level)))
         .with_default(level.min(LevelFilter::WARN));
     let _ = tracing_subscriber::registry()
         .with(lines)

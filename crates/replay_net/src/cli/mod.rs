@@ -26,13 +26,13 @@ enum Command {
     Doctor(doctor::Flags),
 }
 
-/// Runs a command line, program name first, and returns its exit code: 0 when all went well, 2 for a command
-/// line or a configuration that cannot be used, 1 for any other error, and for a `doctor` that misses something.
+/// Runs a command line, program name first, and returns its exit code: 0 for success, 2 for an invalid command line or
+/// configuration, 1 for any other error and for a missing part that `doctor` finds.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let command_line = match CommandLine::try_parse_from(arguments) {
         Ok(command_line) => command_line,
         Err(error) => {
-            // Help and version come this way too. With standard output closed there is nobody to tell.
+            // Also prints help and version. An error of printing is ignored.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }

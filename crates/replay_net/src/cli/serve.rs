@@ -138,7 +138,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// The file's configuration under these flags. Without a token in either, INNET_TOKEN is the token.
+    /// The file's configuration, overridden by these flags. Without a token in either, INNET_TOKEN is the token.
     fn config(&self, environment_token: Option<String>) -> Result<ServerConfig> {
         let (text, origin) = match &self.config {
             Some(path) => {
@@ -159,7 +159,7 @@ impl Flags {
     }
 }
 
-/// Serves until a signal: the first one lets what is under way finish, a second one does not.
+/// Serves until a signal: the first one lets running requests finish, a second one stops at once.
 pub fn run(flags: &Flags) -> Result<()> {
     let config = flags.config(std::env::var("INNET_TOKEN").ok())?;
     log::start(config.log_level);
@@ -195,7 +195,7 @@ pub fn run(flags: &Flags) -> Result<()> {
                 tracing::warn!(signal, "stopping at once");
                 server.stop();
             } else {
-                tracing::info!(signal, "shutting down; requests under way are finished");
+                tracing::info!(signal, "shutting down; running requests are finished");
                 server.shut_down();
             }
             asked = true;
@@ -203,11 +203,11 @@ pub fn run(flags: &Flags) -> Result<()> {
     })
 }
 
-/// Prints the one line of standard output: scripts wait for it, and read the ports that were chosen.
+/// Prints the only line of standard output, with the chosen ports: scripts wait for it.
 fn announce(addresses: &[Address], gradients: Option<SocketAddr>) {
     let mut addresses: Vec<String> = addresses.iter().map(Address::to_string).collect();
     addresses.extend(gradients.map(|address| format!("gradients {address}")));
-    // A closed standard output is no reason to stop.
+    // An error is ignored: standard output may be closed.
     let mut out = io::stdout().lock();
     let _ = writeln!(
         out,

@@ -1,5 +1,5 @@
-//! Where a server is: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+fstack` behind the
-//! scheme a client goes there by F-Stack's TCP in place of the kernel's.
+//! Addresses of servers: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+fstack` after the scheme a
+//! client uses F-Stack's TCP in place of the kernel's.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,11 +18,11 @@ pub enum Address {
     Tcp {
         /// Host name or IP address, an IPv6 address without brackets.
         host: String,
-        /// TCP port; 0 lets the system choose where a server listens.
+        /// TCP port; for a server's 0 the system chooses one.
         port: u16,
         /// Whether TLS runs over it.
         tls: bool,
-        /// Whose TCP a client uses to get there.
+        /// Network stack of a client.
         stack: StackName,
     },
     /// `unix:///path`.
@@ -33,10 +33,10 @@ pub enum Address {
 }
 
 impl Address {
-    /// The port of an address that names none.
+    /// Port of an address without one.
     pub const DEFAULT_PORT: u16 = 7710;
 
-    /// Whose sockets a client uses to get there.
+    /// Network stack of a client.
     pub fn stack(&self) -> StackName {
         match self {
             Address::Tcp { stack, .. } => *stack,
@@ -49,7 +49,7 @@ impl FromStr for Address {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Config`] says what an address looks like.
+    /// [`Error::Config`] with the valid forms of an address.
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |reason: &str| {
             Err(Error::Config(format!(

@@ -1,4 +1,4 @@
-//! The configuration file: F-Stack's own, with one more section that F-Stack does not look at.
+//! F-Stack's configuration file, with an additional section that F-Stack ignores.
 //!
 //! ```ini
 //! [innet]
@@ -7,42 +7,42 @@
 //! memif_segments = 1
 //! ```
 //!
-//! Each `eal` line is one argument for DPDK's environment: F-Stack's own `[vdevN]` sections know virtio_user alone,
-//! this way any device can be named. `memif_segments` is for memifs between F-Stacks: what moves through shared memory
-//! needs neither packets that fit a wire nor checksums.
+//! Each `eal` line is one argument for DPDK's environment abstraction layer (EAL), which names any device; F-Stack's own
+//! `[vdevN]` sections only make virtio_user ones. `memif_segments` is for memifs between F-Stacks: segments in shared memory
+//! need neither checksums nor division into packets.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use replay_core::error::{Error, Result};
 
-/// Room for the longest frame that FreeBSD makes, 65,516 bytes (`if_hw_tsomax`).
+/// Buffer size for FreeBSD's longest frame, 65,516 bytes (`if_hw_tsomax`).
 const SEGMENT_BUFFERS: &str = ",bsize=65535";
 
-/// The binary logarithm of the frames under way, 8 MB of them: more fall out of a core's cache (a tenth slower), fewer are overrun by
-/// what FreeBSD has under way in one connection, 2 MB in frames of half a segment.
+/// Ring size as a binary logarithm: 128 frames, 8 MB. A larger ring does not fit a core's cache (a tenth slower); a smaller one
+/// overflows with one connection's window, 2 MB in frames of half a segment.
 const SEGMENT_RING: &str = ",rsize=7";
 
-/// What this program has to know of the file.
+/// Settings of the file that this program needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The file, by its full name.
+    /// Canonical path of the file.
     pub path: PathBuf,
-    /// Arguments for EAL, after those that F-Stack makes from its own sections.
+    /// Arguments for EAL, after F-Stack's own.
     pub eal: Vec<String>,
-    /// Whether it names virtual devices alone.
+    /// Whether all devices are virtual.
     pub virtual_only: bool,
-    /// Whether F-Stack makes devices of `[vdevN]` sections, too.
+    /// Whether F-Stack also makes devices from `[vdevN]` sections.
     pub vdev_sections: bool,
-    /// Whether DPDK's memory is of hugepages.
+    /// Whether DPDK's memory is in hugepages.
     pub hugepages: bool,
-    /// The devices that connect to a memif socket; the other role listens there.
+    /// Memif devices of the client role, which connect to a socket; the server role listens there.
     pub memif_clients: Vec<String>,
-    /// Whether segments of up to 64 KiB go through a memif whole and without checksums: at both ends, or at none.
+    /// Whether segments of up to 64 KiB cross a memif undivided and without checksums; both ends need the same value.
     pub memif_segments: bool,
-    /// Microseconds that the loop sleeps when there is nothing to do; with 0 it takes its whole core.
+    /// Sleep of the idle loop in µs; with 0 it takes a whole core.
     pub idle_sleep: u32,
-    /// The core of the loop, as the file has it.
+    /// Core mask of the loop, as in the file.
     pub lcore_mask: String,
     /// The cores of [`lcore_mask`](Self::lcore_mask), in order. The loop is on the first.
     pub cores: Vec<usize>,
@@ -52,7 +52,7 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Config`] names the file, the line and what would be right.
+    /// [`Error::Config`] with the file, the line and valid values.
     pub fn read(path: &Path) -> Result<Self> {
         let refuse = |reason: String| {
             Error::Config(format!(
@@ -137,7 +137,7 @@ impl Config {
                         )
                     })?;
                 }
-                // As F-Stack takes them, by `atoi`.
+                // As F-Stack reads numbers, by `atoi`.
                 ("dpdk", "nb_vdev") => {
                     self.vdev_sections = value.parse().is_ok_and(|n: i32| n != 0);
                 }
@@ -163,13 +163,14 @@ impl Config {
         Ok(())
     }
 
-    /// Gives each memif buffers of a whole segment. On a wire, packets like these would be dropped, or worse, taken.
+    /// Sizes the buffers of each memif for whole segments, and refuses other devices: on a wire such packets would be dropped or,
+    /// without a checksum, accepted with errors.
     fn make_room_for_segments(&mut self) -> std::result::Result<(), String> {
         const MEMIFS: &str = "memif_segments = 1 is for memifs between F-Stacks";
         if !self.memif_segments {
             return Ok(());
         }
-        // In two arguments, or in another section, a device would pass unseen.
+        // These forms of naming a device would not be checked below.
         let unseen = self.vdev_sections || self.eal.iter().any(|a| a == "--vdev");
         let devices = self.eal.iter_mut().filter(|a| a.starts_with("--vdev="));
         let devices: Vec<&mut String> = devices.collect();

@@ -1,5 +1,4 @@
-//! The kernel's sockets through tokio: TCP and Unix. Runs inside a current-thread tokio runtime with a
-//! `LocalSet`, one for each I/O thread.
+//! The kernel's TCP and Unix sockets through tokio. Each I/O thread has a current-thread runtime with a `LocalSet`.
 
 use std::fs;
 use std::future::Future;
@@ -19,10 +18,10 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use super::{Address, Stack, StackName};
 use replay_core::error::{Error, Result};
 
-/// Connections the kernel holds ready before `accept`.
+/// Length of the kernel's queue of connections before `accept`.
 const BACKLOG: i32 = 1024;
 
-/// A peer that vanished without a word (its machine lost power) is noticed after about this time.
+/// TCP keepalive time: a peer whose machine lost power is noticed after about this time.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// The kernel's sockets.
@@ -31,13 +30,13 @@ pub struct Kernel;
 
 /// A bound TCP or Unix socket.
 pub enum Listener {
-    /// TCP, and the address with its real port.
+    /// TCP, with the bound address.
     Tcp(TcpListener, Address),
-    /// Unix; the file goes when the listener does.
+    /// Unix; the file is removed with the listener.
     Unix(UnixListener, SocketFile),
 }
 
-/// A connection that no I/O thread serves yet.
+/// An accepted connection, not yet on its I/O thread.
 pub enum Incoming {
     /// TCP.
     Tcp(StdTcpStream),
@@ -120,7 +119,7 @@ impl Stack for Kernel {
     fn open(&self, incoming: Incoming) -> io::Result<Stream> {
         match incoming {
             Incoming::Tcp(stream) => {
-                // A reply is one vectored write: nothing is gained by waiting for more.
+                // A reply is one vectored write, so Nagle's algorithm would only delay it.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream)
                     .set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
@@ -143,8 +142,8 @@ impl Stack for Kernel {
     }
 }
 
-/// Keeps the runtime that it is spawned on from sleeping: between two looks at the sockets there is always this task to
-/// run. An answer is then seen without a wake-up, and a core is taken whole for as long as the runtime runs.
+/// Task that keeps its runtime from sleeping: the runtime polls its sockets in a loop. Answers are seen without a wake-up, and
+/// the thread takes a whole core.
 pub async fn spin() {
     loop {
         tokio::task::yield_now().await;
@@ -158,7 +157,7 @@ fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
         .next()
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // A server that is started again may bind while old connections are still in TIME_WAIT.
+    // Lets a restarted server bind while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -173,7 +172,7 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.bind(&SockAddr::unix(path)?)?;
         let file = SocketFile::of(path)?;
-        // Before `listen` nobody can connect, so the file is never open to others.
+        // Before `listen`, when no connection is possible, so that the file is never open to other users.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
@@ -185,8 +184,10 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
     })
 }
 
-/// Removes a socket file whose server is gone. A file of another kind, or one that a server answers on,
-/// stays and is an error.
+/// Removes a socket file whose server has ended.
+///
+/// # Errors
+/// [`Error::Config`] for a file of another kind or of a running server, which is kept.
 fn remove_stale(path: &Path) -> Result<()> {
     let refuse = |reason: &str| {
         Err(Error::Config(format!(
@@ -205,7 +206,7 @@ fn remove_stale(path: &Path) -> Result<()> {
         }
     };
     if !found.file_type().is_socket() {
-        return refuse("something that is not a socket is there; choose another path");
+        return refuse("a file that is not a socket is there; choose another path");
     }
     match StdUnixStream::connect(path) {
         Ok(_) => refuse("a server is running there; stop it, or choose another path"),
@@ -213,11 +214,13 @@ fn remove_stale(path: &Path) -> Result<()> {
             SocketFile::known(path, &found).remove();
             Ok(())
         }
-        Err(error) => refuse(&format!("it is there and does not answer ({error})")),
+        Err(error) => refuse(&format!(
+            "it exists and does not answer ({error}); remove it, or choose another path"
+        )),
     }
 }
 
-/// A socket file, by name and inode: another server's file of the same name is never removed.
+/// A socket file, by path and inode, so that another server's file at the same path is never removed.
 pub struct SocketFile {
     path: PathBuf,
     device: u64,
@@ -237,7 +240,7 @@ impl SocketFile {
         }
     }
 
-    /// Removes the file if it is still the one that was seen; it is only a name, so nothing depends on it.
+    /// Removes the file unless it was replaced. An error is ignored: the file is only a name.
     fn remove(&self) {
         if let Ok(now) = fs::symlink_metadata(&self.path)
             && (now.dev(), now.ino()) == (self.device, self.inode)
@@ -253,7 +256,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Calls a poll method of the stream inside.
+/// Calls a poll method of the inner stream.
 macro_rules! inner {
     ($self:ident, $method:ident ( $($argument:expr),* )) => {
         match $self.get_mut() {

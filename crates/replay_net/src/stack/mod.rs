@@ -1,6 +1,5 @@
-//! The transport under a server. Everything above it (TLS, the protocol, the coroutine of a connection) is
-//! written against [`Stack`] and takes its streams, its clock and its tasks from there, so that it runs
-//! unchanged on kernel sockets, in a simulation, or on a user-space TCP stack with one reactor thread.
+//! Network stacks of a server. Everything above (TLS, the protocol, connections) uses streams, clock and tasks of the trait
+//! [`Stack`], so it runs unchanged on kernel sockets, in a simulation, and on a user-space TCP stack.
 
 pub mod address;
 #[cfg(feature = "fstack")]
@@ -21,7 +20,7 @@ pub use address::Address;
 
 use replay_core::error::{Error, Result};
 
-/// Whose sockets are used.
+/// Name of a network stack.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum,
 )]
@@ -36,7 +35,7 @@ pub enum StackName {
 
 impl StackName {
     /// # Errors
-    /// [`Error::Config`] that says what is missing where this program was built without the stack.
+    /// [`Error::Config`] if this program was built without the stack.
     pub fn check_built_in(self) -> Result<()> {
         match self {
             StackName::Fstack if cfg!(not(feature = "fstack")) => Err(Error::Config(
@@ -49,22 +48,21 @@ impl StackName {
     }
 }
 
-/// Streams, time and tasks of one I/O thread. A value belongs to the thread that drives it: no method may
-/// be called from elsewhere, and nothing it returns has to be `Send`. A stack with several I/O threads has a
-/// [`Stack::Incoming`] that is.
+/// Streams, time and tasks of one I/O thread. A value is used only on its own thread, so nothing it returns has to be `Send`,
+/// except [`Stack::Incoming`] for a stack with several I/O threads.
 pub trait Stack: Clone + 'static {
     /// An open connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
-    /// A bound address that accepts connections. Dropping it stops that.
+    /// A bound address that accepts connections until it is dropped.
     type Listener: 'static;
-    /// An accepted connection on its way to the I/O thread that will serve it.
+    /// An accepted connection, to be handed to its I/O thread.
     type Incoming: 'static;
 
     /// Binds an address.
     fn listen(&self, address: &Address) -> Result<Self::Listener>;
-    /// The address that was bound, with the port that was given for port 0.
+    /// The bound address, with the chosen port in place of port 0.
     fn address(&self, listener: &Self::Listener) -> Address;
-    /// The next connection, and its peer's name for logs. Cancel safe.
+    /// The next connection and its peer's name for logs. Cancel safe.
     fn accept(
         &self,
         listener: &mut Self::Listener,
@@ -79,7 +77,7 @@ pub trait Stack: Clone + 'static {
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
 }
 
-/// Runs `future` for as long as `stack`'s clock is before `deadline`; `None` when it did not complete.
+/// Runs `future` until `deadline` of the stack's clock; `None` if it did not complete.
 pub async fn until<S: Stack, T>(
     stack: &S,
     deadline: Instant,

@@ -1,10 +1,9 @@
-//! A network in memory for tests: one thread, its own clock, and every choice (which task runs next, how
-//! long a segment travels, how much of it one read returns) drawn from a seed, so that a failure repeats.
+//! A simulated network for tests: one thread, a virtual clock, and all choices (the next task, the delay of a segment, the
+//! bytes of one read) from a seed, so that a failure can be repeated.
 //!
-//! A [`Sim`] owns the world and drives it; a [`SimStack`] is the [`Stack`] inside it. The clock stands still
-//! while a task can run and jumps to the next timer when none can. Streams keep TCP's promises: bytes
-//! arrive in order or not at all. So loss shows as delay, a partition as silence, and a cut as a reset in
-//! the middle of whatever was on its way.
+//! [`Sim`] owns and runs the world; [`SimStack`] is the [`Stack`] inside it. The clock stops while a task can run and jumps to
+//! the next timer when none can. Streams keep TCP's guarantees, so loss shows as delay, a partition as silence, and a cut as
+//! a reset that loses the bytes in transit.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -34,7 +33,7 @@ pub struct Sim {
     stack: SimStack,
 }
 
-/// A handle on the world for those inside it.
+/// Handle to the world for its tasks.
 #[derive(Clone)]
 pub struct SimStack {
     world: Rc<RefCell<World>>,
@@ -46,7 +45,7 @@ struct World {
     tasks: HashMap<u64, Task>,
     next_task: u64,
     ready: Arc<Ready>,
-    /// Who to wake when; the number keeps timers of one instant apart.
+    /// Wakers by time; the number distinguishes timers of one instant.
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
     listeners: HashMap<Address, Rc<RefCell<Backlog>>>,
@@ -62,7 +61,7 @@ struct Backlog {
     waker: Option<Waker>,
 }
 
-/// Tasks that were woken. Wakers have to be `Send`, so this is the one part behind a lock.
+/// Woken tasks. Wakers have to be `Send`, so this part of the world has a lock.
 #[derive(Default)]
 struct Ready(Mutex<Vec<u64>>);
 
@@ -87,7 +86,7 @@ impl Wake for TaskWaker {
 }
 
 impl Sim {
-    /// A world whose choices follow from `seed`. Segments take 0 to 2 ms; a connection holds 64 KiB each way.
+    /// A world with the choices of `seed`. Segments take 0 to 2 ms; a connection buffers 64 KiB in each direction.
     pub fn new(seed: u64) -> Self {
         Sim {
             stack: SimStack {
@@ -114,10 +113,10 @@ impl Sim {
         self.stack.clone()
     }
 
-    /// Runs `future`, and every task beside it, until it completes.
+    /// Runs all tasks until `future` completes.
     ///
     /// # Panics
-    /// When every task waits and no timer is set: nothing would ever happen again.
+    /// At a deadlock: every task waits and no timer is set.
     pub fn run<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> T {
         let value = Rc::new(RefCell::new(None));
         self.stack.spawn({
@@ -141,19 +140,19 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
-        // Tasks hold the world and the world holds the tasks.
+        // Breaks the cycle of references between the world and its tasks.
         let tasks = std::mem::take(&mut self.stack.world.borrow_mut().tasks);
         drop(tasks);
     }
 }
 
 impl SimStack {
-    /// How long segments that are sent from now on travel, each drawn from this range.
+    /// Sets the range of delays for segments sent from now on.
     pub fn set_delay(&self, delay: RangeInclusive<Duration>) {
         self.world.borrow_mut().delay = delay;
     }
 
-    /// Bytes that connections opened from now on hold in each direction, sent and not yet read.
+    /// Sets the buffer of connections opened from now on: sent but unread bytes in each direction.
     pub fn set_buffer(&self, bytes: usize) {
         self.world.borrow_mut().buffer = bytes;
     }
@@ -161,7 +160,7 @@ impl SimStack {
     /// Connects to a listener of this world.
     ///
     /// # Errors
-    /// Refused when nobody listens there.
+    /// Refused when there is no listener.
     pub fn connect(&self, address: &Address) -> io::Result<SimStream> {
         let (backlog, name, buffer) = {
             let mut world = self.world.borrow_mut();
@@ -202,7 +201,7 @@ impl SimStack {
             let mut world = self.world.borrow_mut();
             (world.tasks.remove(&id), world.ready.clone())
         };
-        // A task may be woken after its end.
+        // A finished task may be woken, too.
         let Some(mut task) = task else { return };
         let waker = Waker::from(Arc::new(TaskWaker { task: id, ready }));
         if task
@@ -244,7 +243,7 @@ impl SimStack {
         world.random.random_range(delay)
     }
 
-    /// How much of `bytes` one call moves: at least one.
+    /// Number of bytes that one call moves, at least 1.
     fn draw_part(&self, bytes: usize) -> usize {
         self.world.borrow_mut().random.random_range(1..=bytes)
     }

@@ -1,4 +1,4 @@
-//! A simulated connection: two pipes whose segments travel for a while, and the faults a test puts on them.
+//! A simulated connection: two pipes with delayed segments, and faults that a test injects.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ pub struct SimStream {
     end: usize,
 }
 
-/// The faults of one connection, seen from one end of it.
+/// Fault injection for one connection, from one of its ends.
 #[derive(Clone)]
 pub struct SimLink {
     stack: SimStack,
@@ -30,7 +30,7 @@ pub struct SimLink {
 }
 
 struct Connection {
-    /// `pipes[end]` carries what that end writes.
+    /// `pipes[end]` carries the bytes written at that end.
     pipes: [Pipe; 2],
     held: bool,
     broken: bool,
@@ -38,14 +38,14 @@ struct Connection {
 
 #[derive(Default)]
 struct Pipe {
-    /// What was written and not yet read, with the instant of its arrival.
+    /// Unread segments with their arrival times.
     segments: VecDeque<(Instant, Bytes)>,
-    /// Bytes in `segments`, and the most there may be.
+    /// Bytes in `segments`, and their limit.
     waiting: usize,
     limit: usize,
-    /// The writer has said that no more will come.
+    /// Whether the writer has closed.
     ended: bool,
-    /// The reader has gone.
+    /// Whether the reader has closed.
     unread: bool,
     /// Bytes that may still be written before the connection breaks.
     cut_after: Option<usize>,
@@ -89,7 +89,7 @@ impl SimStream {
         (end(0), end(1))
     }
 
-    /// The faults of this connection, from this end.
+    /// Fault injection from this end.
     pub fn link(&self) -> SimLink {
         SimLink {
             stack: self.stack.clone(),
@@ -100,19 +100,19 @@ impl SimStream {
 }
 
 impl SimLink {
-    /// A partition: nothing arrives at either end until [`SimLink::release`].
+    /// Begins a partition: nothing arrives at either end until [`SimLink::release`].
     pub fn hold(&self) {
         self.connection.borrow_mut().held = true;
     }
 
-    /// Ends a partition: what was sent meanwhile arrives.
+    /// Ends a partition: the bytes sent meanwhile arrive.
     pub fn release(&self) {
         let mut connection = self.connection.borrow_mut();
         connection.held = false;
         connection.wake();
     }
 
-    /// Breaks the connection now: what has not arrived is lost, and both ends see a reset.
+    /// Breaks the connection: bytes in transit are lost, and both ends see a reset.
     pub fn cut(&self) {
         let now = self.stack.now();
         let mut connection = self.connection.borrow_mut();
@@ -123,12 +123,12 @@ impl SimLink {
         connection.wake();
     }
 
-    /// Breaks the connection when this end has sent `bytes` more; they arrive, nothing after them does.
+    /// Breaks the connection once this end has sent `bytes` more, which still arrive.
     pub fn cut_after_sent(&self, bytes: usize) {
         self.connection.borrow_mut().pipes[self.end].cut_after = Some(bytes);
     }
 
-    /// Breaks the connection when the other end has sent `bytes` more; they arrive, nothing after them does.
+    /// Breaks the connection once the other end has sent `bytes` more, which still arrive.
     pub fn cut_after_received(&self, bytes: usize) {
         self.connection.borrow_mut().pipes[1 - self.end].cut_after = Some(bytes);
     }
