@@ -120,7 +120,7 @@ fn the_servers_own_table_wins_over_a_clients() {
         };
         let (code, message) = refused(client.ask(RequestBody::CreateTable(other), 0).await);
         assert_eq!(code, ErrorCode::TableDiffers);
-        for part in ["capacity", "10000", "77", "the server's own configuration"] {
+        for part in ["capacity", "10000", "77", "the server's configuration"] {
             assert!(message.contains(part), "{message}");
         }
         let drop_it = client.ask(RequestBody::DropTable(TABLE.into()), 0).await;
