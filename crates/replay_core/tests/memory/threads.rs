@@ -48,7 +48,8 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
                     };
                     let mut held = std::collections::VecDeque::new();
                     let mut drawn = 0;
-                    while !done.load(Ordering::Acquire) {
+                    // On a busy machine the writers may end before this thread has begun.
+                    while drawn == 0 || !done.load(Ordering::Acquire) {
                         match table.try_sample(&asked, false) {
                             Ok(Attempt::Ready(batch)) => {
                                 drawn += windows(&batch).len();
@@ -83,7 +84,6 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
             .map(|r| r.join().unwrap())
             .sum::<usize>()
     });
-    assert!(drawn > 0, "the readers had a chance");
     assert_eq!(stat(&table, "inserted_steps"), 2 * 400 * 20);
     assert_eq!(stat(&table, "sampled_items"), drawn as u64);
     assert_eq!(stat(&table, "pinned_bytes"), 0);
