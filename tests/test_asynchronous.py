@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -187,6 +188,8 @@ def test_a_frozen_server_keeps_nobody() -> None:
         with Replica(model, optimizer, address, "frozen", worker=0, workers=1, updates=5, deadline=1.0) as replica:
             step(replica)
             process.send_signal(signal.SIGSTOP)
+            # Until all of its threads have stopped, the server may still answer.
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             with pytest.raises(errors.DeadlineError):
                 replica.check()
             with pytest.raises((errors.SilentAggregatorError, errors.DeadlineError)):

@@ -128,7 +128,7 @@ def test_arguments_are_checked(replay: innet.Replay) -> None:
             replay.join_gradients("job", 0, 1, **arguments)  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigError, match="numbers begin with 0"):
         replay.join_gradients("job", 1, 1)
-    with innet.Replay() as memory, pytest.raises(errors.ConfigError, match="client of a server"):
+    with innet.Replay() as memory, pytest.raises(errors.ConfigError, match="need a server that sums gradients"):
         memory.join_gradients("job", 0, 1)
     with innet.Replay() as memory, pytest.raises(errors.ConfigError, match=r"127\.0\.0\.1:7711"):
         memory.serve("innet://127.0.0.1:0", gradients="everywhere")

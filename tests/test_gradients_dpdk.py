@@ -74,7 +74,7 @@ def test_a_station_is_checked() -> None:
             innet.Station("net_null0", address)
     with pytest.raises(errors.ConfigError, match="gateway is an IPv4 address"):
         innet.Station("net_null0", "10.8.1.2:7711", gateway="the way out")
-    assert "leave one out" in refused(via="127.0.0.1:7711")
+    assert "leave one of them out" in refused(via="127.0.0.1:7711")
 
 
 def test_what_is_missing_is_named() -> None:

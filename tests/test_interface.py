@@ -606,7 +606,7 @@ def test_the_environments_token_is_taken_where_none_is_given(tmp_path: Any, monk
             monkeypatch.setenv("INNET_TOKEN", "secret\n")
             innet.connect(guarded.addresses[0]).close()
             innet.connect(unguarded.addresses[0], token="").close()
-            with pytest.raises(errors.AuthenticationError, match="INNET_TOKEN counts"):
+            with pytest.raises(errors.AuthenticationError, match="unset INNET_TOKEN"):
                 innet.connect(unguarded.addresses[0])
             with pytest.raises(errors.AuthenticationError, match="another token"):
                 innet.connect(guarded.addresses[0], token="guess")

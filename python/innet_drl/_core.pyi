@@ -416,7 +416,7 @@ class LossyPath:
 
 @final
 class ParameterServer:
-    """Sums vectors of `workers` over TCP, at the IP address `host`: what `innet-drl bench gradients` measures against.
+    """Sums vectors of `workers` over TCP, at the IP address `host`: the baseline of `innet-drl bench gradients`.
 
     Raises:
         ConfigError: `host` is no IP address.
@@ -618,7 +618,7 @@ class Drawn:
 
 @final
 class GradientUpdates:
-    """A worker of an asynchronous gradient job: hands over gradients and takes the same means as every other worker.
+    """A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 
     `Replay.follow_gradients` makes it; `innet_drl.distributed.Replica` is it with a model. Update `r` is the mean of
     the first gradients to round `r`, as many as the job's threshold; a thread sends and receives while the program
@@ -630,9 +630,9 @@ class GradientUpdates:
 
     @property
     def index(self) -> int:
-        """The update that was taken last, or restarted from."""
+        """Last update taken, or restarted from."""
     def offer(self, gradient: NDArray[np.float32], index: int) -> bool:
-        """Contributes a gradient of the weights of update `index`; `False` while the one before is on its way.
+        """Contributes a gradient of the weights of update `index`; `False` while the worker is busy with the previous one.
 
         Parts of it that would be older than the job's staleness bound are dropped, and counted.
 
@@ -644,14 +644,14 @@ class GradientUpdates:
             ConfigError: `gradient` or `index` is not such a one.
         """
     def take(self, mean: NDArray[np.float32]) -> int | None:
-        """Copies the mean of the next update into `mean`, if it is there, and returns that update's number.
+        """Copies the mean of the next update into `mean` and returns that update's number; `None` while it is not complete.
 
         Raises:
             GradientError: Nothing goes on, see above.
             ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
         """
     def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
-        """Waits until there is a mean to take, or room for a gradient; `False` where the deadline came first.
+        """Waits for a mean to take or, with `for_room`, for room for a gradient. `False` if neither came before the deadline.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.
@@ -662,9 +662,9 @@ class GradientUpdates:
             DisconnectedError: The server has gone.
         """
     def restart(self, index: int) -> None:
-        """Goes on from the weights of update `index`."""
+        """Continues from the weights of update `index`."""
     def contributions(self) -> dict[str, int]:
-        """What became of the gradients.
+        """Counts of its gradients.
 
         They are `offered`, `counted` as a whole, or `dropped` for their age, all or a part; `late_segments` missed a
         round and went into a later one, `dropped_segments` were dropped; `restarts` is how often `restart` was called.
@@ -719,12 +719,12 @@ class GradientWorker:
             GradientError: The aggregator refused; the message says why.
         """
     def reset(self, *, deadline: float | None = None) -> None:
-        """Drops what is under way, and goes on after a failure.
+        """Drops segments in flight, and continues after a failure.
 
         Every worker of the job calls it after an error.
         """
     def force(self, *, deadline: float | None = None) -> None:
-        """Sends everybody what there is of the round that comes next for this worker.
+        """Sends all workers the incomplete sums of this worker's next round.
 
         Raises:
             GradientError: The aggregator refused; the message says why.
@@ -732,13 +732,13 @@ class GradientWorker:
     def halt(self, reason: str, *, deadline: float | None = None) -> None:
         """Suspends the job: every worker's sum fails with this reason until a reset."""
     def leave(self, *, deadline: float | None = None) -> None:
-        """Leaves the job, and returns when the server knows.
+        """Leaves the job, and returns when the server has closed the connection.
 
         A sum that waits for this worker fails at once.
         """
     @property
     def round(self) -> int:
-        """The number of the round that comes next."""
+        """Number of the next round."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -750,7 +750,7 @@ class GradientWorker:
 
 @final
 class Station:
-    """A DPDK device of a worker, and its address there.
+    """DPDK device of a worker, and its IPv4 address.
 
     `Replay.join_gradients` takes it, in a package that was built with the cargo feature `dpdk`; others raise
     `ConfigError`. The device is opened then, and let go of when the worker leaves. A worker polls while it waits, with
