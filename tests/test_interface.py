@@ -631,6 +631,10 @@ def test_a_server_logs_to_the_loggers_of_python(caplog: pytest.LogCaptureFixture
 def test_a_servers_deadline_is_reported_once() -> None:
     with innet.Replay([table(min_size=1)]) as replay, replay.serve("innet://127.0.0.1:0") as server:
         client = innet.connect(server.addresses[0])
-        with client, client.batches("t", 1, VIEW, timeout=0.5) as batches, pytest.raises(errors.DeadlineError) as caught:
+        with (
+            client,
+            client.batches("t", 1, VIEW, timeout=0.5) as batches,
+            pytest.raises(errors.DeadlineError) as caught,
+        ):
             next(batches)
     assert str(caught.value).count("the deadline passed") == 1

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use replay_core::TableConfig;
@@ -12,10 +12,9 @@ use replay_core::table::Attempt;
 
 use crate::support::*;
 
-/// A push of streams 0 to 3 with windows that span chunks, for each round. Returns the number of rounds.
-fn write(actor: &mut Actor, rounds: impl Iterator<Item = u64>) -> u64 {
-    let mut written = 0;
-    for round in rounds {
+/// `rounds` pushes of stream 0 to 3 with windows that span chunks.
+fn write(actor: &mut Actor, rounds: u64) {
+    for round in 0..rounds {
         let (first, rows) = (round * 5, 5);
         let mut body = (0..4).fold(Body::default(), |body, s| body.chunk(s, first, rows));
         for stream in 0..4 {
@@ -27,9 +26,7 @@ fn write(actor: &mut Actor, rounds: impl Iterator<Item = u64>) -> u64 {
         while let Attempt::Blocked(_) = actor.try_push(body.clone()).unwrap() {
             thread::yield_now();
         }
-        written += 1;
     }
-    written
 }
 
 #[test]
@@ -40,55 +37,54 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
         ..config(300)
     });
     let done = AtomicBool::new(false);
-    let drawn = AtomicUsize::new(0);
-    let rounds: u64 = thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                let asked = SampleRequest {
-                    before: 3,
-                    after: 3,
-                    ..request(16)
-                };
-                let mut held = std::collections::VecDeque::new();
-                while !done.load(Ordering::Acquire) {
-                    match table.try_sample(&asked, false) {
-                        Ok(Attempt::Ready(batch)) => {
-                            drawn.fetch_add(windows(&batch).len(), Ordering::Relaxed);
-                            held.push_back(batch);
-                        }
-                        // What the readers hold may be all that the limit allows: then nothing is live.
-                        Ok(Attempt::Blocked(_)) => drop(held.pop_front()),
-                        Err(error) => panic!("{error}"),
-                    }
-                    if held.len() > 3 {
-                        let old = held.pop_front().unwrap();
-                        windows(&old);
-                        let n = old.items.len();
-                        table.update_priorities(&keys(&old), &vec![2.0; n]).unwrap();
-                    }
-                }
-                held.iter().for_each(|batch| drop(windows(batch)));
-            });
-        }
-        let writers: Vec<_> = (1..=2)
-            .map(|writer| {
-                let (table, drawn) = (&table, &drawn);
-                scope.spawn(move || {
-                    // On a busy machine until the readers had a chance.
-                    let go_on = |&round: &u64| {
-                        round < 400 || (round < 1_000_000 && drawn.load(Ordering::Relaxed) == 0)
+    let drawn = thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let asked = SampleRequest {
+                        before: 3,
+                        after: 3,
+                        ..request(16)
                     };
-                    write(&mut Actor::open(table, writer), (0..).take_while(go_on))
+                    let mut held = std::collections::VecDeque::new();
+                    let mut drawn = 0;
+                    // On a busy machine the writers may end before this thread has begun.
+                    while drawn == 0 || !done.load(Ordering::Acquire) {
+                        match table.try_sample(&asked, false) {
+                            Ok(Attempt::Ready(batch)) => {
+                                drawn += windows(&batch).len();
+                                held.push_back(batch);
+                            }
+                            // What the readers hold may be all that the limit allows: then nothing is live.
+                            Ok(Attempt::Blocked(_)) => drop(held.pop_front()),
+                            Err(error) => panic!("{error}"),
+                        }
+                        if held.len() > 3 {
+                            let old = held.pop_front().unwrap();
+                            windows(&old);
+                            let n = old.items.len();
+                            table.update_priorities(&keys(&old), &vec![2.0; n]).unwrap();
+                        }
+                    }
+                    held.iter().for_each(|batch| drop(windows(batch)));
+                    drawn
                 })
             })
             .collect();
-        let rounds = writers.into_iter().map(|w| w.join().unwrap()).sum();
+        let writers: Vec<_> = (1..=2)
+            .map(|writer| {
+                let table = &table;
+                scope.spawn(move || write(&mut Actor::open(table, writer), 400))
+            })
+            .collect();
+        writers.into_iter().for_each(|w| w.join().unwrap());
         done.store(true, Ordering::Release);
-        rounds
+        readers
+            .into_iter()
+            .map(|r| r.join().unwrap())
+            .sum::<usize>()
     });
-    let drawn = drawn.into_inner();
-    assert!(drawn > 0, "the readers had a chance");
-    assert_eq!(stat(&table, "inserted_steps"), rounds * 20);
+    assert_eq!(stat(&table, "inserted_steps"), 2 * 400 * 20);
     assert_eq!(stat(&table, "sampled_items"), drawn as u64);
     assert_eq!(stat(&table, "pinned_bytes"), 0);
     assert!(stat(&table, "bytes") <= 60_000);
@@ -210,7 +206,7 @@ fn a_table_is_emptied_under_its_writers_and_readers() {
                 thread::yield_now();
             }
         });
-        write(&mut Actor::open(&table, 1), 0..300);
+        write(&mut Actor::open(&table, 1), 300);
         done.store(true, Ordering::Release);
     });
     table.check_at_rest().unwrap();
