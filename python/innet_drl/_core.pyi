@@ -632,7 +632,7 @@ class GradientUpdates:
     def index(self) -> int:
         """Last update taken, or restarted from."""
     def offer(self, gradient: NDArray[np.float32], index: int) -> bool:
-        """Contributes a gradient of the weights of update `index`; `False` while the worker is busy with the previous one.
+        """Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
 
         Parts of it that would be older than the job's staleness bound are dropped, and counted.
 
@@ -644,14 +644,14 @@ class GradientUpdates:
             ConfigError: `gradient` or `index` is not such a one.
         """
     def take(self, mean: NDArray[np.float32]) -> int | None:
-        """Copies the mean of the next update into `mean` and returns that update's number; `None` while it is not complete.
+        """Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
 
         Raises:
             GradientError: Nothing goes on, see above.
             ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
         """
     def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
-        """Waits for a mean to take or, with `for_room`, for room for a gradient. `False` if neither came before the deadline.
+        """Waits for a mean or, with `for_room`, for room for a gradient; `False` if the deadline came first.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.

@@ -51,7 +51,7 @@ impl PyGradientUpdates {
         Ok(self.updates.get(py)?.index())
     }
 
-    /// Contributes a gradient of the weights of update `index`; `False` while the worker is busy with the previous one.
+    /// Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
     fn offer(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>, index: u64) -> PyResult<bool> {
         let updates = self.updates.get(py)?;
         let mut gradient = array::floats_to_change(gradient)?;
@@ -60,7 +60,7 @@ impl PyGradientUpdates {
             .map_err(|error| error::to_python(py, error))
     }
 
-    /// Copies the mean of the next update into `mean` and returns that update's number; `None` while it is not complete.
+    /// Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
     fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let updates = self.updates.get(py)?;
         let mut mean = array::floats_to_change(mean)?;
@@ -69,7 +69,7 @@ impl PyGradientUpdates {
             .map_err(|error| error::to_python(py, error))
     }
 
-    /// Waits for a mean to take or, with `for_room`, for room for a gradient. `False` if neither came before the deadline.
+    /// Waits for a mean or, with `for_room`, for room for a gradient; `False` if the deadline came first.
     #[pyo3(signature = (deadline = None, *, for_room = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_room: bool) -> PyResult<bool> {
         let updates = self.updates.get(py)?;

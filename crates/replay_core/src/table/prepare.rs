@@ -45,8 +45,10 @@ pub struct PreparedItem {
     pub first_row: u32,
     pub before: u16,
     pub after: u16,
-    /// Before the exponent; `None` is "as the current maximum".
-    pub priority: Option<f32>,
+    /// Before the exponent.
+    pub priority: f64,
+    /// Its mass.
+    pub units: u64,
 }
 
 impl Table {
@@ -81,7 +83,8 @@ impl Table {
         }
         let charge = Charge::new(&self.held);
         let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
-        let (items, late) = self.check_items(writer, body)?;
+        let items = self.check_items(writer, body)?;
+        let late = (body.items.len() - items.len()) as u64;
 
         let identity = &writer.identity;
         let extra = EXTRA_ITEMS.min(identity.window_before.into());
@@ -169,28 +172,41 @@ impl Table {
         Ok(packed)
     }
 
-    fn check_items(
-        &self,
-        writer: &TableWriter,
-        body: &PushBody,
-    ) -> Result<(Vec<PreparedItem>, u64)> {
+    /// Checks all items, and gives them their priorities and masses; those whose first row has been evicted are left out.
+    /// An item without a priority takes the largest one that the table has ever held, 1 while it has held none above
+    /// zero (Schaul et al., 2016, algorithm 1).
+    fn check_items(&self, writer: &TableWriter, body: &PushBody) -> Result<Vec<PreparedItem>> {
         let mut chunk_of = vec![None; writer.streams.len()];
         for (index, head) in body.chunks.iter().enumerate() {
             chunk_of[head.stream as usize] = Some((index, head.first_step, head.rows));
         }
         let mut items = Vec::with_capacity(body.items.len());
+        let mut priorities = Vec::with_capacity(body.items.len());
+        let mut largest = self.max_priority().unwrap_or(0.0);
         for item in &body.items {
-            let located = self.check_item(writer, item, &chunk_of)?;
-            items.extend(located.map(|(first_chunk, first_row)| PreparedItem {
+            let Some((first_chunk, first_row)) = self.check_item(writer, item, &chunk_of)? else {
+                continue;
+            };
+            let maximum = if largest > 0.0 { largest } else { 1.0 };
+            let priority = item.priority.map_or(maximum, f64::from);
+            largest = largest.max(priority);
+            priorities.push(priority);
+            items.push(PreparedItem {
                 first_chunk,
                 first_row,
                 before: item.before,
                 after: item.after,
-                priority: item.priority,
-            }));
+                priority,
+                units: 0,
+            });
         }
-        let late = (body.items.len() - items.len()) as u64;
-        Ok((items, late))
+        for (item, units) in items
+            .iter_mut()
+            .zip(self.sampler.units(&self.items, &mut priorities))
+        {
+            item.units = units?;
+        }
+        Ok(items)
     }
 
     /// Checks an item and finds its first row; `None` when that has been evicted.

@@ -114,7 +114,7 @@ impl Table {
                 .counters
                 .inserted_steps
                 .fetch_add(push.rows, Ordering::Relaxed);
-        let mut inserted = 0;
+        let (mut inserted, mut largest) = (0, 0.0f64);
         for item in &push.items {
             let arrival = match item.first_chunk {
                 FirstChunk::Stored(arrival) => arrival,
@@ -130,19 +130,16 @@ impl Table {
                 before: item.before,
                 after: item.after,
             };
-            let priority = self.priority_at_birth(item.priority.map(f64::from));
-            let units = self
-                .sampler
-                .units(&self.items, priority)
-                .expect("priorities are checked before anything is stored");
             let key = self
                 .items
-                .insert(window, born, units)
+                .insert(window, born, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
-            self.sampler.insert(key, priority);
+            self.sampler.insert(key, item.priority);
             resident.items.push(key);
+            largest = largest.max(item.priority);
             inserted += 1;
         }
+        self.raise_max_priority(largest);
         self.limiter.count_insert(inserted);
         let late = push.late + push.items.len() as u64 - inserted;
         self.counters

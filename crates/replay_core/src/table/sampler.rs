@@ -84,17 +84,21 @@ impl ItemSampler {
         }
     }
 
-    /// The mass of an item, in units, from its priority.
-    ///
-    /// # Errors
-    /// [`crate::Error::Priority`] when the priority is NaN, infinite or negative.
-    pub fn units(&self, items: &Items, priority: f64) -> Result<u64> {
-        let Some(exponent) = self.exponent() else {
-            return Ok(EQUAL_MASS);
-        };
-        let mut mass = [priority];
-        power::raise(&mut mass, exponent);
-        items.tree.to_units(mass[0])
+    /// The masses, in units, of items with these priorities, which it overwrites. An item is
+    /// [`crate::Error::Priority`] where the priority is NaN, infinite or negative.
+    pub fn units(
+        &self,
+        items: &Items,
+        priorities: &mut [f64],
+    ) -> impl Iterator<Item = Result<u64>> {
+        let exponent = self.exponent();
+        if let Some(exponent) = exponent {
+            power::raise(priorities, exponent);
+        }
+        priorities.iter().map(move |&mass| match exponent {
+            Some(_) => items.tree.to_units(mass),
+            None => Ok(EQUAL_MASS),
+        })
     }
 
     /// Whether `count` items can be inserted. Only under the insert lock.
@@ -126,19 +130,18 @@ impl ItemSampler {
         keys: &[ItemKey],
         mut priorities: Vec<f64>,
     ) -> Result<usize> {
-        let Some(exponent) = self.exponent() else {
+        if self.exponent().is_none() {
             if let ItemSampler::InOrder(queue) = self {
                 queue.update(keys, &priorities);
             }
             return Ok(keys.len());
-        };
-        power::raise(&mut priorities, exponent);
+        }
         let mut updates = Vec::with_capacity(keys.len());
-        for (key, &mass) in keys.iter().zip(&priorities) {
+        for (key, units) in keys.iter().zip(self.units(items, &mut priorities)) {
             updates.push(Update {
                 slot: key.slot,
                 generation: key.generation,
-                units: items.tree.to_units(mass)?,
+                units: units?,
             });
         }
         Ok(items.tree.set_batch(&updates))

@@ -81,14 +81,6 @@ impl Table {
         Some(chunk.writer.name.clone())
     }
 
-    /// The priority of a new item; `None` is "as the current maximum": the largest priority the table has ever held, 1
-    /// while it has held none above zero (Schaul et al., 2016, algorithm 1).
-    pub(super) fn priority_at_birth(&self, priority: Option<f64>) -> f64 {
-        let priority = priority.unwrap_or_else(|| self.max_priority().unwrap_or(1.0));
-        self.raise_max_priority(priority);
-        priority
-    }
-
     /// The largest priority ever held, before the exponent.
     pub(super) fn max_priority(&self) -> Option<f64> {
         match self.max_priority.load(Ordering::Relaxed) {
@@ -97,7 +89,7 @@ impl Table {
         }
     }
 
-    fn raise_max_priority(&self, priority: f64) {
+    pub(super) fn raise_max_priority(&self, priority: f64) {
         // The bits of -0.0 would be the largest of all.
         let bits = priority.abs().to_bits();
         if self.max_priority.load(Ordering::Relaxed) < bits {
