@@ -145,14 +145,7 @@ fn append_1024(bencher: Bencher, codec: Codec) {
 }
 
 fn draw(codec: Codec) -> Sampled {
-    let request = SampleRequest {
-        table: "breakout".into(),
-        count: BATCH as u32,
-        before: view().before(),
-        after: view().after(),
-        allow_short: false,
-        min_probability: false,
-    };
+    let request = SampleRequest::new("breakout", BATCH as u32, &view());
     let sampled = filled(codec).sample(&request, &FOREVER);
     sampled.expect("a draw")
 }

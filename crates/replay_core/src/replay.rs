@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::error::Result;
 use crate::schema::TableConfig;
+use crate::view_spec::ViewSpec;
 
 pub use crate::wait::Wait;
 
@@ -105,6 +106,20 @@ pub struct SampleRequest {
     pub allow_short: bool,
     /// Also report the smallest probability in the table: costs a scan of it.
     pub min_probability: bool,
+}
+
+impl SampleRequest {
+    /// A draw of `count` whole items, with the rows that `view` needs.
+    pub fn new(table: impl Into<String>, count: u32, view: &ViewSpec) -> Self {
+        SampleRequest {
+            table: table.into(),
+            count,
+            before: view.before(),
+            after: view.after(),
+            allow_short: false,
+            min_probability: false,
+        }
+    }
 }
 
 /// One drawn item.

@@ -112,6 +112,16 @@ pub struct Column {
 }
 
 impl Column {
+    /// A raw column of one number for each step.
+    pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
+        Column {
+            name: name.into(),
+            dtype,
+            shape: Vec::new(),
+            codec: Codec::None,
+        }
+    }
+
     /// Bytes of a blob's length in a row.
     pub const BLOB_LENGTH_BYTES: usize = 4;
 

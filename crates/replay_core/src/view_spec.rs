@@ -81,7 +81,7 @@ pub struct Sequence {
 /// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
 /// there is no row, and bool arrays `[B, before + 1 + after]`: `mask` (the row exists), `terminated`,
 /// `truncated`, `first`, `final` (a final row: only its observation is set).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Window {
     /// Rows before the anchor; at most 16384.
     pub before: u16,

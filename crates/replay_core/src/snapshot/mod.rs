@@ -72,7 +72,7 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
     restore_any(memory, path, |_| {
         Err(Error::Config(
-            "it has format 2, whose table definitions only `innet-replay` and the Python module read".to_owned(),
+            "it has format 2, whose table definitions only the Python module reads".to_owned(),
         ))
     })
 }

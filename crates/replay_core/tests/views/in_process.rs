@@ -25,12 +25,8 @@ fn view(stack: u16, n: u16) -> ViewSpec {
 
 fn draw(count: u32, view: &ViewSpec) -> SampleRequest {
     SampleRequest {
-        table: "test".into(),
-        count,
-        before: view.before(),
-        after: view.after(),
-        allow_short: false,
         min_probability: true,
+        ..SampleRequest::new("test", count, view)
     }
 }
 

@@ -100,12 +100,9 @@ impl PyReplay {
             }
         };
         let request = SampleRequest {
-            table: table.to_owned(),
-            count,
-            before: view.before(),
-            after: view.after(),
             allow_short,
             min_probability: normalization == Normalization::Memory,
+            ..SampleRequest::new(table, count, &view)
         };
         let options = DecodeOptions {
             normalization,
