@@ -19,6 +19,7 @@
 //! | [`mod@bench`] | the baseline and the lossy relay of the gradient benchmarks |
 
 pub mod aggregators;
+#[cfg(feature = "bench")]
 pub mod bench;
 pub mod cli;
 pub mod client;

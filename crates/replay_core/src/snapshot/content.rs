@@ -89,7 +89,7 @@ pub struct ItemRecord {
     pub times_sampled: u32,
     /// Steps the table had taken when it was inserted.
     pub born: u64,
-    /// Its mass, after the exponent, in units of 2^priorityUnitLog2.
+    /// Its mass, after the exponent, in units of 2^priorityUnitLog2; with a heap sampler the bits of its priority.
     pub units: u64,
 }
 

@@ -19,7 +19,7 @@
 //! out of place is found at the record. Parameters and writers are not in it: writers have to be
 //! opened anew.
 //!
-//! [`save`] holds no lock while it writes: chunks are named a few at a time under the table's insert lock, and
+//! [`save`] holds no lock over I/O: chunks are named a few at a time under the table's insert lock, and
 //! each is pinned while it is written. Chunks evicted meanwhile are left out, with their items, and so is every
 //! push after the beginning.
 //!

@@ -123,17 +123,14 @@ impl Heap {
         })
     }
 
-    /// All items as they were inserted or updated; some may have been removed.
-    pub fn keys_by_change(&self) -> Vec<ItemKey> {
-        let mut keys: Vec<_> = (0..)
-            .zip(&self.entries)
-            .map(|(slot, entry)| {
-                let generation = entry.generation;
-                (entry.rank.1, ItemKey { slot, generation })
-            })
-            .collect();
-        keys.sort_unstable_by_key(|&(change, _)| change);
-        keys.into_iter().map(|(_, key)| key).collect()
+    /// Number of the last change and key of every item, in no order; some may have been removed.
+    pub fn changes(&self) -> Vec<(u64, ItemKey)> {
+        let entries = (0..).zip(&self.entries);
+        let changes = entries.map(|(slot, entry)| {
+            let generation = entry.generation;
+            (entry.rank.1, ItemKey { slot, generation })
+        });
+        changes.collect()
     }
 
     /// The rank of an item that is inserted or updated now.

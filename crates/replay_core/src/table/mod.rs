@@ -9,7 +9,7 @@
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
-//! | `sample` | draws: no lock |
+//! | `sample` | draws: no lock, but for the samplers that keep a heap |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `stats` | counters |
@@ -64,7 +64,8 @@ pub enum Attempt<T> {
     Blocked(String),
 }
 
-/// A named replay memory. Draws, updates and pins are lock-free; pushes share one short lock.
+/// A named replay memory. Draws, updates and pins are lock-free, except that heap samplers lock their order; pushes share
+/// one short lock.
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,

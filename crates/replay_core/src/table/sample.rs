@@ -206,7 +206,7 @@ impl Table {
             .map(Attempt::Ready)
     }
 
-    /// Whether there are items and none has mass, for a draw that found nothing. The only lock on the way of a draw:
+    /// Whether there are items and none has mass, for a draw that found nothing. The only lock on the way of a prioritized draw:
     /// a push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> bool {
         let _no_births_or_evictions = lock(&self.residents);

@@ -31,8 +31,8 @@ pub enum ItemSampler {
 pub enum Queue {
     /// By insertion, the oldest first. Draws take no lock.
     Fifo(InsertionOrder),
-    /// By rank. Draws, updates and insertions take its lock for one item at a time; so an insertion, which holds the
-    /// insert lock, waits for one item at most.
+    /// By rank. Draws, updates and insertions take its lock for one item at a time, a snapshot for one copy of all
+    /// ranks; so long an insertion, which holds the insert lock, may wait.
     Heap(Mutex<Heap>),
 }
 
@@ -164,7 +164,10 @@ impl ItemSampler {
                 }))
             }
             ItemSampler::InOrder(Queue::Heap(heap)) => {
-                let keys = lock(heap).keys_by_change().into_iter();
+                // Sorted without the lock, for which draws and pushes may wait.
+                let mut changes = lock(heap).changes();
+                changes.sort_unstable_by_key(|&(change, _)| change);
+                let keys = changes.into_iter().map(|(_, key)| key);
                 Box::new(keys.filter(|&key| items.confirm(key)))
             }
         }
