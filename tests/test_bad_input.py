@@ -322,7 +322,7 @@ def test_where_no_item_decodes_others_are_drawn(tmp_path: Path) -> None:
                 with replay.batches("t", 4, view, prefetch=prefetch, timeout=10) as batches:
                     assert len(next(batches)) == 4
             push_a_bad_blob(path, writer=99, name="careless", priority=1e6)
-            with pytest.raises(errors.DeadlineError, match='of 4 items drawn from table "t" none decodes'):
+            with pytest.raises(errors.DeadlineError, match='none of 4 items drawn from table "t" could be decoded'):
                 client.sample("t", 4, view, timeout=0)
         assert memory.stats()["tables"]["t"]["corrupt_items"] == 9
 
