@@ -682,7 +682,7 @@ class GradientUpdates:
 
 @final
 class GradientWorker:
-    """A worker of a gradient job: sums arrays over all workers, packet by packet, in the aggregator of a server.
+    """A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 
     `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads take turns;
     the interpreter is free for other threads meanwhile, and Ctrl-C ends every call. `deadline` is in seconds
