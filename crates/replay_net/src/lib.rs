@@ -16,7 +16,7 @@
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`config`] | the server's configuration |
 //! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |
-//! | [`mod@bench`] | the baseline and the lossy relay of the gradient benchmarks |
+//! | `bench` | the baseline and the lossy relay of the gradient benchmarks (feature `bench`) |
 
 pub mod aggregators;
 #[cfg(feature = "bench")]
