@@ -113,7 +113,7 @@ impl Aggregator {
     /// Adds a rack to a job: an aggregator that sends sums of `below` workers.
     ///
     /// # Errors
-    /// Those of [`Aggregator::join`]; [`Error::Config`] if the workers of all racks do not add up to those of the job.
+    /// Errors of [`Aggregator::join`]; [`Error::Config`] if the workers of all racks do not add up to those of the job.
     pub fn join_rack<T: Transmit>(
         &mut self,
         now: Instant,

@@ -68,7 +68,7 @@ pub trait AggregatorTransport: Send + Sync {
     /// Adds a worker to a job: see [`Aggregator::join`].
     ///
     /// # Errors
-    /// Those of [`Aggregator::join`].
+    /// Errors of [`Aggregator::join`].
     fn join(&self, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<Ticket> {
         change(self, |aggregator, now, out| {
             aggregator.join(now, request, parent, out)
@@ -78,7 +78,7 @@ pub trait AggregatorTransport: Send + Sync {
     /// Adds a rack to a job: see [`Aggregator::join_rack`].
     ///
     /// # Errors
-    /// Those of [`Aggregator::join_rack`].
+    /// Errors of [`Aggregator::join_rack`].
     fn join_rack(
         &self,
         request: &JoinJob,

@@ -34,7 +34,7 @@ pub const DSCP: u32 = 46;
 /// A socket for the datagrams of this protocol, marked with [`DSCP`].
 ///
 /// # Errors
-/// Those of the operating system, such as an address in use.
+/// Errors of the operating system, such as an address in use.
 pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     match address {
@@ -78,7 +78,7 @@ impl UdpReceiver {
     /// Waits up to `time` for datagrams, and receives as many as there is room for: see [`UdpReceiver::iter`].
     ///
     /// # Errors
-    /// Those of the operating system. A signal ends the wait without an error.
+    /// Errors of the operating system. A signal ends the wait without an error.
     pub fn wait(&mut self, time: Duration) -> io::Result<()> {
         self.received.clear();
         if self.take()? == 0 && !time.is_zero() && self.ready(time)? {

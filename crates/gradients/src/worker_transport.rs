@@ -15,7 +15,7 @@ pub trait WorkerTransport: Transmit {
     /// Sends queued datagrams, waits up to `time` for others to arrive, and receives them.
     ///
     /// # Errors
-    /// Those of the operating system. A signal ends the wait without an error.
+    /// Errors of the operating system. A signal ends the wait without an error.
     fn wait(&mut self, time: Duration) -> io::Result<()>;
 
     /// Passes the datagrams of the last [`wait`](WorkerTransport::wait) to `exchange`, once.

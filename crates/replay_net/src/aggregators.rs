@@ -123,7 +123,7 @@ impl Aggregators {
     /// Adds a worker to a job, or a rack with `below` workers.
     ///
     /// # Errors
-    /// Those of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
+    /// Errors of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
     pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<JoinOutcome> {
         settings::check(request)?;
         let requested = request;

@@ -72,7 +72,7 @@ impl Service {
     /// Makes the configured tables and serves the memory.
     ///
     /// # Errors
-    /// Those of [`Memory::create_table`].
+    /// Errors of [`Memory::create_table`].
     pub fn new(memory: Arc<Memory>, tables: &[TableConfig], max_frame_bytes: u64) -> Result<Self> {
         for table in tables {
             memory.create_table(table)?;

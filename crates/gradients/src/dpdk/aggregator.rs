@@ -65,7 +65,7 @@ impl DpdkAggregator {
     /// Opens the devices and starts one aggregator, with one thread.
     ///
     /// # Errors
-    /// Those of [`DpdkAggregator::start_all`]; [`Error::Config`] for more than one thread.
+    /// Errors of [`DpdkAggregator::start_all`]; [`Error::Config`] for more than one thread.
     pub fn start(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Self> {
         let mut all = Self::start_all(config, limits)?;
         match (all.pop(), all.is_empty()) {

@@ -17,7 +17,7 @@ pub fn allowed() -> Vec<usize> {
 /// Pins this thread to a core.
 ///
 /// # Errors
-/// Those of the operating system, such as for a core that this process may not use.
+/// Errors of the operating system, such as for a core that this process may not use.
 pub fn pin(core: usize) -> io::Result<()> {
     if core >= libc::CPU_SETSIZE as usize {
         return Err(io::ErrorKind::InvalidInput.into());

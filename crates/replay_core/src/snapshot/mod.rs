@@ -81,7 +81,7 @@ pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
 /// Cap'n Proto.
 ///
 /// # Errors
-/// Those of [`restore`].
+/// Errors of [`restore`].
 pub fn restore_any(
     memory: &Memory,
     path: &Path,

@@ -25,7 +25,7 @@ impl LossyPath {
     /// seeded with `seed`.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn start(to: SocketAddr, loss: f64, seed: u64) -> io::Result<Self> {
         let front = UdpSocket::bind(("127.0.0.1", 0))?;
         front.set_nonblocking(true)?;

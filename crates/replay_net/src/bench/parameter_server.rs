@@ -28,7 +28,7 @@ impl ParameterServer {
     /// Starts a server at `host` for `workers` connections, for vectors of at most `max_bytes`.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn start(host: IpAddr, workers: usize, max_bytes: usize) -> io::Result<Self> {
         let listener = TcpListener::bind((host, 0))?;
         let address = listener.local_addr()?;
@@ -133,7 +133,7 @@ impl ParameterWorker {
     /// Connects to the server. No later call waits longer than `deadline` for a byte.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn connect(address: SocketAddr, deadline: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -148,7 +148,7 @@ impl ParameterWorker {
     /// Replaces `values` by their sum over all workers.
     ///
     /// # Errors
-    /// Those of the operating system; an end of stream if the server is gone.
+    /// Errors of the operating system; an end of stream if the server is gone.
     pub fn sum(&mut self, values: &mut [f32]) -> io::Result<()> {
         self.message.clear();
         self.message.extend((4 * values.len() as u64).to_le_bytes());

@@ -122,7 +122,7 @@ impl Dialer {
     /// A dialer over the streams of `open`, without TLS. Errors name the server by `address`.
     ///
     /// # Errors
-    /// Those of [`Dialer::new`].
+    /// Errors of [`Dialer::new`].
     pub fn over(address: Address, options: ConnectOptions, open: Box<OpenStream>) -> Result<Self> {
         let mut dialer = Dialer::new(address, options)?;
         dialer.open = Some(open);
@@ -154,7 +154,7 @@ impl Dialer {
     /// [`Dialer::dial`] until `until`, at most for [`ConnectOptions::connect_timeout`].
     ///
     /// # Errors
-    /// Those of [`Dialer::dial`].
+    /// Errors of [`Dialer::dial`].
     pub fn dial_until(&self, until: Option<Instant>, wait: &Wait<'_>) -> Result<Connection> {
         self.check_process()?;
         let driver = self.driver()?;
@@ -313,7 +313,7 @@ impl Connection {
     /// Queues a request and returns its id.
     ///
     /// # Errors
-    /// Those of [`RequestPipeline::send`].
+    /// Errors of [`RequestPipeline::send`].
     pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
         match &mut self.open {
             Some((pipeline, _)) => pipeline.send(deadline_ms, body),

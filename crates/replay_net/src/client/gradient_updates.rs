@@ -18,7 +18,7 @@ impl GradientUpdates {
     /// Joins a job with the weights of update 0, until update `last`.
     ///
     /// # Errors
-    /// Those of [`Client::follow_gradients`](super::Client::follow_gradients).
+    /// Errors of [`Client::follow_gradients`](super::Client::follow_gradients).
     pub fn join(dialer: &Dialer, request: &JoinJob, last: u64, wait: &Wait<'_>) -> Result<Self> {
         let Some(settings) = request.asynchronous else {
             return Err(Error::Config(format!(

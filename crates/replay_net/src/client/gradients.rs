@@ -215,7 +215,7 @@ impl GradientWorker {
     /// aggregator has validated the worker's UDP address.
     ///
     /// # Errors
-    /// Those of [`Client::join_gradients`](super::Client::join_gradients).
+    /// Errors of [`Client::join_gradients`](super::Client::join_gradients).
     pub fn join(
         dialer: &Dialer,
         request: &JoinJob,
@@ -258,7 +258,7 @@ impl GradientWorker {
     /// Sends a control and waits for its answer.
     ///
     /// # Errors
-    /// Those of [`GradientWorker::sum`].
+    /// Errors of [`GradientWorker::sum`].
     pub fn call(&mut self, control: Control, wait: &Wait<'_>) -> Result<()> {
         let worker = &mut self.worker;
         self.connection

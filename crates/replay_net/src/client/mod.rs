@@ -134,7 +134,7 @@ impl Client {
     /// [`connect`] with a deadline and an interrupt check.
     ///
     /// # Errors
-    /// Those of [`connect`], and [`Error::Interrupted`].
+    /// Errors of [`connect`], and [`Error::Interrupted`].
     pub fn connect(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         Self::through(Dialer::new(address.clone(), options)?, wait)
     }
@@ -142,7 +142,7 @@ impl Client {
     /// [`connect`] through `dialer`.
     ///
     /// # Errors
-    /// Those of [`Client::connect`].
+    /// Errors of [`Client::connect`].
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let dialer = Arc::new(dialer);
         let idle = ConnectionPool::default();
@@ -185,7 +185,7 @@ impl Client {
     /// [`Client::join_gradients`] with datagrams on a DPDK device; the connection uses the kernel's TCP.
     ///
     /// # Errors
-    /// Those of [`Client::join_gradients`]; [`Error::Config`] for a device that cannot be used, or a program that was built without DPDK.
+    /// Errors of [`Client::join_gradients`]; [`Error::Config`] for a device that cannot be used, or a program that was built without DPDK.
     pub fn join_gradients_on(
         &self,
         request: &JoinJob,
@@ -198,7 +198,7 @@ impl Client {
     /// Joins an asynchronous gradient job, and contributes to updates up to `last`: see [`GradientUpdates`].
     ///
     /// # Errors
-    /// Those of [`Client::join_gradients`].
+    /// Errors of [`Client::join_gradients`].
     pub fn follow_gradients(
         &self,
         request: &JoinJob,

@@ -147,7 +147,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Writes the queue. Replies that arrive meanwhile are kept.
     ///
     /// # Errors
-    /// Those of [`RequestPipeline::reply`].
+    /// Errors of [`RequestPipeline::reply`].
     pub async fn flush(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
             if let Transferred::Reply(reply) = self.transfer().await? {
@@ -176,7 +176,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// The next reply, if one has arrived already.
     ///
     /// # Errors
-    /// Those of [`RequestPipeline::reply`].
+    /// Errors of [`RequestPipeline::reply`].
     pub async fn arrived(&mut self) -> Result<Option<Reply>> {
         if let Some(reply) = self.arrived.pop_front() {
             return Ok(Some(reply));

@@ -62,7 +62,7 @@ impl ConnectionPool {
     /// An idle connection, or a new one.
     ///
     /// # Errors
-    /// Those of [`Dialer::dial`].
+    /// Errors of [`Dialer::dial`].
     pub fn take(&self, dialer: &Arc<Dialer>, wait: &Wait<'_>) -> Result<Connection> {
         dialer.check_process()?;
         loop {

@@ -158,7 +158,7 @@ impl Server {
     /// sockets with its own threads, on F-Stack with its one thread, which is started unless it runs already.
     ///
     /// # Errors
-    /// Those of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
+    /// Errors of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
     /// stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         config.stack.check_built_in()?;
