@@ -142,6 +142,24 @@ def test_a_new_replica_pulls_weights_and_optimizer(server: str) -> None:
     assert digest(model) == digest(late)
 
 
+def test_weights_that_a_slower_replica_replaced_are_published_again(server: str) -> None:
+    """The slow replica publishes in its turn, but after the fast one has published the last update and only waits."""
+    settings: dict[str, Any] = {"workers": 2, "threshold": 1, "staleness": 1, "updates": 30, "deadline": 10}
+    with (
+        Replica(*model_and_optimizer(0), server, "replaced", worker=0, **settings) as fast,
+        Replica(*model_and_optimizer(1), server, "replaced", worker=1, **settings) as slow,
+        ThreadPoolExecutor(1) as other,
+    ):
+        while not fast.finished:
+            step(fast)
+        slow._publish(5)
+        waiting = other.submit(fast.finish)
+        slow.finish()
+        waiting.result()
+        assert slow.contributions.restarts == 1
+        assert digest(fast.model) == digest(slow.model)
+
+
 def step(replica: Replica) -> None:
     replica.optimizer.zero_grad()
     torch.autograd.backward(loss_of(replica.model, torch.Generator().manual_seed(replica.index)))

@@ -10,8 +10,15 @@ from xml.etree import ElementTree
 
 SVG = "http://www.w3.org/2000/svg"
 LINK = "http://www.w3.org/1999/xlink"
-SETTINGS = {"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "innet", "axes.spines.top": False}
-SETTINGS |= {"axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
+SETTINGS: dict[Any, object] = {
+    "font.size": 8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "innet",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
 """Settings of matplotlib. Ticks without marks: each mark would be an element of its own."""
 
 

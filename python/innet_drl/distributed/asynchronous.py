@@ -29,6 +29,8 @@ KEPT_DIGESTS = 16
 """Number of its own last digests that a replica compares with those of others."""
 POLL_SECONDS = 0.02
 """Period at which a replica checks what other replicas published at the server."""
+REPUBLISH_SECONDS = 0.5
+"""Period at which a replica that waits for others checks that its published weights are still there."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ class Replica:
         self._gradient = np.zeros(values, np.float32)
         self._mean = np.zeros(values, np.float32)
         self._digests: dict[int, bytes] = {}
-        self._pulled = 0
+        # Version of the published weights that this worker pulled or published last.
+        self._known = 0
         with contextlib.ExitStack() as stack:
             # The server answers these requests at once, or not at all: no grace is needed.
             connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline, grace=0)
@@ -206,8 +209,12 @@ class Replica:
         """
         end = time.monotonic() + self._deadline
         self._publish_digest(self._deadline)
+        republish = time.monotonic() + REPUBLISH_SECONDS
         for other in range(self._workers):
             while self._compare(other, _left(end)) < self.index:
+                if time.monotonic() > republish:
+                    self._republish(_left(end))
+                    republish = time.monotonic() + REPUBLISH_SECONDS
                 if time.monotonic() > end:
                     raise DeadlineError(
                         f"replica {other} of job {self._job!r} did not come to update {self.index} within "
@@ -216,12 +223,15 @@ class Replica:
                 time.sleep(POLL_SECONDS)
 
     def _wait(self, *, for_room: bool) -> None:
-        try:
-            if self._updates.wait(self._deadline, for_room=for_room):
+        end = time.monotonic() + self._deadline
+        while (left := end - time.monotonic()) > 0:
+            try:
+                if self._updates.wait(min(left, REPUBLISH_SECONDS), for_room=for_room):
+                    return
+            except BehindError:
+                # Raised again and handled in `_apply_updates`.
                 return
-        except BehindError:
-            # Raised again and handled in `_apply_updates`.
-            return
+            self._republish(_left(end))
         raise DeadlineError(
             f"update {self.index + 1} of job {self._job!r} did not come within {self._deadline:g} s: are there enough "
             "workers that compute gradients, and has each run a job name of its own?"
@@ -270,11 +280,20 @@ class Replica:
 
     def _publish(self, timeout: float) -> None:
         tensors = {**self._tensors(), "index": np.array(self.index)}
-        self._server.put_parameters(self._name("weights"), tensors, timeout=timeout)
+        self._known = self._server.put_parameters(self._name("weights"), tensors, timeout=timeout)
 
     def _published(self, timeout: float) -> innet.Parameters | None:
-        """Returns published weights that this worker has not pulled yet."""
-        return self._server.get_parameters(self._name("weights"), newer_than=self._pulled, timeout=timeout)
+        """Returns published weights, unless they are a version that this worker has pulled or published."""
+        return self._server.get_parameters(self._name("weights"), newer_than=self._known, timeout=timeout)
+
+    def _republish(self, timeout: float) -> None:
+        """Publishes the weights again if a slower replica has replaced newer ones by its own since.
+
+        That replica may wait for the newer ones, which no one publishes while the others wait for it.
+        """
+        published = self._published(timeout)
+        if published is not None and int(published.tensors["index"]) < self.index:
+            self._publish(timeout)
 
     def _pull(self, *, newer_than: int) -> None:
         """Waits for weights of a later update, and continues from them."""
@@ -282,7 +301,7 @@ class Replica:
         while True:
             published = self._published(_left(end))
             if published is not None:
-                self._pulled = published.version
+                self._known = published.version
                 index = int(published.tensors["index"])
                 if index > newer_than:
                     self._load(published.tensors)
