@@ -5,7 +5,7 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`stack`] | the `Stack` trait: `kernel`, `sim` (feature `sim`), and `fstack` (feature `fstack`) |
+//! | [`stack`] | the `Stack` trait: `kernel`, and `fstack` (feature `fstack`) |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
 //! | [`receive`] | memory for receive buffers within the byte limit |
 //! | [`service`] | a request in, a reply out, without sockets |

@@ -6,8 +6,6 @@ pub mod address;
 pub mod fstack;
 pub mod fstack_config;
 pub mod kernel;
-#[cfg(feature = "sim")]
-pub mod sim;
 
 use std::future::Future;
 use std::io;

@@ -8,6 +8,7 @@ mod messages;
 mod protocol;
 mod receive_budget;
 mod shutdown;
+mod simulation;
 mod world;
 
 pub use client::{CLOGGING, LARGE, TestClient};

@@ -11,7 +11,7 @@ use replay_core::replay::Wait;
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_net::server::Server;
-use replay_net::stack::sim::{Sim, SimStack, SimStream};
+
 use replay_net::stack::{Address, Stack};
 use serde_json::Value;
 use socket2::SockRef;
@@ -21,6 +21,7 @@ use tokio::task::LocalSet;
 
 use super::client::TestClient;
 use super::messages::TABLE;
+use super::simulation::{Sim, SimStack, SimStream};
 use crate::support::{any_port, goes_through_fstack, with_sockets_under_test};
 
 /// A test over sockets that takes longer hangs.

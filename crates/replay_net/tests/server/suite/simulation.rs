@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::{Address, Stack};
 use replay_core::error::{Error, Result};
+use replay_net::stack::{Address, Stack};
 
 mod link;
 
-pub use link::{SimLink, SimStream};
+pub use link::SimStream;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -377,6 +377,8 @@ impl Drop for Sleep {
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+    use replay_net::stack::until;
+
     use super::*;
 
     fn address() -> Address {
@@ -451,7 +453,7 @@ mod tests {
             client.write_all(b"hello").await.unwrap();
             let mut buffer = [0; 5];
             let minute = stack.now() + Duration::from_secs(60);
-            let read = super::super::until(&stack, minute, server.read_exact(&mut buffer)).await;
+            let read = until(&stack, minute, server.read_exact(&mut buffer)).await;
             assert!(read.is_none());
             client.link().release();
             server.read_exact(&mut buffer).await.unwrap();
@@ -469,7 +471,7 @@ mod tests {
             let mut client = stack.connect(&address()).unwrap();
             let (mut server, _) = stack.accept(&mut listener).await.unwrap();
             let minute = stack.now() + Duration::from_secs(60);
-            let written = super::super::until(&stack, minute, client.write_all(&[0; 101])).await;
+            let written = until(&stack, minute, client.write_all(&[0; 101])).await;
             assert!(written.is_none());
             let mut buffer = [0; 100];
             server.read_exact(&mut buffer).await.unwrap();

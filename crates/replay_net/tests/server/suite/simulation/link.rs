@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::SimStack;
-use crate::stack::Stack;
+use replay_net::stack::Stack;
 
 /// One end of a simulated connection.
 pub struct SimStream {
