@@ -129,7 +129,10 @@ impl SimLink {
     }
 
     /// Breaks the connection once the other end has sent `bytes` more, which still arrive.
-    #[allow(dead_code, reason = "tests/fstack includes the suite without the tests that cut here")]
+    #[allow(
+        dead_code,
+        reason = "tests/fstack includes the suite without the tests that cut here"
+    )]
     pub fn cut_after_received(&self, bytes: usize) {
         self.connection.borrow_mut().pipes[1 - self.end].cut_after = Some(bytes);
     }
