@@ -48,7 +48,7 @@ impl Stack for Fstack {
     }
 
     fn address(&self, listener: &Listener) -> Address {
-        listener.address().clone()
+        listener.address.clone()
     }
 
     async fn accept(&self, listener: &mut Listener) -> io::Result<(Stream, String)> {

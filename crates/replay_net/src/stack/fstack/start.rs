@@ -23,12 +23,13 @@ use replay_core::error::{Error, Result};
 /// State of F-Stack in this process.
 enum Lifecycle {
     NotStarted,
-    Running(Running),
+    Running(RunningReactor),
     /// Ended, or not started although the trial succeeded.
     Over,
 }
 
-struct Running {
+/// The running reactor and its thread.
+struct RunningReactor {
     config: PathBuf,
     handle: ReactorHandle,
     thread: JoinHandle<()>,
@@ -140,7 +141,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
     for name in config.memif_clients.clone() {
         handle.spawn(|stack| reconnect_memif(stack, name))?;
     }
-    *state = Lifecycle::Running(Running {
+    *state = Lifecycle::Running(RunningReactor {
         config: config.path.clone(),
         handle: handle.clone(),
         thread,
