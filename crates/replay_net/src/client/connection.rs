@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
@@ -15,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use super::keys::{IncarnationTag, Incarnations};
 use super::pipeline::RequestPipeline;
 use super::{ConnectOptions, tls};
-use crate::stack::{Address, StackName, kernel};
+use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
 use replay_core::error::{Error, Result};
@@ -24,10 +23,6 @@ use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
 /// TCP keepalive time: a server whose machine lost power is noticed after about this time.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// A stream for a [`RequestPipeline`].
-pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for S {}
 
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
@@ -170,7 +165,7 @@ impl Dialer {
             let stream = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
             let server = pipeline
-                .handshake(self.options.token.as_deref())
+                .handshake(self.options.token.as_ref().map(|token| &*token.0))
                 .await
                 .map_err(|error| self.explain(error))?;
             Ok((pipeline, server))
@@ -285,10 +280,17 @@ pub struct Connection {
     pub tag: IncarnationTag,
     process: u32,
     /// `None` only in a forked child, which leaks it.
-    open: Option<(RequestPipeline<Box<dyn ByteStream>>, Driver)>,
+    open: Option<(Pipeline, Driver)>,
 }
 
+type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
+
 impl Connection {
+    fn parts(&mut self) -> Result<(&mut Pipeline, &Driver)> {
+        let open = self.open.as_mut().ok_or(Error::Closed("the connection"))?;
+        Ok((&mut open.0, &open.1))
+    }
+
     /// Runs `work` on the pipeline until it is done, `until` passes (then the error is `late`) or the call is interrupted.
     ///
     /// # Errors
@@ -298,16 +300,14 @@ impl Connection {
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
-        work: impl FnOnce(&'a mut RequestPipeline<Box<dyn ByteStream>>) -> F,
+        work: impl FnOnce(&'a mut Pipeline) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'a,
         T: Send,
     {
-        match &mut self.open {
-            Some((pipeline, driver)) => driver.drive(wait, until, late, work(pipeline)),
-            None => Err(Error::Closed("the connection")),
-        }
+        let (pipeline, driver) = self.parts()?;
+        driver.drive(wait, until, late, work(pipeline))
     }
 
     /// Queues a request and returns its id.
@@ -315,19 +315,13 @@ impl Connection {
     /// # Errors
     /// Errors of [`RequestPipeline::send`].
     pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
-        match &mut self.open {
-            Some((pipeline, _)) => pipeline.send(deadline_ms, body),
-            None => Err(Error::Closed("the connection")),
-        }
+        self.parts()?.0.send(deadline_ms, body)
     }
 
     /// # Errors
     /// [`Error::TooLarge`] for a frame that the server would refuse.
-    pub fn check_frame(&self, bytes: u64) -> Result<()> {
-        match &self.open {
-            Some((pipeline, _)) => pipeline.check_frame(bytes),
-            None => Err(Error::Closed("the connection")),
-        }
+    pub fn check_frame(&mut self, bytes: u64) -> Result<()> {
+        self.parts()?.0.check_frame(bytes)
     }
 
     /// Writes queued requests for at most one slice of a wait. Errors and unwritten requests are left to the next call.
@@ -359,12 +353,8 @@ impl Connection {
 
     /// Whether an idle connection is still open.
     pub fn is_alive(&mut self) -> bool {
-        let arrived = self.run(
-            &Wait::forever(),
-            None,
-            || Error::Interrupted,
-            RequestPipeline::arrived,
-        );
+        let late = || Error::Interrupted;
+        let arrived = self.run(&Wait::forever(), None, late, RequestPipeline::arrived);
         matches!(arrived, Ok(None))
     }
 }
@@ -416,34 +406,25 @@ impl Driver {
         late: impl FnOnce() -> Error,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        match self {
-            Driver::Runtime(runtime) => drive(runtime, wait, until, late, work),
+        let runtime = match self {
+            Driver::Runtime(runtime) => runtime,
             #[cfg(feature = "fstack")]
-            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, work),
-        }
+            Driver::Reactor(reactor) => return reactor.run_blocking(wait, until, late, work),
+        };
+        runtime.block_on(async {
+            let mut work = pin!(work);
+            let mut slices = wait.slices(until);
+            loop {
+                let wake = slices.next_wake(Instant::now())?;
+                tokio::select! {
+                    biased;
+                    done = &mut work => return done,
+                    () = tokio::time::sleep_until(wake.into()) => {}
+                }
+                if until.is_some_and(|until| Instant::now() >= until) {
+                    return Err(late());
+                }
+            }
+        })
     }
-}
-
-fn drive<T>(
-    runtime: &Runtime,
-    wait: &Wait<'_>,
-    until: Option<Instant>,
-    late: impl FnOnce() -> Error,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    runtime.block_on(async {
-        let mut work = pin!(work);
-        let mut slices = wait.slices(until);
-        loop {
-            let wake = slices.next_wake(Instant::now())?;
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = tokio::time::sleep_until(wake.into()) => {}
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return Err(late());
-            }
-        }
-    })
 }

@@ -1,8 +1,8 @@
 //! A worker of an asynchronous gradient job: its membership ends with its TCP connection; a thread of its own sends and receives datagrams.
 
 use super::connection::Dialer;
-use super::gradients::{JobConnection, JoinedWorker, join_worker};
-use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport, Worker};
+use super::gradients::{JobConnection, join_worker};
+use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
@@ -26,14 +26,11 @@ impl GradientUpdates {
                 request.job
             )));
         };
-        let deadline = request.deadline;
-        let JoinedWorker { job, request, left } = join_worker(dialer, request, wait)?;
-        let transport = UdpTransport::to(job.aggregator)?;
-        let worker = Worker::join(transport, job.aggregator, &request, &job.ticket, left, wait)?;
+        let (worker, connection) = join_worker(dialer, request, None, UdpTransport::to, wait)?;
         Ok(GradientUpdates {
-            worker: AsynchronousWorker::start(worker, &request, 0, last, deadline)?,
+            worker: AsynchronousWorker::start(worker, request, 0, last, request.deadline)?,
             values: settings.values as usize,
-            connection: JobConnection::new(job.connection, &dialer.address, deadline),
+            connection,
         })
     }
 

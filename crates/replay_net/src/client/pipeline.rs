@@ -16,6 +16,17 @@ use replay_wire::{
     Request, RequestBody, decode_reply, encode_request,
 };
 
+/// The value of a reply that matches the pattern; for any other one the error of [`unexpected`].
+macro_rules! expect_reply {
+    ($reply:expr, $pattern:pat => $value:expr) => {
+        match $reply {
+            $pattern => Ok($value),
+            other => Err($crate::client::pipeline::unexpected(&other)),
+        }
+    };
+}
+pub(super) use expect_reply;
+
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
 pub struct RequestPipeline<S> {
     reader: FrameReader<BufReader<ReadHalf<S>>>,
@@ -67,10 +78,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             release: RELEASE.into(),
             nonce,
         });
-        let challenge = match self.call(0, hello).await? {
-            ReplyBody::Challenge(challenge) => challenge,
-            other => return Err(unexpected(&other)),
-        };
+        let reply = self.call(0, hello).await?;
+        let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
             return Err(Error::Version {
                 server: challenge.protocol,
@@ -102,10 +111,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
                 Some(auth::proof(token, Role::Client, &nonce, &challenge.nonce))
             }
         };
-        match self.call(0, RequestBody::Authenticate(proof)).await? {
-            ReplyBody::Welcome => {}
-            other => return Err(unexpected(&other)),
-        }
+        let reply = self.call(0, RequestBody::Authenticate(proof)).await?;
+        expect_reply!(reply, ReplyBody::Welcome => ())?;
         self.max_frame_bytes = challenge.max_frame_bytes;
         Ok(ServerInfo {
             incarnation: challenge.incarnation,
