@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
+use crate::io_error;
 use gradients::aggregator_transport::AggregatorTransport;
 use gradients::gathering::PendingRacks;
 use gradients::settings::{self, JobSettings};
@@ -356,10 +357,9 @@ impl Inner {
                 let stop = stop.clone();
                 move || self.hold_session(&request, below, &stop)
             })
-            .map_err(|source| Error::Io {
-                what: "cannot start a thread for the parent's connection".into(),
-                source,
-            })?;
+            .map_err(io_error(
+                "cannot start a thread for the parent's connection",
+            ))?;
         Ok(ParentSession {
             state: SessionState::Joining,
             started: Instant::now(),

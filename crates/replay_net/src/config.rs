@@ -188,7 +188,9 @@ impl fmt::Debug for Secret {
     }
 }
 
-fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+/// # Errors
+/// [`Error::Config`], always.
+pub(crate) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
     Err(Error::Config(reason.into()))
 }
 

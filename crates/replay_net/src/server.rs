@@ -61,7 +61,7 @@ impl Server {
     /// Checks the configuration, reads its files and makes its tables.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
+    /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] name the change to make.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
         let longest = memory.limits().receive_bytes / 2;
@@ -189,8 +189,8 @@ impl Server {
     }
 
     fn take_slot(&self) -> Option<ConnectionSlot> {
-        let slot = |refused, places: &Arc<Semaphore>| {
-            let permit = places.clone().try_acquire_owned().ok()?;
+        let slot = |refused, semaphore: &Arc<Semaphore>| {
+            let permit = semaphore.clone().try_acquire_owned().ok()?;
             Some(ConnectionSlot {
                 refused,
                 _permit: permit,

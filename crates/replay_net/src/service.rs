@@ -37,31 +37,31 @@ pub struct Service {
 #[derive(Debug, Default, Serialize)]
 pub struct Counters {
     /// Open connections.
-    pub connections: Counter,
+    pub connections: RelaxedCounter,
     /// Connections since the start.
-    pub connections_opened: Counter,
+    pub connections_opened: RelaxedCounter,
     /// Connections refused: over the limit.
-    pub connections_refused: Counter,
+    pub connections_refused: RelaxedCounter,
     /// Invalid frames.
-    pub bad_frames: Counter,
+    pub bad_frames: RelaxedCounter,
     /// Clients dropped at the write deadline.
-    pub slow_readers_dropped: Counter,
+    pub slow_readers_dropped: RelaxedCounter,
     /// Requests received.
-    pub requests: Counter,
+    pub requests: RelaxedCounter,
     /// Error replies.
-    pub errors: Counter,
+    pub errors: RelaxedCounter,
     /// Bytes of received frames.
-    pub bytes_received: Counter,
+    pub bytes_received: RelaxedCounter,
     /// Bytes of sent frames.
-    pub bytes_sent: Counter,
+    pub bytes_sent: RelaxedCounter,
 }
 
-/// A count. Relaxed: no other data is published with it.
+/// A count by relaxed operations: no other data is published with it.
 #[derive(Debug, Default, Serialize)]
 #[serde(transparent)]
-pub struct Counter(AtomicU64);
+pub struct RelaxedCounter(AtomicU64);
 
-impl Counter {
+impl RelaxedCounter {
     /// Adds `n`.
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);

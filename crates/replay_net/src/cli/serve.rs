@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::log;
 use crate::config::{Secret, ServerConfig};
+use crate::io_error;
 use crate::server::Server;
 use crate::stack::Address;
 use replay_core::error::{Error, Result};
@@ -65,16 +66,12 @@ impl ServeFlags {
 pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
     let config = flags.config(matches, std::env::var("INNET_TOKEN").ok())?;
     log::start(config.log_level);
-    let failed = |what: &str| {
-        let what = what.to_owned();
-        move |source| Error::Io { what, source }
-    };
     let runtime = runtime::Builder::new_current_thread()
         .enable_io()
         .build()
-        .map_err(failed("cannot make a runtime"))?;
+        .map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
-        let handler = |kind| signal(kind).map_err(failed("cannot handle signals"));
+        let handler = |kind| signal(kind).map_err(io_error("cannot handle signals"));
         let mut terminate = handler(SignalKind::terminate())?;
         let mut interrupt = handler(SignalKind::interrupt())?;
         let running = Server::start(&config, Memory::new(config.memory_limits()))?;

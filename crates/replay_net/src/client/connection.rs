@@ -14,6 +14,8 @@ use tokio_rustls::TlsConnector;
 use super::keys::{IncarnationTag, Incarnations};
 use super::pipeline::RequestPipeline;
 use super::{ConnectOptions, tls};
+use crate::config::refuse;
+use crate::io_error;
 use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
@@ -23,6 +25,8 @@ use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
 /// TCP keepalive time: a server whose machine lost power is noticed after about this time.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+
+type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
@@ -49,7 +53,6 @@ impl Dialer {
     /// # Errors
     /// [`Error::Config`] when the options do not fit the address, or F-Stack cannot start.
     pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         let tls = match (&address, &options.tls_ca) {
             (Address::Tcp { port: 0, .. }, _) => {
                 return refuse(format!(
@@ -129,10 +132,10 @@ impl Dialer {
     pub fn check_process(&self) -> Result<()> {
         let here = std::process::id();
         if here != self.process {
-            return Err(Error::Config(format!(
+            return refuse(format!(
                 "the connection to {} belongs to process {}, and this is its fork {here}: connect again after a fork",
                 self.address, self.process
-            )));
+            ));
         }
         Ok(())
     }
@@ -185,10 +188,7 @@ impl Dialer {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|source| Error::Io {
-                what: "starting a connection's runtime".into(),
-                source,
-            })?;
+            .map_err(io_error("starting a connection's runtime"))?;
         if self.options.spin {
             runtime.spawn(kernel::spin());
         }
@@ -283,8 +283,6 @@ pub struct Connection {
     open: Option<(Pipeline, Driver)>,
 }
 
-type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
-
 impl Connection {
     fn parts(&mut self) -> Result<(&mut Pipeline, &Driver)> {
         let open = self.open.as_mut().ok_or(Error::Closed("the connection"))?;
@@ -294,7 +292,7 @@ impl Connection {
     /// Runs `work` on the pipeline until it is done, `until` passes (then the error is `late`) or the call is interrupted.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], and those of `late` and `work`.
+    /// [`Error::Interrupted`]; errors of `late` and `work`.
     pub fn run<'a, F, T>(
         &'a mut self,
         wait: &Wait<'_>,
@@ -336,7 +334,7 @@ impl Connection {
     /// Sends one request and waits for its reply.
     ///
     /// # Errors
-    /// [`Error::Deadline`] when the server does not answer; those of [`RequestPipeline::call`].
+    /// [`Error::Deadline`] when the server does not answer; errors of [`RequestPipeline::call`].
     pub fn call(
         &mut self,
         dialer: &Dialer,
@@ -406,25 +404,24 @@ impl Driver {
         late: impl FnOnce() -> Error,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
-        let runtime = match self {
-            Driver::Runtime(runtime) => runtime,
+        match self {
             #[cfg(feature = "fstack")]
-            Driver::Reactor(reactor) => return reactor.run_blocking(wait, until, late, work),
-        };
-        runtime.block_on(async {
-            let mut work = pin!(work);
-            let mut slices = wait.slices(until);
-            loop {
-                let wake = slices.next_wake(Instant::now())?;
-                tokio::select! {
-                    biased;
-                    done = &mut work => return done,
-                    () = tokio::time::sleep_until(wake.into()) => {}
+            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, work),
+            Driver::Runtime(runtime) => runtime.block_on(async {
+                let mut work = pin!(work);
+                let mut slices = wait.slices(until);
+                loop {
+                    let wake = slices.next_wake(Instant::now())?;
+                    tokio::select! {
+                        biased;
+                        done = &mut work => return done,
+                        () = tokio::time::sleep_until(wake.into()) => {}
+                    }
+                    if until.is_some_and(|until| Instant::now() >= until) {
+                        return Err(late());
+                    }
                 }
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Err(late());
-                }
-            }
-        })
+            }),
+        }
     }
 }

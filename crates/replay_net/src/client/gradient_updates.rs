@@ -68,20 +68,20 @@ impl GradientUpdates {
         Ok(self.worker.take(into)?)
     }
 
-    /// Waits for a mean to take or, with `for_room`, for room for a gradient. `false` if neither came before the job's deadline, or
-    /// [`Wait::deadline`] if that is sooner.
+    /// Waits for a mean to take or, with `for_gradient`, until the worker can accept a gradient. `false` at the job's deadline, or
+    /// at [`Wait::deadline`] if that is sooner.
     ///
     /// # Errors
     /// [`Error::Gradients`] after a failure; [`Error::Disconnected`] if the server is gone; [`Error::Interrupted`].
-    pub fn wait(&self, for_room: bool, wait: &Wait<'_>) -> Result<bool> {
+    pub fn wait(&self, for_gradient: bool, wait: &Wait<'_>) -> Result<bool> {
         let worker = &self.worker;
-        let came = self
+        let signalled = self
             .connection
-            .watch(wait, |left, wait| worker.wait(for_room, left, wait))?;
-        if !came {
+            .watch(wait, |left, wait| worker.wait(for_gradient, left, wait))?;
+        if !signalled {
             self.connection.check()?;
         }
-        Ok(came)
+        Ok(signalled)
     }
 
     /// Continues from the weights of update `index`. A gradient in progress is dropped.

@@ -40,7 +40,7 @@ pub struct JoinedJob {
 /// Joins a job on a server, as a worker, or as a rack with `below` workers.
 ///
 /// # Errors
-/// [`Error::Deadline`] at `until`; those of connecting, and the server's.
+/// [`Error::Deadline`] at `until`; errors of connecting, and the server's.
 pub fn join_job(
     dialer: &Dialer,
     request: &JoinJob,
@@ -79,7 +79,7 @@ pub fn join_job(
     })
 }
 
-/// UDP address of the aggregator that the server gave as `at`. All zeros stand for the server's own address.
+/// UDP address of the aggregator that the server gave as `at`. All zeros are replaced by the server's own address.
 fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     if !at.ip().is_unspecified() {
         return Ok(at);
@@ -154,7 +154,7 @@ impl JobConnection {
     /// Runs `work`, which is given the time left, until the connection ends.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] if the connection ended; those of `work`.
+    /// [`Error::Disconnected`] if the connection ended; errors of `work`.
     pub(super) fn watch<T>(
         &self,
         wait: &Wait<'_>,

@@ -6,7 +6,7 @@
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
 //! | `pool` | idle connections, retries after broken ones |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
-//! | [`sample`] | draws with several requests in flight |
+//! | [`sample`] | sampling with several requests in flight |
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
 //! | [`keys`] | keys across restarts of a server |
@@ -66,8 +66,8 @@ pub struct ConnectOptions {
     pub stack_config: Option<PathBuf>,
     /// Longest time for connecting and the handshake.
     pub connect_timeout: Duration,
-    /// Longest wait for an answer after a call's deadline. At the deadline the server answers with what the call was
-    /// waiting for; the grace covers the network, and ends a call to a server that does not answer.
+    /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
+    /// the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
     /// Longest time for which a call reconnects after a broken connection, also without a deadline.
     pub reconnect_for: Duration,
@@ -147,8 +147,8 @@ impl Client {
     /// is sooner.
     ///
     /// # Errors
-    /// Those of connecting; [`Error::Config`] for a request that differs from those of the other workers, or a server that sums no
-    /// gradients; [`Error::Gradients`] when datagrams do not get through.
+    /// Errors of connecting; [`Error::Config`] for a request that differs from the other workers', or a server that sums no
+    /// gradients; [`Error::Gradients`] if datagrams are lost.
     pub fn join_gradients(&self, request: &JoinJob, wait: &Wait<'_>) -> Result<GradientWorker> {
         GradientWorker::join(&self.dialer, request, None, None, wait)
     }

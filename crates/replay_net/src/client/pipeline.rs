@@ -204,7 +204,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Closes the connection, and returns when the server has closed its end.
     ///
     /// # Errors
-    /// Those of a broken connection.
+    /// Errors of a broken connection.
     pub async fn finish(&mut self) -> Result<()> {
         // A broken connection shows when it is read.
         let _ = self.writer.shutdown().await;
@@ -215,7 +215,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Sends a request while none is in flight, and returns its reply.
     ///
     /// # Errors
-    /// [`Error::Remote`] with the server's error; those of [`RequestPipeline::send`] and [`RequestPipeline::reply`].
+    /// [`Error::Remote`] with the server's error; errors of [`RequestPipeline::send`] and [`RequestPipeline::reply`].
     pub async fn call(&mut self, deadline_ms: u32, body: RequestBody) -> Result<ReplyBody> {
         let id = self.send(deadline_ms, body)?;
         let reply = self.reply().await?;

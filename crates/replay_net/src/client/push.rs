@@ -49,7 +49,7 @@ impl Pushes {
     /// Opens the writer.
     ///
     /// # Errors
-    /// Those of connecting, and the server's.
+    /// Errors of connecting, and the server's.
     pub fn open(dialer: Arc<Dialer>, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
         let mut channel = Pushes {
             dialer: dialer.clone(),
@@ -68,7 +68,7 @@ impl Pushes {
         Ok(channel)
     }
 
-    /// Connects and takes the writer over: the server then refuses pushes of its earlier connections.
+    /// Connects and takes over the writer: the server then refuses pushes of its earlier connections.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
         let body = RequestBody::OpenWriter {
@@ -94,10 +94,10 @@ impl Pushes {
                 message,
             }) => {
                 let (acknowledged, pending) = (self.applied, self.pending.len());
-                let told = format!(
+                let message = format!(
                     "{message}; it had acknowledged {acknowledged} pushes, {pending} more may be lost"
                 );
-                return Err(self.fail(ErrorCode::Expired, told));
+                return Err(self.fail(ErrorCode::Expired, message));
             }
             other => other?,
         };
@@ -148,8 +148,8 @@ impl Pushes {
                 return Ok(());
             }
             // The grace covers the server's answer at the deadline; it does not apply if the request has a later deadline.
-            let told = self.pending.front().and_then(|p| p.sent?.deadline);
-            let grace = match told.is_some_and(|told| Some(told) <= wait.deadline) {
+            let due = self.pending.front().and_then(|p| p.sent?.deadline);
+            let grace = match due.is_some_and(|due| Some(due) <= wait.deadline) {
                 true => self.dialer.options.grace,
                 false => Duration::ZERO,
             };

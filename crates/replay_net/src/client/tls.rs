@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use crate::tls::certificates;
 use replay_core::error::{Error, Result};
 
 /// A TLS configuration that trusts the certificates in the PEM file `path`.
@@ -18,12 +18,7 @@ use replay_core::error::{Error, Result};
 /// [`Error::Config`] that names the file.
 pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     let refuse = |reason: String| Error::Config(format!("tls_ca {}: {reason}", path.display()));
-    let trusted = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
-        .map_err(|e| refuse(e.to_string()))?;
-    if trusted.is_empty() {
-        return Err(refuse("the file has no certificate".into()));
-    }
+    let trusted = certificates("tls_ca", path)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in &trusted {

@@ -1,4 +1,4 @@
-//! Configuration of sums of gradients.
+//! Configuration of gradient all-reduce.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -145,7 +145,7 @@ impl ServerConfig {
     }
 }
 
-/// Arguments with spaces between them.
+/// Arguments separated by spaces.
 fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }

@@ -12,7 +12,7 @@ impl ServerConfig {
     /// Checks all fields that can be checked before the start.
     ///
     /// # Errors
-    /// [`Error::Config`] for a field, [`Error::Table`] for a table, with what to write instead.
+    /// [`Error::Config`] for a field, [`Error::Table`] for a table, with advice.
     pub fn validate(&self) -> Result<()> {
         if self.listen.is_empty() {
             return refuse("listen is empty: name at least one address");

@@ -16,6 +16,7 @@ use crate::aggregators::{Aggregators, ParentServer};
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
 use crate::config::{Secret, ServerConfig};
+use crate::io_error;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use gradients::aggregator_transport::{dpdk_aggregators, udp_aggregators};
@@ -123,22 +124,18 @@ fn io_thread<F: Future<Output = ()>>(
     spin: bool,
     start: impl FnOnce() -> F + Send + 'static,
 ) -> Result<JoinTask> {
-    let failed = |what: &str| {
-        let what = what.to_owned();
-        move |source| Error::Io { what, source }
-    };
     let runtime = runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
         .build()
-        .map_err(failed("cannot make the runtime of an I/O thread"))?;
+        .map_err(io_error("cannot make the runtime of an I/O thread"))?;
     if spin {
         runtime.spawn(kernel::spin());
     }
     let thread = thread::Builder::new()
         .name(format!("innet-io-{number}"))
         .spawn(move || LocalSet::new().block_on(&runtime, start()))
-        .map_err(failed("cannot start an I/O thread"))?;
+        .map_err(io_error("cannot start an I/O thread"))?;
     Ok(Box::new(|| thread.join().is_ok()))
 }
 

@@ -13,6 +13,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{Address, ByteStream, Stack, StackName};
+use crate::io_error;
 use replay_core::error::{Error, Result};
 
 /// Length of the kernel's queue of connections before `accept`.
@@ -167,10 +168,8 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
         socket.set_nonblocking(true)?;
         Ok((socket.into(), file))
     };
-    bind().map_err(|source| Error::Io {
-        what: format!("cannot listen on the socket file {}", path.display()),
-        source,
-    })
+    let what = format!("cannot listen on the socket file {}", path.display());
+    bind().map_err(io_error(what))
 }
 
 /// Removes a socket file whose server has ended.
@@ -187,11 +186,9 @@ fn remove_stale(path: &Path) -> Result<()> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => {
-            return Err(Error::Io {
-                what: format!("cannot look at {}", path.display()),
-                source,
-            });
+        Err(error) => {
+            let what = format!("cannot look at {}", path.display());
+            return Err(io_error(what)(error));
         }
     };
     if !found.file_type().is_socket() {

@@ -209,7 +209,7 @@ impl Stream {
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// Those of a socket, by Linux's numbers.
+    /// Errors of a socket, by Linux's numbers.
     pub async fn connect(peer: SocketAddr) -> io::Result<Self> {
         let fd = socket(&peer)?;
         let name = SockAddr::from(peer);
