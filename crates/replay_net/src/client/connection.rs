@@ -164,17 +164,17 @@ impl Dialer {
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
-        let (pipeline, server) = driver.drive(wait, Some(until), late, async {
+        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, async {
             let stream = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
-            let server = pipeline
+            let incarnation = pipeline
                 .handshake(self.options.token.as_ref().map(|token| &*token.0))
                 .await
                 .map_err(|error| self.explain(error))?;
-            Ok((pipeline, server))
+            Ok((pipeline, incarnation))
         })?;
         Ok(Connection {
-            tag: self.incarnations.tag(server.incarnation)?,
+            tag: self.incarnations.tag(incarnation)?,
             process: self.process,
             open: Some((pipeline, driver)),
         })

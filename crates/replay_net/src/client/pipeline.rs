@@ -38,20 +38,6 @@ pub struct RequestPipeline<S> {
     max_frame_bytes: u64,
 }
 
-/// Result of [`RequestPipeline::transfer`].
-enum Transferred {
-    /// The queue is written.
-    Written,
-    Reply(Reply),
-}
-
-/// The server's part of the handshake.
-#[derive(Debug, Clone, Copy)]
-pub struct ServerInfo {
-    /// Drawn at random at the server's start: keys of another incarnation are stale.
-    pub incarnation: u64,
-}
-
 impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// A pipeline over `stream`. Errors name the server by `peer`; replies beyond `limits` are refused.
     pub fn new(stream: S, limits: FrameLimits, peer: String) -> Self {
@@ -67,11 +53,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
     }
 
-    /// Compares protocol versions and proves at both ends that the other one knows the token.
+    /// Compares protocol versions and proves at both ends that the other one knows the token. Returns the server's
+    /// incarnation, a random number of its start: keys of another incarnation are stale.
     ///
     /// # Errors
     /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.
-    pub async fn handshake(&mut self, token: Option<&str>) -> Result<ServerInfo> {
+    pub async fn handshake(&mut self, token: Option<&str>) -> Result<u64> {
         let nonce = auth::nonce()?;
         let hello = RequestBody::Hello(Hello {
             protocol: PROTOCOL,
@@ -114,9 +101,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         let reply = self.call(0, RequestBody::Authenticate(proof)).await?;
         expect_reply!(reply, ReplyBody::Welcome => ())?;
         self.max_frame_bytes = challenge.max_frame_bytes;
-        Ok(ServerInfo {
-            incarnation: challenge.incarnation,
-        })
+        Ok(challenge.incarnation)
     }
 
     /// Queues a request and returns its id.
@@ -157,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Errors of [`RequestPipeline::reply`].
     pub async fn flush(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
-            if let Transferred::Reply(reply) = self.transfer().await? {
+            if let Some(reply) = self.transfer().await? {
                 self.arrived.push_back(reply);
             }
         }
@@ -174,7 +159,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             if let Some(reply) = self.arrived.pop_front() {
                 return Ok(reply);
             }
-            if let Transferred::Reply(reply) = self.transfer().await? {
+            if let Some(reply) = self.transfer().await? {
                 return Ok(reply);
             }
         }
@@ -228,11 +213,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         answer(reply.body)
     }
 
-    /// Writes the queue and reads a reply concurrently, until either is done. Writing alone could deadlock: the server
-    /// stops reading when its own replies are not read.
-    async fn transfer(&mut self) -> Result<Transferred> {
+    /// Writes the queue and reads a reply concurrently, until either is done; `None` if the queue is written. Writing alone
+    /// could deadlock: the server stops reading when its own replies are not read.
+    async fn transfer(&mut self) -> Result<Option<Reply>> {
         if self.queue.is_empty() {
-            return take_reply(self.reader.frame().await, &self.peer).map(Transferred::Reply);
+            return take_reply(self.reader.frame().await, &self.peer).map(Some);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
@@ -242,15 +227,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             Ok(())
         };
         let error = tokio::select! {
-            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Transferred::Reply),
+            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Some),
             written = written => match written {
-                Ok(()) => return Ok(Transferred::Written),
+                Ok(()) => return Ok(None),
                 Err(error) => error,
             },
         };
         // A server sends the reason before it closes a connection.
         match self.arrived().await {
-            Ok(Some(reply)) => Ok(Transferred::Reply(reply)),
+            Ok(Some(reply)) => Ok(Some(reply)),
             Err(said) if !is_broken(&said) => Err(said),
             _ => Err(error),
         }

@@ -37,7 +37,7 @@ const NO_EVENT: ff::kevent = ff::kevent {
     ext: [0; 4],
 };
 
-/// Turns between two looks at the clock, which take longer than the rest of an idle turn. A timer is late by so many
+/// Turns between two readings of the clock, which take longer than the rest of an idle turn. A timer is late by so many
 /// turns: microseconds when polling, a millisecond when the loop sleeps.
 const CLOCK_EVERY: u32 = 16;
 
@@ -252,7 +252,7 @@ impl Reactor {
         }
     }
 
-    fn look_at_sockets(&self) -> io::Result<()> {
+    fn read_events(&self) -> io::Result<()> {
         let mut events = self.events.borrow_mut();
         let capacity = events.len() as c_int;
         // SAFETY: on the reactor thread; `events` has memory for `capacity` events.
@@ -319,7 +319,7 @@ impl Reactor {
             return Ok(Instant::now() >= end);
         }
         self.turns.set(self.turns.get().wrapping_add(1));
-        self.look_at_sockets()?;
+        self.read_events()?;
         self.next_turn.take().into_iter().for_each(Waker::wake);
         while let Ok(submission) = self.submissions.try_recv() {
             submission(self);
