@@ -13,12 +13,15 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
+use crate::io_error;
 use gradients::aggregator_transport::AggregatorTransport;
 use gradients::gathering::PendingRacks;
 use gradients::settings::{self, JobSettings};
-use gradients::{AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator, Ticket};
+use gradients::{AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::table::Attempt;
+use replay_wire::GradientsJoined;
 
 /// The server above this one.
 pub struct ParentServer {
@@ -28,17 +31,6 @@ pub struct ParentServer {
     pub rack: u16,
     /// Number of servers below the parent.
     pub racks: u16,
-}
-
-/// Result of a request to join.
-pub enum JoinOutcome {
-    /// A ticket for the aggregator at this address.
-    Joined(SocketAddr, Ticket),
-    /// The parent has not answered yet, or other racks are missing: ask again when [`Aggregators::changed`] says so.
-    Pending {
-        /// Display name of the missing servers.
-        waited_for: String,
-    },
 }
 
 /// All aggregators of a server. Dropped, they end.
@@ -120,11 +112,12 @@ impl Aggregators {
         self.0.aggregators[0].address()
     }
 
-    /// Adds a worker to a job, or a rack with `below` workers.
+    /// Adds a worker to a job, or a rack with `below` workers. Blocked while the parent has not answered or other racks are
+    /// missing: join again after [`Aggregators::changed`].
     ///
     /// # Errors
     /// Errors of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
-    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<JoinOutcome> {
+    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Attempt<GradientsJoined>> {
         settings::check(request)?;
         let requested = request;
         let mut request = request.clone();
@@ -142,8 +135,8 @@ impl Aggregators {
             let here = match below {
                 None => request.workers.into(),
                 Some(below) => match self.0.count_racks(&mut joins, &request, below)? {
-                    Ok(here) => here,
-                    Err(waited_for) => return Ok(JoinOutcome::Pending { waited_for }),
+                    Attempt::Ready(here) => here,
+                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
                 },
             };
             if here != request.world {
@@ -153,8 +146,8 @@ impl Aggregators {
                     .0
                     .join_parent(sessions, server, requested, settings, here)?
                 {
-                    Ok(joined) => parent = Some(joined),
-                    Err(waited_for) => return Ok(JoinOutcome::Pending { waited_for }),
+                    Attempt::Ready(joined) => parent = Some(joined),
+                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
                 }
             }
         }
@@ -167,7 +160,8 @@ impl Aggregators {
         if has_parent && let Some(session) = joins.sessions.get_mut(&request.job) {
             session.state = SessionState::InUse;
         }
-        Ok(JoinOutcome::Joined(aggregator.address(), ticket))
+        let address = aggregator.address();
+        Ok(Attempt::Ready(GradientsJoined { address, ticket }))
     }
 
     /// Removes a member of the aggregator at `address`, whose connection has ended.
@@ -269,13 +263,13 @@ impl Inner {
         });
     }
 
-    /// Workers of all racks of a job; the inner `Err` names the racks that are missing.
+    /// Number of workers of all racks of a job; blocked while racks are missing.
     fn count_racks(
         &self,
         joins: &mut PendingJoins,
         request: &JoinJob,
         below: u32,
-    ) -> Result<std::result::Result<u32, String>> {
+    ) -> Result<Attempt<u32>> {
         let settings = JobSettings::of(request, true);
         let name = &request.job;
         joins
@@ -303,17 +297,17 @@ impl Inner {
                     // The other racks ask again.
                     self.changed.notify(usize::MAX);
                 }
-                Ok(total)
+                Attempt::Ready(total)
             }
             Err(absent) => {
                 let absent: Vec<String> = absent.iter().map(u16::to_string).collect();
                 let (absent, of) = (absent.join(", "), request.workers);
-                Err(format!("of {of} racks these have not come: {absent}"))
+                Attempt::Blocked(format!("of {of} racks these have not come: {absent}"))
             }
         })
     }
 
-    /// The parent of a job that is about to be created; the inner `Err` names the parent while it has not answered.
+    /// Parent of a job that is about to be created; blocked while it has not answered.
     fn join_parent(
         self: &Arc<Self>,
         sessions: &mut HashMap<String, ParentSession>,
@@ -321,19 +315,20 @@ impl Inner {
         request: &JoinJob,
         settings: JobSettings,
         below: u32,
-    ) -> Result<std::result::Result<ParentAggregator, String>> {
-        let waits = || format!("the parent at {} has not answered", parent.dialer.address);
+    ) -> Result<Attempt<ParentAggregator>> {
+        let address = &parent.dialer.address;
+        let blocked = Attempt::Blocked(format!("the parent at {address} has not answered"));
         let Some(session) = sessions.get(&request.job) else {
             let session = self
                 .clone()
                 .start_session(parent, request, settings, below)?;
             sessions.insert(request.job.clone(), session);
-            return Ok(Err(waits()));
+            return Ok(blocked);
         };
         session.settings.check_same(request, &settings)?;
         match &session.state {
-            SessionState::Joining | SessionState::InUse => Ok(Err(waits())),
-            SessionState::Joined(parent) => Ok(Ok(parent.clone())),
+            SessionState::Joining | SessionState::InUse => Ok(blocked),
+            SessionState::Joined(parent) => Ok(Attempt::Ready(parent.clone())),
             SessionState::Failed(failure) => {
                 let failure = failure.clone();
                 sessions.remove(&request.job);
@@ -362,10 +357,9 @@ impl Inner {
                 let stop = stop.clone();
                 move || self.hold_session(&request, below, &stop)
             })
-            .map_err(|source| Error::Io {
-                what: "cannot start a thread for the parent's connection".into(),
-                source,
-            })?;
+            .map_err(io_error(
+                "cannot start a thread for the parent's connection",
+            ))?;
         Ok(ParentSession {
             state: SessionState::Joining,
             started: Instant::now(),

@@ -1,164 +1,162 @@
-//! The server's configuration: one struct, read from TOML, with a flag of the same name for each field.
+//! The server's configuration: one struct, read from TOML and from flags.
 
 mod gradients;
 mod size;
 mod validate;
 
 use std::fmt;
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
+use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
-use size::{bytes, machine_memory};
+use size::{deserialize_bytes, machine_memory, parse_bytes};
 
 /// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
 
-/// The configuration of a server. A missing field has its documented default.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The configuration of a server. Each field is a key of the TOML file and, except for `tables`, a flag of the same name;
+/// its documentation is the flag's help text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Parser)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServerConfig {
-    /// Addresses to listen on: `host:port`, `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With port
-    /// 0 the system chooses a port. An address that other machines can reach needs a token and TLS, or
-    /// `trusted_network`. Default: `innet://127.0.0.1:7710`.
+    /// Address to listen on, may be repeated: host:port, innet://host:port, innets://host:port (TLS) or unix:///path. With
+    /// port 0 the system chooses a port. An address that other machines can reach needs a token and TLS, or trusted_network.
+    #[arg(long, value_name = "ADDRESS", default_value = "innet://127.0.0.1:7710")]
     pub listen: Vec<Address>,
-    /// Network stack: `kernel`, or `fstack` (F-Stack over DPDK: needs a program built with that feature, serves TCP at the
-    /// IP addresses of its ports, with one thread). Default: `kernel`.
+    /// Network stack: kernel, or fstack (F-Stack over DPDK: needs a program built with that feature, serves TCP at the IP
+    /// addresses of its ports, with one thread).
+    #[arg(long, value_name = "STACK", default_value = "kernel")]
     pub stack: StackName,
     /// F-Stack's configuration file, with an additional section `[innet]` for DPDK's arguments, one `eal` line each.
-    /// Default: none.
+    #[arg(long, value_name = "FILE")]
     pub stack_config: Option<PathBuf>,
-    /// Threads that serve connections. Default: 0, one for every two cores: a thread moves gigabytes a second, and actors
-    /// and learner often share the machine.
+    /// Threads that serve connections; 0 for one per two cores. One thread moves gigabytes a second, and actors and learner
+    /// often share the machine.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub io_threads: usize,
-    /// Poll without sleeping: lower latency, but each I/O thread takes a whole core. Default: false.
+    /// Poll without sleeping: lower latency, but each I/O thread takes a whole core.
+    #[arg(long)]
     pub spin: bool,
-    /// Memory limit in bytes for tables (their `capacity_bytes` and the index of their `capacity`), parameters and receive
-    /// buffers (two frames of `max_frame_bytes`): a number, or a text such as `"8GiB"`. Default: 0, half of the machine's
-    /// memory.
-    #[serde(deserialize_with = "bytes")]
+    /// Memory limit in bytes, such as 8GiB, for tables (their capacity_bytes and the index of their capacity), parameters
+    /// and receive buffers (two frames of max_frame_bytes); 0 for half of the machine's memory.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
+    #[serde(deserialize_with = "deserialize_bytes")]
     pub max_bytes: u64,
-    /// Longest frame in either direction, in bytes: the limit for a push, a drawn batch and a version of parameters.
-    /// Default: `"256MiB"`.
-    #[serde(deserialize_with = "bytes")]
+    /// Longest frame in either direction, in bytes: the limit for a push, a sampled batch and a version of parameters.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
+    #[serde(deserialize_with = "deserialize_bytes")]
     pub max_frame_bytes: u64,
     /// Limit of open connections; an actor has two, one of them for its writer. The limit of open files is raised
-    /// accordingly, up to the hard limit. Default: 2,048.
+    /// accordingly, up to the hard limit.
+    #[arg(long, value_name = "N", default_value_t = 2_048)]
     pub max_connections: u32,
-    /// Time for a handshake in milliseconds, after which the connection is closed. Default: 10,000.
+    /// Time for a handshake in milliseconds, after which the connection is closed.
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
     pub handshake_deadline_ms: u64,
-    /// Time in milliseconds for a client to read a reply, and for a frame to arrive once memory is reserved for it. A
-    /// slower client is dropped, and the chunks that its reply pinned are released. Default: 30,000.
+    /// Time in milliseconds for a client to read a reply, and for a frame to arrive once memory is reserved for it. A slower
+    /// client is dropped, and the chunks that its reply pinned are released.
+    #[arg(long, value_name = "MS", default_value_t = 30_000)]
     pub write_deadline_ms: u64,
-    /// Time in milliseconds for running requests to finish at a shutdown. Default: 5,000.
+    /// Time in milliseconds for running requests to finish at a shutdown.
+    #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub drain_deadline_ms: u64,
-    /// Secret that clients have to know; it is never sent. Default: none.
+    /// Secret that clients have to know; it is never sent. Other users of this machine can read the flag in the process
+    /// list: prefer token_file, or the environment variable INNET_TOKEN.
+    #[arg(long)]
     pub token: Option<Secret>,
-    /// File with the token, in place of `token`. Default: none.
+    /// File with the token, an alternative to token.
+    #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Certificate chain for TLS, a PEM file; all TCP addresses then use TLS. Default: none.
+    /// Certificate chain for TLS, a PEM file; all TCP addresses then use TLS.
+    #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key, a PEM file. Default: none.
+    /// The certificate's private key, a PEM file.
+    #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Listen without a token or without TLS where other machines can connect. Default: false.
+    /// Listen without a token or without TLS where other machines can connect.
+    #[arg(long)]
     pub trusted_network: bool,
-    /// Lowest level of logged events: `error`, `warn`, `info`, `debug` or `trace`. Default: `info`.
+    /// Lowest level of logged events.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
-    /// Sum gradients of workers at this UDP address, `ip:port`; port 0 lets the system choose. Workers join over the
-    /// addresses of `listen`. An IP address of all zeros is every address of this machine. Default: none.
+    /// UDP address for gradient all-reduce; port 0 lets the system choose, and an IP address of all zeros is every address
+    /// of this machine. Workers join over the addresses of listen.
+    #[arg(long, value_name = "IP:PORT")]
     pub gradients: Option<SocketAddr>,
-    /// Only sum gradients: there is no replay memory, and no parameters. Default: false.
+    /// Only sum gradients: no replay memory, no parameters.
+    #[arg(long)]
     pub gradients_only: bool,
-    /// Threads that sum, each with a socket of its own, at the port of `gradients` and those that follow. A job is summed by one of
-    /// them: more than one is for several jobs. Default: 1.
+    /// Threads that sum gradients, each with its own socket, at consecutive ports from that of gradients. A job is summed by
+    /// one thread, so more than one is for several jobs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub gradients_threads: usize,
-    /// Most gradient jobs at a time; one takes up to `gradients_window` times 3.1 KB. Default: 16.
+    /// Limit of gradient jobs; one takes up to gradients_window times 3.1 KB.
+    #[arg(long, value_name = "N", default_value_t = 16)]
     pub gradients_jobs: usize,
-    /// Segments (datagrams of up to 360 values) of a job that may be under way. Default: 256.
+    /// Limit of a job's segments in flight (datagrams of up to 360 values).
+    #[arg(long, value_name = "N", default_value_t = 256)]
     pub gradients_window: u32,
-    /// Sum on DPDK's devices in place of the kernel's UDP (a program built with the feature `dpdk`): their names and arguments as DPDK
-    /// takes them, `net_af_packet0,iface=eth0`, or PCI addresses. `gradients` is then an IPv4 address that the kernel does not have. Two
-    /// devices make a switch, which lets other frames through. Default: none.
+    /// DPDK device for gradients, which bypasses the kernel's UDP, may be repeated (a program built with the feature dpdk):
+    /// name and arguments as DPDK takes them, net_af_packet0,iface=eth0, or a PCI address. gradients is then an IPv4 address
+    /// that the kernel does not have. Two devices make a switch, which forwards all other frames.
+    #[arg(long, value_name = "DEVICE")]
     pub gradients_devices: Vec<String>,
-    /// Arguments for DPDK's environment, with spaces between them: `--no-huge -m 512 --no-pci`. Default: none.
+    /// Arguments for DPDK's environment, separated by spaces: "--no-huge -m 512 --no-pci".
+    #[arg(
+        long,
+        value_name = "ARGUMENTS",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
     pub gradients_eal: String,
-    /// On DPDK's devices, bits of the network's part of the address. Default: 24.
+    /// Prefix length of the network of a DPDK device, in bits.
+    #[arg(long, value_name = "BITS", default_value_t = 24)]
     pub gradients_prefix: u8,
-    /// On DPDK's devices, where datagrams for other networks go. Default: none.
+    /// Gateway of a DPDK device to other networks.
+    #[arg(long, value_name = "IP")]
     pub gradients_gateway: Option<Ipv4Addr>,
-    /// On DPDK's devices, the core of each of `gradients_threads`. Default: none, the system chooses.
+    /// Core of each of gradients_threads on DPDK devices, separated by commas; without it the system chooses.
+    #[arg(long, value_name = "CORES", value_delimiter = ',')]
     pub gradients_cores: Vec<usize>,
-    /// On DPDK's devices, microseconds that a thread sleeps when nothing comes. Default: 0, it polls and takes its core whole.
+    /// Sleep of an idle thread on DPDK devices, in microseconds; with 0 it polls and takes a whole core.
+    #[arg(long, value_name = "US", default_value_t = 0)]
     pub gradients_idle_sleep_us: u64,
-    /// Most bytes of the sums that an asynchronous gradient job keeps: its vector for each of S + 2 updates. Default: 128 MiB.
+    /// Limit of the sums that an asynchronous gradient job keeps, in bytes: its vector for each of S + 2 updates.
+    #[arg(long, value_name = "N", default_value_t = 128 << 20)]
     pub gradients_job_bytes: usize,
-    /// The server above this one, `innet://host:port`: jobs with more workers than come here (their `world`) go on there as one
-    /// stream. It has to have this server's token. Default: none.
+    /// Parent server, innet://host:port, which adds up the sums of several servers: a job with more workers than join here
+    /// (its world) continues there as one stream. It needs this server's token.
+    #[arg(long, value_name = "ADDRESS")]
     pub parent: Option<Address>,
-    /// For a parent at `innets://`: a PEM file with its certificate, or with that of its authority. Default: none.
+    /// For a parent at innets://: a PEM file with its certificate or its authority's.
+    #[arg(long, value_name = "FILE")]
     pub parent_tls_ca: Option<PathBuf>,
-    /// This server's number among those that have its parent, from 0. Default: 0.
+    /// Number of this server among the servers below its parent, from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub rack: u16,
-    /// How many servers have its parent, at least 2 with one. Default: 1.
+    /// Number of servers below the parent, 2 to 64 with one.
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub racks: u16,
-    /// Tables made at the start. Clients cannot drop them, nor create them with another definition. Default: none.
+    /// Tables made at the start. Clients cannot drop them, nor create them with another definition.
+    #[arg(skip)]
     pub tables: Vec<TableConfig>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        ServerConfig {
-            listen: vec![Address::Tcp {
-                host: "127.0.0.1".to_owned(),
-                port: Address::DEFAULT_PORT,
-                tls: false,
-                stack: StackName::Kernel,
-            }],
-            stack: StackName::Kernel,
-            stack_config: None,
-            io_threads: 0,
-            spin: false,
-            max_bytes: 0,
-            max_frame_bytes: 256 << 20,
-            max_connections: 2_048,
-            handshake_deadline_ms: 10_000,
-            write_deadline_ms: 30_000,
-            drain_deadline_ms: 5_000,
-            token: None,
-            token_file: None,
-            tls_cert: None,
-            tls_key: None,
-            trusted_network: false,
-            log_level: LogLevel::Info,
-            gradients: None,
-            gradients_only: false,
-            gradients_threads: 1,
-            gradients_jobs: 16,
-            gradients_window: 256,
-            gradients_devices: Vec::new(),
-            gradients_eal: String::new(),
-            gradients_prefix: 24,
-            gradients_gateway: None,
-            gradients_cores: Vec::new(),
-            gradients_idle_sleep_us: 0,
-            gradients_job_bytes: 128 << 20,
-            parent: None,
-            parent_tls_ca: None,
-            rack: 0,
-            racks: 1,
-            tables: Vec::new(),
-        }
+        ServerConfig::parse_from([""])
     }
 }
 
 /// Lowest level of logged events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// Failures of this program.
@@ -178,9 +176,35 @@ pub enum LogLevel {
 #[serde(transparent)]
 pub struct Secret(pub String);
 
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Secret(text)
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(secret)")
+    }
+}
+
+/// # Errors
+/// [`Error::Config`], always.
+pub(crate) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::Config(reason.into()))
+}
+
+/// Text of a token file without surrounding white space.
+///
+/// # Errors
+/// [`Error::Config`] when the file cannot be read.
+pub(crate) fn read_token_file(path: &Path) -> Result<String> {
+    match fs::read_to_string(path) {
+        Ok(token) => Ok(token.trim().to_owned()),
+        Err(error) => refuse(format!(
+            "token_file {} cannot be read: {error}",
+            path.display()
+        )),
     }
 }
 
@@ -211,22 +235,16 @@ impl ServerConfig {
     /// [`Error::Config`] when the file cannot be read or the token is empty.
     pub fn read_token(&self) -> Result<Option<String>> {
         let token = match (&self.token, &self.token_file) {
-            (Some(token), _) => token.0.clone(),
-            (None, Some(path)) => std::fs::read_to_string(path).map_err(|error| {
-                Error::Config(format!(
-                    "token_file {} cannot be read: {error}",
-                    path.display()
-                ))
-            })?,
+            (Some(token), _) => token.0.trim().to_owned(),
+            (None, Some(path)) => read_token_file(path)?,
             (None, None) => return Ok(None),
         };
-        match token.trim() {
-            "" => Err(Error::Config(
-                "the token is empty: use a long random one, for example from `openssl rand -hex 32`"
-                    .to_owned(),
-            )),
-            token => Ok(Some(token.to_owned())),
+        if token.is_empty() {
+            return refuse(
+                "the token is empty: use a long random one, for example from `openssl rand -hex 32`",
+            );
         }
+        Ok(Some(token))
     }
 
     /// Limits of the memory that `innet-replay serve` makes. The receive buffers have two frames: one for pushes, one for all
@@ -248,21 +266,6 @@ impl ServerConfig {
             0 => std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1)),
             threads => threads,
         }
-    }
-
-    /// `handshake_deadline_ms` as a duration.
-    pub fn handshake_deadline(&self) -> Duration {
-        Duration::from_millis(self.handshake_deadline_ms)
-    }
-
-    /// `write_deadline_ms` as a duration.
-    pub fn write_deadline(&self) -> Duration {
-        Duration::from_millis(self.write_deadline_ms)
-    }
-
-    /// `drain_deadline_ms` as a duration.
-    pub fn drain_deadline(&self) -> Duration {
-        Duration::from_millis(self.drain_deadline_ms)
     }
 }
 
@@ -315,7 +318,7 @@ mod tests {
     fn the_token_is_trimmed_never_empty_and_never_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        std::fs::write(&path, "secret\n").unwrap();
+        fs::write(&path, "secret\n").unwrap();
         let config = |token: Option<&str>, file: Option<&PathBuf>| ServerConfig {
             token: token.map(|token| Secret(token.to_owned())),
             token_file: file.cloned(),

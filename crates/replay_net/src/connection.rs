@@ -1,6 +1,6 @@
 //! The coroutine of one connection. After the handshake it runs three parts concurrently, joined by queues: `receive`
 //! reads frames, `answer` tries requests and keeps the blocked ones, `send` writes replies without copying their blobs.
-//! A blocked draw delays no other request, and a client that does not read delays no other client.
+//! A blocked request delays no other one, and a client that does not read delays no other client.
 
 mod membership;
 mod quota;
@@ -16,11 +16,11 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
 use membership::Membership;
-use quota::{ReceiveQuota, RequestPermit, Reservation};
-use writer_order::{Position, WriterOrder, ordered_writer};
+use quota::{FrameReservation, ReceiveQuota, RequestPermit};
+use writer_order::{Position, WriterOrder};
 
 use crate::framing::{FrameReader, write_frame};
-use crate::service::{Outcome, Service};
+use crate::service::Service;
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
@@ -68,11 +68,11 @@ pub async fn reached(server: &mut watch::Receiver<Phase>, phase: Phase) {
     let _ = server.wait_for(|now| *now >= phase).await;
 }
 
-/// One connection.
-pub struct Connection<'a, S> {
+/// Serves one connection.
+pub struct ConnectionHandler<'a, S> {
     /// State shared with the other connections.
     pub context: &'a ServerContext,
-    /// Its stack: clock and timers.
+    /// Stack of the connection: clock and timers.
     pub stack: &'a S,
     /// Name of the client, for logs.
     pub peer: &'a str,
@@ -85,20 +85,13 @@ struct Received {
     request: Request,
     deadline: Instant,
     permit: RequestPermit,
-    _reservation: Reservation,
-}
-
-/// Answer to a request.
-struct Answer {
-    id: u64,
-    reply: Result<ReplyBody>,
-    permit: RequestPermit,
+    _reservation: FrameReservation,
 }
 
 /// Queue of replies to write.
 type ReplySender = mpsc::UnboundedSender<(OutgoingFrame, Option<RequestPermit>)>;
 
-impl<S: Stack> Connection<'_, S> {
+impl<S: Stack> ConnectionHandler<'_, S> {
     /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down.
     ///
     /// # Errors
@@ -119,7 +112,9 @@ impl<S: Stack> Connection<'_, S> {
     /// Sends `reason` to a client that is not served.
     pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(&self, mut stream: T, reason: &Error) {
         let reply = async {
-            let _ = self.write_error(&mut stream, NO_REQUEST, reason).await;
+            let _ = self
+                .write_reply(&mut stream, NO_REQUEST, error_reply(reason))
+                .await;
             let _ = stream.shutdown().await;
             let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
         };
@@ -139,18 +134,14 @@ impl<S: Stack> Connection<'_, S> {
             () = reached(&mut phase, Phase::Draining) => return Err(Error::Closed("the server")),
             welcomed = until(self.stack, deadline, self.welcome(frames, write)) => welcomed,
         };
-        match welcomed {
-            Some(Ok(true)) => {}
-            Some(Ok(false)) => return Ok(()),
-            Some(Err(error)) => return Err(error),
-            None => {
-                return Err(Error::Deadline {
-                    waited_for: format!(
-                        "the client did not finish the handshake in {} ms",
-                        allowed.as_millis()
-                    ),
-                });
-            }
+        let late = || Error::Deadline {
+            waited_for: format!(
+                "the client did not finish the handshake in {} ms",
+                allowed.as_millis()
+            ),
+        };
+        if !welcomed.ok_or_else(late)?? {
+            return Ok(());
         }
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         let (requests, incoming) = mpsc::channel(1);
@@ -177,15 +168,6 @@ impl<S: Stack> Connection<'_, S> {
     ) -> Result<()> {
         let mut outgoing = replay_wire::encode_reply(Reply { id, body })?;
         write_frame(&mut outgoing, write, self.peer).await
-    }
-
-    async fn write_error<W: AsyncWrite + Unpin>(
-        &self,
-        write: &mut W,
-        id: u64,
-        error: &Error,
-    ) -> Result<()> {
-        self.write_reply(write, id, error_reply(error)).await
     }
 
     /// Reads requests until the client ends the connection or sends an invalid frame.
@@ -219,16 +201,15 @@ impl<S: Stack> Connection<'_, S> {
         // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
-        let frame = arrived.unwrap_or_else(|| {
-            Err(Error::Deadline {
-                waited_for: format!(
-                    "a frame of {bytes} bytes did not arrive within {} ms",
-                    self.context.write_deadline.as_millis()
-                ),
-            })
-        })?;
-        let request = replay_wire::decode_request(frame)?;
-        self.context.service.counters.request(bytes);
+        let late = || Error::Deadline {
+            waited_for: format!(
+                "a frame of {bytes} bytes did not arrive within {} ms",
+                self.context.write_deadline.as_millis()
+            ),
+        };
+        let request = replay_wire::decode_request(arrived.ok_or_else(late)??)?;
+        self.context.service.counters.requests.add(1);
+        self.context.service.counters.bytes_received.add(bytes);
         let reservation = quota.admit(&request.body, reservation)?;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
@@ -254,12 +235,15 @@ impl<S: Stack> Connection<'_, S> {
             tokio::select! {
                 biased;
                 () = reached(&mut phase, Phase::Draining) => break,
-                Some(answer) = waiting.next() => self.reply(&replies, answer),
+                Some((received, reply)) = waiting.next() => self.reply(&replies, received, reply),
                 received = incoming.recv() => match received {
                     None => return Ok(()),
-                    Some(Ok(received)) => match self.try_at_once(received, &mut writers, &membership) {
-                        Attempted::Answered(answer) => self.reply(&replies, answer),
-                        Attempted::Waits(received, position) => waiting.push(self.wait(received, position, &membership)),
+                    Some(Ok(received)) => match self.try_at_once(&received, &mut writers, &membership) {
+                        Some(reply) => self.reply(&replies, received, reply),
+                        None => {
+                            let position = writers.enter(&received.request.body);
+                            waiting.push(self.wait(received, position, &membership));
+                        }
                     },
                     Some(Err(error)) => {
                         self.count_bad_frame(&error);
@@ -269,43 +253,27 @@ impl<S: Stack> Connection<'_, S> {
                 },
             }
         }
-        while let Some(answer) = waiting.next().await {
-            self.reply(&replies, answer);
+        while let Some((received, reply)) = waiting.next().await {
+            self.reply(&replies, received, reply);
         }
         Ok(())
     }
 
+    /// Tries a request on arrival; `None` if it has to wait, for an earlier one of its writer or for a change.
     fn try_at_once(
         &self,
-        received: Received,
+        received: &Received,
         writers: &mut WriterOrder,
         membership: &Membership<'_>,
-    ) -> Attempted {
+    ) -> Option<Result<ReplyBody>> {
         let body = &received.request.body;
-        let writer = ordered_writer(body);
-        if writer.is_none_or(|writer| writers.is_free(writer)) {
-            let last = received.request.deadline_ms == 0;
-            let reply = match membership.attempt(body, last) {
-                Ok(Outcome::Ready(reply)) => Some(Ok(reply)),
-                Ok(Outcome::Blocked { waited_for, .. }) if last => {
-                    Some(Err(Error::Deadline { waited_for }))
-                }
-                Ok(Outcome::Blocked { .. }) => None,
-                Err(error) => Some(Err(error)),
-            };
-            if let Some(reply) = reply {
-                log_opened(body, &reply);
-                return Attempted::Answered(Answer {
-                    id: received.request.id,
-                    reply,
-                    permit: received.permit,
-                });
-            }
+        if !writers.is_free(body) {
+            return None;
         }
-        let position = writer
-            .map(|writer| writers.enter(writer))
-            .unwrap_or_default();
-        Attempted::Waits(received, position)
+        let last = received.request.deadline_ms == 0;
+        let reply = membership.attempt(body, last).transpose()?;
+        log_opened(body, &reply);
+        Some(reply)
     }
 
     /// Answers a request after its writer's earlier ones, once it is no longer blocked, or at its deadline.
@@ -314,7 +282,7 @@ impl<S: Stack> Connection<'_, S> {
         received: Received,
         position: Position,
         membership: &Membership<'_>,
-    ) -> Answer {
+    ) -> (Received, Result<ReplyBody>) {
         let Position { ahead, done } = position;
         if let Some(ahead) = ahead {
             // An error is the normal end: the sender is dropped.
@@ -322,11 +290,7 @@ impl<S: Stack> Connection<'_, S> {
         }
         let reply = self.wait_for_change(&received, membership).await;
         drop(done);
-        Answer {
-            id: received.request.id,
-            reply,
-            permit: received.permit,
-        }
+        (received, reply)
     }
 
     async fn wait_for_change(
@@ -343,16 +307,12 @@ impl<S: Stack> Connection<'_, S> {
                 return Err(Error::Closed("the server"));
             }
             let last = self.stack.now() >= received.deadline;
-            let by = match membership.attempt(body, last)? {
-                Outcome::Ready(reply) => return Ok(reply),
-                Outcome::Blocked { waited_for, .. } if last => {
-                    return Err(Error::Deadline { waited_for });
-                }
-                Outcome::Blocked { by, .. } => by,
-            };
+            if let Some(reply) = membership.attempt(body, last)? {
+                return Ok(reply);
+            }
             let Some(changed) = listening.take() else {
                 // A change between the attempt and `changed` is not reported: attempt once more.
-                listening = Some(service.changed(&by)?);
+                listening = Some(service.changed(body)?);
                 continue;
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
@@ -369,12 +329,13 @@ impl<S: Stack> Connection<'_, S> {
     /// Counts the error that ended a connection, if it was an invalid frame.
     fn count_bad_frame(&self, error: &Error) {
         if matches!(error, Error::Protocol(_) | Error::TooLarge { .. }) {
-            self.context.service.counters.bad_frame();
+            self.context.service.counters.bad_frames.add(1);
         }
     }
 
-    fn reply(&self, replies: &ReplySender, answer: Answer) {
-        let Answer { id, reply, permit } = answer;
+    fn reply(&self, replies: &ReplySender, received: Received, reply: Result<ReplyBody>) {
+        let id = received.request.id;
+        let permit = Some(received.permit);
         let outgoing = reply.and_then(|body| {
             let outgoing = replay_wire::encode_reply(Reply { id, body })?;
             match outgoing.frame_bytes() {
@@ -388,9 +349,9 @@ impl<S: Stack> Connection<'_, S> {
             }
         });
         match outgoing {
-            // A connection whose sender is gone has no use for replies.
-            Ok(outgoing) => drop(replies.send((outgoing, Some(permit)))),
-            Err(error) => self.reply_error(replies, id, &error, Some(permit)),
+            // An error means that the connection has ended.
+            Ok(outgoing) => drop(replies.send((outgoing, permit))),
+            Err(error) => self.reply_error(replies, id, &error, permit),
         }
     }
 
@@ -402,7 +363,7 @@ impl<S: Stack> Connection<'_, S> {
         permit: Option<RequestPermit>,
     ) {
         tracing::debug!(id, %error, "request failed");
-        self.context.service.counters.error();
+        self.context.service.counters.errors.add(1);
         let body = error_reply(error);
         match replay_wire::encode_reply(Reply { id, body }) {
             Ok(outgoing) => drop(replies.send((outgoing, permit))),
@@ -423,35 +384,23 @@ impl<S: Stack> Connection<'_, S> {
         while let Some((mut outgoing, permit)) = outbox.recv().await {
             let allowed = self.context.write_deadline;
             let deadline = self.stack.now() + allowed;
-            match until(
-                self.stack,
-                deadline,
-                write_frame(&mut outgoing, write, self.peer),
-            )
-            .await
-            {
-                Some(written) => written?,
-                None => {
-                    counters.slow_reader();
-                    return Err(Error::Deadline {
-                        waited_for: format!(
-                            "the client did not read a reply of {} bytes within {} ms",
-                            outgoing.frame_bytes(),
-                            allowed.as_millis()
-                        ),
-                    });
-                }
-            }
-            counters.sent(outgoing.frame_bytes());
+            let writing = write_frame(&mut outgoing, write, self.peer);
+            let Some(written) = until(self.stack, deadline, writing).await else {
+                counters.slow_readers_dropped.add(1);
+                return Err(Error::Deadline {
+                    waited_for: format!(
+                        "the client did not read a reply of {} bytes within {} ms",
+                        outgoing.frame_bytes(),
+                        allowed.as_millis()
+                    ),
+                });
+            };
+            written?;
+            counters.bytes_sent.add(outgoing.frame_bytes());
             drop(permit);
         }
         Ok(())
     }
-}
-
-enum Attempted {
-    Answered(Answer),
-    Waits(Received, Position),
 }
 
 /// Logs an opened writer, and adds its name to the log lines of its connection.

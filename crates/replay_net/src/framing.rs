@@ -43,7 +43,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// The next frame, or `None` when the peer closed the connection between two frames.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] in the middle of a frame; those of [`FrameReader::header`].
+    /// [`Error::Disconnected`] in the middle of a frame; errors of [`FrameReader::header`].
     pub async fn frame(&mut self) -> Result<Option<Frame>> {
         match self.header().await? {
             Some(_) => self.body().await.map(Some),

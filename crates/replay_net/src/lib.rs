@@ -32,5 +32,13 @@ pub mod service;
 pub mod stack;
 pub mod tls;
 
+use replay_core::error::Error;
+
 /// Crates whose events belong to this program, for filters of logs.
 pub const LOG_TARGETS: [&str; 4] = ["replay_net", "replay_wire", "replay_core", "gradients"];
+
+/// Conversion of an error of the operating system; `what` names the failed operation.
+fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+    let what = what.into();
+    |source| Error::Io { what, source }
+}

@@ -1,6 +1,6 @@
 //! Memory for receive buffers: [`MemoryLimits::receive_bytes`] of a memory's byte limit.
 //!
-//! Pushes may have to wait for draws. So connections with an open writer share one half of the memory and all other
+//! Pushes may have to wait until items were sampled. So connections with an open writer share one half of the memory and all other
 //! connections (the learner's parameters, for example) the other half, where no request waits.
 
 use std::sync::Arc;
@@ -83,16 +83,19 @@ mod tests {
 
     #[test]
     fn a_long_frame_is_not_overtaken() {
-        let room = ReceiveBudget::new(100);
-        let first = room.try_reserve(60).unwrap();
-        let mut long = pin!(room.reserve(80));
+        let budget = ReceiveBudget::new(100);
+        let first = budget.try_reserve(60).unwrap();
+        let mut long = pin!(budget.reserve(80));
         assert!(long.as_mut().now_or_never().is_none());
-        assert!(room.try_reserve(10).is_none(), "it is behind the long one");
+        assert!(
+            budget.try_reserve(10).is_none(),
+            "it is behind the long one"
+        );
         drop(first);
-        let long = long.now_or_never().expect("there is room now");
-        assert_eq!(room.reserved(), 80);
-        assert!(room.try_reserve(20).is_some());
+        let long = long.now_or_never().expect("memory is free now");
+        assert_eq!(budget.reserved(), 80);
+        assert!(budget.try_reserve(20).is_some());
         drop(long);
-        assert_eq!(room.reserved(), 0);
+        assert_eq!(budget.reserved(), 0);
     }
 }

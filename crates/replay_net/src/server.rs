@@ -16,7 +16,7 @@ use tracing::Instrument;
 use tracing::field::Empty;
 
 use crate::config::ServerConfig;
-use crate::connection::{Connection, Phase, ServerContext, reached};
+use crate::connection::{ConnectionHandler, Phase, ServerContext, reached};
 use crate::service::Service;
 use crate::stack::{Address, Stack, until};
 use crate::tls;
@@ -61,7 +61,7 @@ impl Server {
     /// Checks the configuration, reads its files and makes its tables.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] say what to change.
+    /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] name the change to make.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
         let longest = memory.limits().receive_bytes / 2;
@@ -83,14 +83,14 @@ impl Server {
                 service: Service::new(memory, &config.tables, config.max_frame_bytes)?,
                 handshake,
                 max_frame_bytes: config.max_frame_bytes,
-                handshake_deadline: config.handshake_deadline(),
-                write_deadline: config.write_deadline(),
+                handshake_deadline: Duration::from_millis(config.handshake_deadline_ms),
+                write_deadline: Duration::from_millis(config.write_deadline_ms),
             },
             tls,
             connections: Arc::new(Semaphore::new(config.max_connections as usize)),
             refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
             max_connections: config.max_connections,
-            drain_deadline: config.drain_deadline(),
+            drain_deadline: Duration::from_millis(config.drain_deadline_ms),
             phase: watch::Sender::new(Phase::Serving),
         })
     }
@@ -189,15 +189,15 @@ impl Server {
     }
 
     fn take_slot(&self) -> Option<ConnectionSlot> {
-        let slot = |refused, places: &Arc<Semaphore>| {
-            let permit = places.clone().try_acquire_owned().ok()?;
+        let slot = |refused, semaphore: &Arc<Semaphore>| {
+            let permit = semaphore.clone().try_acquire_owned().ok()?;
             Some(ConnectionSlot {
                 refused,
                 _permit: permit,
             })
         };
         slot(false, &self.connections).or_else(|| {
-            self.context.service.counters.refuse();
+            self.context.service.counters.connections_refused.add(1);
             slot(true, &self.refusals)
         })
     }
@@ -230,7 +230,7 @@ impl Server {
             }
         };
         let mut phase = self.phase.subscribe();
-        let connection = Connection {
+        let connection = ConnectionHandler {
             context: &self.context,
             stack: &stack,
             peer: &accepted.peer,
@@ -265,7 +265,7 @@ impl Server {
 
     async fn converse<S: Stack, T: AsyncRead + AsyncWrite + Unpin>(
         &self,
-        connection: &Connection<'_, S>,
+        connection: &ConnectionHandler<'_, S>,
         stream: T,
         slot: &ConnectionSlot,
     ) -> Result<()> {

@@ -1,5 +1,5 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
-//! result is [`Outcome::Blocked`]: the caller waits for [`Service::changed`] and tries again.
+//! result is [`Attempt::Blocked`]: the caller waits for [`Service::changed`] and tries again.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -7,38 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use event_listener::EventListener;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::aggregators::{Aggregators, JoinOutcome};
+use crate::aggregators::Aggregators;
 use crate::receive::ReceiveBudgets;
-use gradients::JoinJob;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
-use replay_core::replay::{Parameters, SampleRequest};
+use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::Attempt;
-use replay_wire::{GradientsJoined, RELEASE, ReplyBody, RequestBody};
-
-/// Result of one attempt at a request.
-pub enum Outcome {
-    /// The answer.
-    Ready(ReplyBody),
-    /// Not yet.
-    Blocked {
-        /// What has to change first.
-        by: BlockedBy,
-        /// The reason, for an error at the deadline.
-        waited_for: String,
-    },
-}
-
-/// Cause of a blocked request.
-pub enum BlockedBy {
-    /// The table of this name.
-    Table(String),
-    /// The parent of this server in a gradient job.
-    Parent,
-}
+use replay_wire::{RELEASE, ReplyBody, RequestBody};
 
 /// The memory and the gradient aggregators behind a server.
 pub struct Service {
@@ -54,18 +33,39 @@ pub struct Service {
     pub counters: Counters,
 }
 
-/// Counters of a server's connections. Relaxed, all of them: no other data is published with a count.
-#[derive(Debug, Default)]
+/// Counters of a server's connections.
+#[derive(Debug, Default, Serialize)]
 pub struct Counters {
-    connections: AtomicU64,
-    opened: AtomicU64,
-    refused: AtomicU64,
-    bad_frames: AtomicU64,
-    slow_readers: AtomicU64,
-    requests: AtomicU64,
-    errors: AtomicU64,
-    bytes_received: AtomicU64,
-    bytes_sent: AtomicU64,
+    /// Open connections.
+    pub connections: RelaxedCounter,
+    /// Connections since the start.
+    pub connections_opened: RelaxedCounter,
+    /// Connections refused: over the limit.
+    pub connections_refused: RelaxedCounter,
+    /// Invalid frames.
+    pub bad_frames: RelaxedCounter,
+    /// Clients dropped at the write deadline.
+    pub slow_readers_dropped: RelaxedCounter,
+    /// Requests received.
+    pub requests: RelaxedCounter,
+    /// Error replies.
+    pub errors: RelaxedCounter,
+    /// Bytes of received frames.
+    pub bytes_received: RelaxedCounter,
+    /// Bytes of sent frames.
+    pub bytes_sent: RelaxedCounter,
+}
+
+/// A count by relaxed operations: no other data is published with it.
+#[derive(Debug, Default, Serialize)]
+#[serde(transparent)]
+pub struct RelaxedCounter(AtomicU64);
+
+impl RelaxedCounter {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
 }
 
 impl Service {
@@ -109,12 +109,12 @@ impl Service {
         &self.receive_budgets
     }
 
-    /// One attempt at a request. `last` says that no other attempt follows: a draw with `allow_short` then takes the items
-    /// there are.
+    /// One attempt at a request. `last` says that no other attempt follows: a request with `allow_short` then samples the
+    /// available items.
     ///
     /// # Errors
     /// The error to answer the request with.
-    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Outcome> {
+    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
         let reply = match request {
             RequestBody::CreateTable(config) => self.create_table(config)?,
@@ -135,9 +135,12 @@ impl Service {
             }
             RequestBody::Push(push) => match self.memory.table(&push.table)?.try_push(push)? {
                 Attempt::Ready(steps) => ReplyBody::Pushed { steps },
-                Attempt::Blocked(waited_for) => return Ok(blocked(&push.table, waited_for)),
+                Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
             },
-            RequestBody::Sample(sample) => return self.sample(sample, last),
+            RequestBody::Sample(request) => match self.sample(request, last)? {
+                Attempt::Ready(sampled) => ReplyBody::Sampled(sampled),
+                Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
+            },
             RequestBody::UpdatePriorities {
                 table,
                 keys,
@@ -171,7 +174,10 @@ impl Service {
                 ReplyBody::Done
             }
             RequestBody::JoinGradients { job, below } => {
-                return self.join_gradients(job, *below);
+                match self.aggregators()?.join(job, *below)? {
+                    Attempt::Ready(joined) => ReplyBody::Gradients(joined),
+                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
+                }
             }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
                 return Err(Error::Protocol(
@@ -179,18 +185,21 @@ impl Service {
                 ));
             }
         };
-        Ok(Outcome::Ready(reply))
+        Ok(Attempt::Ready(reply))
     }
 
-    /// Listens for the next change of what blocks a request. Attempt again after this call, so that no change is missed.
+    /// Listens for the next change that may unblock a request. Attempt again after this call, so that no change is missed.
     ///
     /// # Errors
     /// [`Error::UnknownTable`] when the table is gone.
-    pub fn changed(&self, by: &BlockedBy) -> Result<EventListener> {
-        match by {
-            BlockedBy::Table(table) => Ok(self.memory.table(table)?.changed()),
-            BlockedBy::Parent => Ok(self.aggregators()?.changed()),
-        }
+    pub fn changed(&self, request: &RequestBody) -> Result<EventListener> {
+        let table = match request {
+            RequestBody::Push(push) => &push.table,
+            RequestBody::Sample(request) => &request.table,
+            RequestBody::JoinGradients { .. } => return Ok(self.aggregators()?.changed()),
+            _ => return Err(Error::Internal("a request that never blocks waits".into())),
+        };
+        Ok(self.memory.table(table)?.changed())
     }
 
     /// Ends the membership of a gradient worker whose connection has ended.
@@ -204,7 +213,8 @@ impl Service {
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         stats["receive_bytes"] = self.receive_budgets.reserved().into();
-        stats["server"] = self.counters.to_json();
+        stats["server"] = json!(self.counters);
+        stats["server"]["release"] = RELEASE.into();
         if let Some(aggregators) = &self.gradients {
             stats["gradients"] = aggregators.stats();
         }
@@ -231,18 +241,6 @@ impl Service {
             ));
         }
         Ok(())
-    }
-
-    fn join_gradients(&self, job: &JoinJob, below: Option<u32>) -> Result<Outcome> {
-        Ok(match self.aggregators()?.join(job, below)? {
-            JoinOutcome::Joined(address, ticket) => {
-                Outcome::Ready(ReplyBody::Gradients(GradientsJoined { address, ticket }))
-            }
-            JoinOutcome::Pending { waited_for } => Outcome::Blocked {
-                by: BlockedBy::Parent,
-                waited_for,
-            },
-        })
     }
 
     fn create_table(&self, config: &TableConfig) -> Result<ReplyBody> {
@@ -272,7 +270,7 @@ impl Service {
         Ok(ReplyBody::Done)
     }
 
-    fn sample(&self, request: &SampleRequest, last: bool) -> Result<Outcome> {
+    fn sample(&self, request: &SampleRequest, last: bool) -> Result<Attempt<Sampled>> {
         let table = self.memory.table(&request.table)?;
         let rows = 1 + u64::from(request.before) + u64::from(request.after);
         let bytes = u64::from(request.count)
@@ -286,17 +284,7 @@ impl Service {
                 advice: "draw fewer items at a time, or start the server with a larger --max-frame-bytes",
             });
         }
-        Ok(match table.try_sample(request, last)? {
-            Attempt::Ready(sampled) => Outcome::Ready(ReplyBody::Sampled(sampled)),
-            Attempt::Blocked(waited_for) => blocked(&request.table, waited_for),
-        })
-    }
-}
-
-fn blocked(table: &str, waited_for: String) -> Outcome {
-    Outcome::Blocked {
-        by: BlockedBy::Table(table.to_owned()),
-        waited_for,
+        table.try_sample(request, last)
     }
 }
 
@@ -305,66 +293,15 @@ pub struct OpenConnection<'a>(&'a Counters);
 
 impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        self.0.connections.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Counters {
     /// Counts a connection.
     pub fn open(&self) -> OpenConnection<'_> {
-        add(&self.opened, 1);
-        add(&self.connections, 1);
+        self.connections_opened.add(1);
+        self.connections.add(1);
         OpenConnection(self)
     }
-
-    /// Counts a refused connection: over the limit, or without the token.
-    pub fn refuse(&self) {
-        add(&self.refused, 1);
-    }
-
-    /// Counts an invalid frame.
-    pub fn bad_frame(&self) {
-        add(&self.bad_frames, 1);
-    }
-
-    /// Counts a client that was dropped at the write deadline.
-    pub fn slow_reader(&self) {
-        add(&self.slow_readers, 1);
-    }
-
-    /// Counts a request and the bytes of its frame.
-    pub fn request(&self, bytes: u64) {
-        add(&self.requests, 1);
-        add(&self.bytes_received, bytes);
-    }
-
-    /// Counts an error reply.
-    pub fn error(&self) {
-        add(&self.errors, 1);
-    }
-
-    /// Counts the bytes of a reply's frame.
-    pub fn sent(&self, bytes: u64) {
-        add(&self.bytes_sent, bytes);
-    }
-
-    fn to_json(&self) -> Value {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        json!({
-            "release": RELEASE,
-            "connections": get(&self.connections),
-            "connections_opened": get(&self.opened),
-            "connections_refused": get(&self.refused),
-            "bad_frames": get(&self.bad_frames),
-            "slow_readers_dropped": get(&self.slow_readers),
-            "requests": get(&self.requests),
-            "errors": get(&self.errors),
-            "bytes_received": get(&self.bytes_received),
-            "bytes_sent": get(&self.bytes_sent),
-        })
-    }
-}
-
-fn add(counter: &AtomicU64, n: u64) {
-    counter.fetch_add(n, Ordering::Relaxed);
 }

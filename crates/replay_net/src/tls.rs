@@ -10,22 +10,27 @@ use tokio_rustls::TlsAcceptor;
 
 use replay_core::error::{Error, Result};
 
+/// The certificates of a PEM file, at least one. Errors name the configuration's `field`.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(crate) fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .and_then(|chain: Vec<_>| match chain.is_empty() {
+            true => Err(pem::Error::NoItemsFound),
+            false => Ok(chain),
+        })
+        .map_err(|error| unreadable(field, path, &error))
+}
+
 /// An acceptor for a certificate chain (the server's own first) and its private key, both PEM files. Clients have no
 /// certificates; they are authenticated by the token.
 ///
 /// # Errors
 /// [`Error::Config`] with the file that is missing, not of its kind, or does not match the other one.
 pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
-    let chain = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
-        .map_err(|error| unreadable("tls_cert", certificate, &error))?;
-    if chain.is_empty() {
-        return Err(unreadable(
-            "tls_cert",
-            certificate,
-            &pem::Error::NoItemsFound,
-        ));
-    }
+    let chain = certificates("tls_cert", certificate)?;
     let private =
         PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("tls_key", key, &error))?;
     let refused = |error: rustls::Error| {
@@ -58,8 +63,8 @@ fn unreadable(field: &str, path: &Path, error: &pem::Error) -> Error {
     Error::Config(match error {
         pem::Error::NoItemsFound => {
             let what = match field {
-                "tls_cert" => "a certificate (-----BEGIN CERTIFICATE-----)",
-                _ => "a private key (-----BEGIN PRIVATE KEY-----)",
+                "tls_key" => "a private key (-----BEGIN PRIVATE KEY-----)",
+                _ => "a certificate (-----BEGIN CERTIFICATE-----)",
             };
             format!("{field} {path} does not hold {what}")
         }

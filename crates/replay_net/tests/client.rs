@@ -122,7 +122,7 @@ fn every_call_works_over_a_unix_socket_with_a_token() {
         config.token = Some(Secret("secret".into()))
     });
     let options = ConnectOptions {
-        token: Some("secret".into()),
+        token: Some(Secret("secret".into())),
         ..ConnectOptions::default()
     };
     exercise(&connect(&server.addresses()[0], options).unwrap());
@@ -226,7 +226,7 @@ fn tokens_are_checked_at_both_ends() {
     let without = serve(&[&any_port("innet")], |_| {});
     let attempt = |server: &replay_net::server::RunningServer, token: Option<&str>| {
         let options = ConnectOptions {
-            token: token.map(Into::into),
+            token: token.map(|token| Secret(token.into())),
             ..Default::default()
         };
         connect(&server.addresses()[0], options).map(drop)

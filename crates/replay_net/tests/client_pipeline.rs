@@ -95,11 +95,11 @@ fn handshake(
             server.reply(request.id, ReplyBody::Welcome).await;
             std::future::pending().await
         };
-        let greeting = tokio::select! {
-            greeting = pipeline.handshake(token) => greeting,
+        let incarnation = tokio::select! {
+            incarnation = pipeline.handshake(token) => incarnation,
             () = serve => unreachable!(),
         };
-        (greeting.map(|greeting| greeting.incarnation), proved)
+        (incarnation, proved)
     })
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use replay_net::client::{Client, ConnectOptions};
+use replay_net::config::Secret;
 use replay_wire::auth;
 
 use crate::replay::PyReplay;
@@ -51,7 +52,7 @@ pub fn connect(
         None => auth::environment_token(),
     };
     let options = ConnectOptions {
-        token,
+        token: token.map(Secret),
         tls_ca,
         spin,
         stack_config: config,

@@ -107,8 +107,8 @@ async fn gather(stream: &mut Stream, piece: &mut [u8], sum: &RefCell<&mut [u8]>)
     let bytes = sum.borrow().len();
     let (mut done, mut held) = (0, 0);
     while done < bytes {
-        let room = piece.len().min(bytes - done);
-        let count = stream.read(&mut piece[held..room]).await?;
+        let end = piece.len().min(bytes - done);
+        let count = stream.read(&mut piece[held..end]).await?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

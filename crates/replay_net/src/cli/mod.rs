@@ -7,7 +7,7 @@ mod stats;
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use replay_core::error::Error;
 
@@ -21,16 +21,19 @@ struct CommandLine {
 
 #[derive(Subcommand)]
 enum Command {
-    Serve(Box<serve::Flags>),
-    Stats(stats::Flags),
-    Doctor(doctor::Flags),
+    Serve(Box<serve::ServeFlags>),
+    Stats(stats::StatsFlags),
+    Doctor(doctor::DoctorFlags),
 }
 
 /// Runs a command line, program name first, and returns its exit code: 0 for success, 2 for an invalid command line or
 /// configuration, 1 for any other error and for a missing part that `doctor` finds.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let command_line = match CommandLine::try_parse_from(arguments) {
-        Ok(command_line) => command_line,
+    let parsed = CommandLine::command()
+        .try_get_matches_from(arguments)
+        .and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
+    let (command_line, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             // Also prints help and version. An error of printing is ignored.
             let _ = error.print();
@@ -38,7 +41,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     let done = match command_line.command {
-        Command::Serve(flags) => serve::run(&flags).map(|()| 0),
+        Command::Serve(flags) => {
+            let given = matches.subcommand_matches("serve").unwrap_or(&matches);
+            serve::run(&flags, given).map(|()| 0)
+        }
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
         Command::Doctor(flags) => doctor::run(&flags),
     };

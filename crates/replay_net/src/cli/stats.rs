@@ -1,6 +1,5 @@
-//! `innet-replay stats`: what a server counts, as tables to read or as JSON.
+//! `innet-replay stats`: counters and gauges of a server, as tables or as JSON.
 
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,30 +8,31 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::client::{Client, ConnectOptions};
+use crate::config::{Secret, read_token_file};
 use crate::stack::Address;
-use replay_core::error::{Error, Result};
+use replay_core::error::Result;
 use replay_core::replay::{Replay, Wait};
 use replay_wire::auth;
 
-/// A server that does not answer in this time is an error.
+/// Longest wait for the server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Show the counters and gauges of a server.
 #[derive(Args)]
-pub struct Flags {
-    /// The server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port by way of F-Stack
+pub struct StatsFlags {
+    /// Address of the server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port over F-Stack
     #[arg(default_value = "innet://127.0.0.1:7710")]
     address: Address,
-    /// One JSON object in place of the tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// The server's token; better --token-file, or the environment variable INNET_TOKEN
+    /// Token of the server; prefer --token-file, or the environment variable INNET_TOKEN
     #[arg(long)]
     token: Option<String>,
-    /// A file with the server's token in it
+    /// File with the server's token
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// The certificate that signs the server's, a PEM file
+    /// PEM file with the server's certificate or its authority's, for innets://
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
     /// F-Stack's configuration file, for innet+fstack://
@@ -40,11 +40,11 @@ pub struct Flags {
     stack_config: Option<PathBuf>,
 }
 
-/// Asks the server once.
-pub fn run(flags: &Flags) -> Result<()> {
+/// Prints the statistics of the server.
+pub fn run(flags: &StatsFlags) -> Result<()> {
     let wait = Wait::until(Some(Instant::now() + PATIENCE));
     let options = ConnectOptions {
-        token: token(flags, auth::environment_token())?,
+        token: token(flags, auth::environment_token())?.map(Secret),
         tls_ca: flags.tls_ca.clone(),
         stack_config: flags.stack_config.clone(),
         connect_timeout: PATIENCE,
@@ -56,27 +56,21 @@ pub fn run(flags: &Flags) -> Result<()> {
     } else {
         tables(&stats)
     };
-    // A reader that has seen enough (`| head`) is no error.
+    // An error is ignored: the reader (`| head`) may have ended.
     let _ = io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
-/// The token of the flags, or the environment's without one there.
-fn token(flags: &Flags, environment: Option<String>) -> Result<Option<String>> {
-    let Some(path) = &flags.token_file else {
-        return Ok(flags.token.clone().or(environment));
-    };
-    match fs::read_to_string(path) {
-        Ok(token) => Ok(Some(token.trim().to_owned())),
-        Err(error) => Err(Error::Config(format!(
-            "token_file {} cannot be read: {error}",
-            path.display()
-        ))),
+/// Token of the flags, else that of the environment.
+fn token(flags: &StatsFlags, environment: Option<String>) -> Result<Option<String>> {
+    match &flags.token_file {
+        Some(path) => read_token_file(path).map(Some),
+        None => Ok(flags.token.clone().or(environment)),
     }
 }
 
-/// The statistics for people: single values first, then a section for each group of values. A group of groups
-/// (the tables, the parameters) becomes one section for each of them.
+/// Statistics as text: single values first, then a section for each group of values. A group of groups (the tables, the
+/// parameters) becomes one section for each of them.
 fn tables(stats: &Value) -> String {
     let mut text = String::new();
     section(&mut text, "", stats);
@@ -138,8 +132,8 @@ fn readable_bytes(bytes: u64) -> String {
 fn with_separators(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

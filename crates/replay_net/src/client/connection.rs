@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
@@ -15,7 +14,9 @@ use tokio_rustls::TlsConnector;
 use super::keys::{IncarnationTag, Incarnations};
 use super::pipeline::RequestPipeline;
 use super::{ConnectOptions, tls};
-use crate::stack::{Address, StackName, kernel};
+use crate::config::refuse;
+use crate::io_error;
+use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
 use replay_core::error::{Error, Result};
@@ -25,9 +26,7 @@ use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 /// TCP keepalive time: a server whose machine lost power is noticed after about this time.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A stream for a [`RequestPipeline`].
-pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for S {}
+type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
@@ -54,7 +53,6 @@ impl Dialer {
     /// # Errors
     /// [`Error::Config`] when the options do not fit the address, or F-Stack cannot start.
     pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         let tls = match (&address, &options.tls_ca) {
             (Address::Tcp { port: 0, .. }, _) => {
                 return refuse(format!(
@@ -134,10 +132,10 @@ impl Dialer {
     pub fn check_process(&self) -> Result<()> {
         let here = std::process::id();
         if here != self.process {
-            return Err(Error::Config(format!(
+            return refuse(format!(
                 "the connection to {} belongs to process {}, and this is its fork {here}: connect again after a fork",
                 self.address, self.process
-            )));
+            ));
         }
         Ok(())
     }
@@ -166,17 +164,17 @@ impl Dialer {
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
-        let (pipeline, server) = driver.drive(wait, Some(until), late, async {
+        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, async {
             let stream = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
-            let server = pipeline
-                .handshake(self.options.token.as_deref())
+            let incarnation = pipeline
+                .handshake(self.options.token.as_ref().map(|token| &*token.0))
                 .await
                 .map_err(|error| self.explain(error))?;
-            Ok((pipeline, server))
+            Ok((pipeline, incarnation))
         })?;
         Ok(Connection {
-            tag: self.incarnations.tag(server.incarnation)?,
+            tag: self.incarnations.tag(incarnation)?,
             process: self.process,
             open: Some((pipeline, driver)),
         })
@@ -190,10 +188,7 @@ impl Dialer {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|source| Error::Io {
-                what: "starting a connection's runtime".into(),
-                source,
-            })?;
+            .map_err(io_error("starting a connection's runtime"))?;
         if self.options.spin {
             runtime.spawn(kernel::spin());
         }
@@ -285,29 +280,32 @@ pub struct Connection {
     pub tag: IncarnationTag,
     process: u32,
     /// `None` only in a forked child, which leaks it.
-    open: Option<(RequestPipeline<Box<dyn ByteStream>>, Driver)>,
+    open: Option<(Pipeline, Driver)>,
 }
 
 impl Connection {
+    fn parts(&mut self) -> Result<(&mut Pipeline, &Driver)> {
+        let open = self.open.as_mut().ok_or(Error::Closed("the connection"))?;
+        Ok((&mut open.0, &open.1))
+    }
+
     /// Runs `work` on the pipeline until it is done, `until` passes (then the error is `late`) or the call is interrupted.
     ///
     /// # Errors
-    /// [`Error::Interrupted`], and those of `late` and `work`.
+    /// [`Error::Interrupted`]; errors of `late` and `work`.
     pub fn run<'a, F, T>(
         &'a mut self,
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
-        work: impl FnOnce(&'a mut RequestPipeline<Box<dyn ByteStream>>) -> F,
+        work: impl FnOnce(&'a mut Pipeline) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'a,
         T: Send,
     {
-        match &mut self.open {
-            Some((pipeline, driver)) => driver.drive(wait, until, late, work(pipeline)),
-            None => Err(Error::Closed("the connection")),
-        }
+        let (pipeline, driver) = self.parts()?;
+        driver.drive(wait, until, late, work(pipeline))
     }
 
     /// Queues a request and returns its id.
@@ -315,19 +313,13 @@ impl Connection {
     /// # Errors
     /// Errors of [`RequestPipeline::send`].
     pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
-        match &mut self.open {
-            Some((pipeline, _)) => pipeline.send(deadline_ms, body),
-            None => Err(Error::Closed("the connection")),
-        }
+        self.parts()?.0.send(deadline_ms, body)
     }
 
     /// # Errors
     /// [`Error::TooLarge`] for a frame that the server would refuse.
-    pub fn check_frame(&self, bytes: u64) -> Result<()> {
-        match &self.open {
-            Some((pipeline, _)) => pipeline.check_frame(bytes),
-            None => Err(Error::Closed("the connection")),
-        }
+    pub fn check_frame(&mut self, bytes: u64) -> Result<()> {
+        self.parts()?.0.check_frame(bytes)
     }
 
     /// Writes queued requests for at most one slice of a wait. Errors and unwritten requests are left to the next call.
@@ -342,7 +334,7 @@ impl Connection {
     /// Sends one request and waits for its reply.
     ///
     /// # Errors
-    /// [`Error::Deadline`] when the server does not answer; those of [`RequestPipeline::call`].
+    /// [`Error::Deadline`] when the server does not answer; errors of [`RequestPipeline::call`].
     pub fn call(
         &mut self,
         dialer: &Dialer,
@@ -359,12 +351,8 @@ impl Connection {
 
     /// Whether an idle connection is still open.
     pub fn is_alive(&mut self) -> bool {
-        let arrived = self.run(
-            &Wait::forever(),
-            None,
-            || Error::Interrupted,
-            RequestPipeline::arrived,
-        );
+        let late = || Error::Interrupted;
+        let arrived = self.run(&Wait::forever(), None, late, RequestPipeline::arrived);
         matches!(arrived, Ok(None))
     }
 }
@@ -417,33 +405,23 @@ impl Driver {
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         match self {
-            Driver::Runtime(runtime) => drive(runtime, wait, until, late, work),
             #[cfg(feature = "fstack")]
             Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, work),
+            Driver::Runtime(runtime) => runtime.block_on(async {
+                let mut work = pin!(work);
+                let mut slices = wait.slices(until);
+                loop {
+                    let wake = slices.next_wake(Instant::now())?;
+                    tokio::select! {
+                        biased;
+                        done = &mut work => return done,
+                        () = tokio::time::sleep_until(wake.into()) => {}
+                    }
+                    if until.is_some_and(|until| Instant::now() >= until) {
+                        return Err(late());
+                    }
+                }
+            }),
         }
     }
-}
-
-fn drive<T>(
-    runtime: &Runtime,
-    wait: &Wait<'_>,
-    until: Option<Instant>,
-    late: impl FnOnce() -> Error,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    runtime.block_on(async {
-        let mut work = pin!(work);
-        let mut slices = wait.slices(until);
-        loop {
-            let wake = slices.next_wake(Instant::now())?;
-            tokio::select! {
-                biased;
-                done = &mut work => return done,
-                () = tokio::time::sleep_until(wake.into()) => {}
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return Err(late());
-            }
-        }
-    })
 }

@@ -1,8 +1,8 @@
 //! A worker of an asynchronous gradient job: its membership ends with its TCP connection; a thread of its own sends and receives datagrams.
 
 use super::connection::Dialer;
-use super::gradients::{JobConnection, JoinedWorker, join_worker};
-use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport, Worker};
+use super::gradients::{JobConnection, join_worker};
+use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
@@ -26,14 +26,11 @@ impl GradientUpdates {
                 request.job
             )));
         };
-        let deadline = request.deadline;
-        let JoinedWorker { job, request, left } = join_worker(dialer, request, wait)?;
-        let transport = UdpTransport::to(job.aggregator)?;
-        let worker = Worker::join(transport, job.aggregator, &request, &job.ticket, left, wait)?;
+        let (worker, connection) = join_worker(dialer, request, None, UdpTransport::to, wait)?;
         Ok(GradientUpdates {
-            worker: AsynchronousWorker::start(worker, &request, 0, last, deadline)?,
+            worker: AsynchronousWorker::start(worker, request, 0, last, request.deadline)?,
             values: settings.values as usize,
-            connection: JobConnection::new(job.connection, &dialer.address, deadline),
+            connection,
         })
     }
 
@@ -71,20 +68,20 @@ impl GradientUpdates {
         Ok(self.worker.take(into)?)
     }
 
-    /// Waits for a mean to take or, with `for_room`, for room for a gradient. `false` if neither came before the job's deadline, or
-    /// [`Wait::deadline`] if that is sooner.
+    /// Waits for a mean to take or, with `for_gradient`, until the worker can accept a gradient. `false` at the job's deadline, or
+    /// at [`Wait::deadline`] if that is sooner.
     ///
     /// # Errors
     /// [`Error::Gradients`] after a failure; [`Error::Disconnected`] if the server is gone; [`Error::Interrupted`].
-    pub fn wait(&self, for_room: bool, wait: &Wait<'_>) -> Result<bool> {
+    pub fn wait(&self, for_gradient: bool, wait: &Wait<'_>) -> Result<bool> {
         let worker = &self.worker;
-        let came = self
+        let signalled = self
             .connection
-            .watch(wait, |left, wait| worker.wait(for_room, left, wait))?;
-        if !came {
+            .watch(wait, |left, wait| worker.wait(for_gradient, left, wait))?;
+        if !signalled {
             self.connection.check()?;
         }
-        Ok(came)
+        Ok(signalled)
     }
 
     /// Continues from the weights of update `index`. A gradient in progress is dropped.

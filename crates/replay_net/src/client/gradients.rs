@@ -9,7 +9,9 @@ use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
 use gradients::aggregator_transport::DpdkConfig;
-use gradients::{self, AnyTransport, Control, JoinJob, Sum, Ticket, UdpTransport, Worker};
+use gradients::{
+    self, AnyTransport, Control, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport,
+};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_wire::{GradientsJoined, ReplyBody, RequestBody};
@@ -38,7 +40,7 @@ pub struct JoinedJob {
 /// Joins a job on a server, as a worker, or as a rack with `below` workers.
 ///
 /// # Errors
-/// [`Error::Deadline`] at `until`; those of connecting, and the server's.
+/// [`Error::Deadline`] at `until`; errors of connecting, and the server's.
 pub fn join_job(
     dialer: &Dialer,
     request: &JoinJob,
@@ -77,7 +79,7 @@ pub fn join_job(
     })
 }
 
-/// UDP address of the aggregator that the server gave as `at`. All zeros stand for the server's own address.
+/// UDP address of the aggregator that the server gave as `at`. All zeros are replaced by the server's own address.
 fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     if !at.ip().is_unspecified() {
         return Ok(at);
@@ -106,21 +108,15 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
         })
 }
 
-/// A worker that has joined a job, before its first datagram.
-pub(super) struct JoinedWorker {
-    pub job: JoinedJob,
-    /// Request as the server received it.
-    pub request: JoinJob,
-    /// Time left to validate its UDP address.
-    pub left: Duration,
-}
-
-/// Joins a job as a worker.
-pub(super) fn join_worker(
+/// Joins a job as a worker. `open` makes the transport for the aggregator's address; datagrams go to `via` instead of that
+/// address if it is set.
+pub(super) fn join_worker<T: WorkerTransport>(
     dialer: &Dialer,
     request: &JoinJob,
+    via: Option<SocketAddr>,
+    open: impl FnOnce(SocketAddr) -> gradients::Result<T>,
     wait: &Wait<'_>,
-) -> Result<JoinedWorker> {
+) -> Result<(Worker<T>, JobConnection)> {
     if request.deadline.is_zero() || request.deadline > MAX_DEADLINE {
         return Err(Error::Config(format!(
             "the deadline of a gradient job is more than 0 and at most {} days, got {:?}",
@@ -129,14 +125,21 @@ pub(super) fn join_worker(
         )));
     }
     let until = sooner(wait, request.deadline);
-    let request = JoinJob {
-        // Shorter than the user's, so that the aggregator's error, which names the missing workers, arrives in time: see `job::deadline`.
+    let shortened = JoinJob {
+        // So that the aggregator's error, which names the missing workers, arrives in time: see `job::deadline`.
         deadline: request.deadline * 3 / 4,
         ..request.clone()
     };
-    let job = join_job(dialer, &request, None, until, wait)?;
+    let job = join_job(dialer, &shortened, None, until, wait)?;
     let left = until.saturating_duration_since(Instant::now());
-    Ok(JoinedWorker { job, request, left })
+    let to = via.unwrap_or(job.aggregator);
+    let worker = Worker::join(open(to)?, to, &shortened, &job.ticket, left, wait)?;
+    let connection = JobConnection {
+        connection: Mutex::new(job.connection),
+        server: dialer.address.clone(),
+        deadline: request.deadline,
+    };
+    Ok((worker, connection))
 }
 
 /// The TCP connection of a member.
@@ -148,18 +151,10 @@ pub(super) struct JobConnection {
 }
 
 impl JobConnection {
-    pub(super) fn new(connection: Connection, server: &Address, deadline: Duration) -> Self {
-        JobConnection {
-            connection: Mutex::new(connection),
-            server: server.clone(),
-            deadline,
-        }
-    }
-
     /// Runs `work`, which is given the time left, until the connection ends.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] if the connection ended; those of `work`.
+    /// [`Error::Disconnected`] if the connection ended; errors of `work`.
     pub(super) fn watch<T>(
         &self,
         wait: &Wait<'_>,
@@ -225,18 +220,12 @@ impl GradientWorker {
     ) -> Result<Self> {
         // The device first: if it fails, the job has not lost a member.
         let device = dpdk.map(AnyTransport::dpdk).transpose()?;
-        let deadline = request.deadline;
-        let JoinedWorker { job, request, left } = join_worker(dialer, request, wait)?;
-        let to = via.unwrap_or(job.aggregator);
-        let transport = match device {
-            Some(device) => device,
-            None => AnyTransport::Udp(UdpTransport::to(to)?),
+        let open = |to| match device {
+            Some(device) => Ok(device),
+            None => UdpTransport::to(to).map(AnyTransport::Udp),
         };
-        let worker = Worker::join(transport, to, &request, &job.ticket, left, wait)?;
-        Ok(GradientWorker {
-            worker,
-            connection: JobConnection::new(job.connection, &dialer.address, deadline),
-        })
+        let (worker, connection) = join_worker(dialer, request, via, open, wait)?;
+        Ok(GradientWorker { worker, connection })
     }
 
     /// Number of the next round.

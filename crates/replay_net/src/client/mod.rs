@@ -6,7 +6,7 @@
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
 //! | `pool` | idle connections, retries after broken ones |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
-//! | [`sample`] | draws with several requests in flight |
+//! | [`sample`] | sampling with several requests in flight |
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
 //! | [`keys`] | keys across restarts of a server |
@@ -35,6 +35,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::config::Secret;
 pub use crate::stack::Address;
 use ::gradients::JoinJob;
 use ::gradients::aggregator_transport::DpdkConfig;
@@ -42,8 +43,8 @@ use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
 use keys::IncarnationTag;
-use pipeline::{is_broken, unexpected};
-use pool::{ConnectionPool, Retry};
+use pipeline::{expect_reply, is_broken};
+use pool::{ConnectionPool, retry};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -53,10 +54,10 @@ use replay_core::schema::TableConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
 /// Options of a connection: credentials, timeouts and limits.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ConnectOptions {
     /// The server's token. It is never sent: both ends prove that they know it.
-    pub token: Option<String>,
+    pub token: Option<Secret>,
     /// For `innets://`: a PEM file with the server's certificate, or with its authority's.
     pub tls_ca: Option<PathBuf>,
     /// Poll for answers without sleeping: lower latency, but a waiting call takes a whole core.
@@ -65,8 +66,8 @@ pub struct ConnectOptions {
     pub stack_config: Option<PathBuf>,
     /// Longest time for connecting and the handshake.
     pub connect_timeout: Duration,
-    /// Longest wait for an answer after a call's deadline. At the deadline the server answers with what the call was
-    /// waiting for; the grace covers the network, and ends a call to a server that does not answer.
+    /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
+    /// the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
     /// Longest time for which a call reconnects after a broken connection, also without a deadline.
     pub reconnect_for: Duration,
@@ -92,23 +93,6 @@ impl Default for ConnectOptions {
             push_window: 32,
             push_window_bytes: 16 << 20,
         }
-    }
-}
-
-impl std::fmt::Debug for ConnectOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ConnectOptions")
-            .field("token", &self.token.as_ref().map(|_| "..."))
-            .field("tls_ca", &self.tls_ca)
-            .field("spin", &self.spin)
-            .field("stack_config", &self.stack_config)
-            .field("connect_timeout", &self.connect_timeout)
-            .field("grace", &self.grace)
-            .field("reconnect_for", &self.reconnect_for)
-            .field("max_frame_bytes", &self.max_frame_bytes)
-            .field("push_window", &self.push_window)
-            .field("push_window_bytes", &self.push_window_bytes)
-            .finish()
     }
 }
 
@@ -163,8 +147,8 @@ impl Client {
     /// is sooner.
     ///
     /// # Errors
-    /// Those of connecting; [`Error::Config`] for a request that differs from those of the other workers, or a server that sums no
-    /// gradients; [`Error::Gradients`] when datagrams do not get through.
+    /// Errors of connecting; [`Error::Config`] for a request that differs from the other workers', or a server that sums no
+    /// gradients; [`Error::Gradients`] if datagrams are lost.
     pub fn join_gradients(&self, request: &JoinJob, wait: &Wait<'_>) -> Result<GradientWorker> {
         GradientWorker::join(&self.dialer, request, None, None, wait)
     }
@@ -215,29 +199,20 @@ impl Client {
         wait: &Wait<'_>,
         question: impl Fn(IncarnationTag) -> RequestBody,
     ) -> Result<(ReplyBody, IncarnationTag)> {
-        let mut retry = Retry::new(&self.dialer, wait);
-        loop {
-            let answer = self
-                .idle
-                .take(&self.dialer, wait)
-                .and_then(|mut connection| {
-                    let tag = connection.tag;
-                    let reply = connection.call(&self.dialer, wait, question(tag));
-                    // Any other error leaves a request in flight or a broken connection.
-                    match &reply {
-                        Ok(_) => self.idle.give(connection),
-                        Err(error @ Error::Remote { .. }) if !is_broken(error) => {
-                            self.idle.give(connection);
-                        }
-                        Err(_) => {}
-                    }
-                    Ok((reply?, tag))
-                });
-            match answer {
-                Err(error) => retry.after(error)?,
-                answer => return answer,
+        retry(&self.dialer, wait, || {
+            let mut connection = self.idle.take(&self.dialer, wait)?;
+            let tag = connection.tag;
+            let reply = connection.call(&self.dialer, wait, question(tag));
+            // Any other error leaves a request in flight or a broken connection.
+            match &reply {
+                Ok(_) => self.idle.give(connection),
+                Err(error @ Error::Remote { .. }) if !is_broken(error) => {
+                    self.idle.give(connection);
+                }
+                Err(_) => {}
             }
-        }
+            Ok((reply?, tag))
+        })
     }
 
     fn ask_done(
@@ -245,10 +220,8 @@ impl Client {
         wait: &Wait<'_>,
         question: impl Fn(IncarnationTag) -> RequestBody,
     ) -> Result<()> {
-        match self.ask(wait, question)? {
-            (ReplyBody::Done, _) => Ok(()),
-            (other, _) => Err(unexpected(&other)),
-        }
+        let (reply, _) = self.ask(wait, question)?;
+        expect_reply!(reply, ReplyBody::Done => ())
     }
 }
 
@@ -258,10 +231,8 @@ impl Replay for Client {
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        match self.ask(wait, |_| RequestBody::DescribeTable(table.into()))? {
-            (ReplyBody::Table(config), _) => Ok(Arc::new(config)),
-            (other, _) => Err(unexpected(&other)),
-        }
+        let (reply, _) = self.ask(wait, |_| RequestBody::DescribeTable(table.into()))?;
+        expect_reply!(reply, ReplyBody::Table(config) => Arc::new(config))
     }
 
     fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
@@ -287,10 +258,8 @@ impl Replay for Client {
     }
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        match self.ask(wait, |_| RequestBody::Sample(request.clone()))? {
-            (ReplyBody::Sampled(sampled), tag) => Ok(sample::with_tagged_keys(sampled, tag)),
-            (other, _) => Err(unexpected(&other)),
-        }
+        let (reply, tag) = self.ask(wait, |_| RequestBody::Sample(request.clone()))?;
+        expect_reply!(reply, ReplyBody::Sampled(sampled) => sample::with_tagged_keys(sampled, tag))
     }
 
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
@@ -322,17 +291,13 @@ impl Replay for Client {
                 priorities,
             }
         })?;
-        let stale = keys
-            .iter()
-            .filter(|&&key| tag.untag_key(key).is_none())
-            .count() as u32;
-        match reply {
-            ReplyBody::Updated(receipt) => Ok(UpdateReceipt {
-                stale: receipt.stale + stale,
-                ..receipt
-            }),
-            other => Err(unexpected(&other)),
-        }
+        let stale = keys.iter().filter(|&&key| tag.untag_key(key).is_none());
+        let stale = stale.count() as u32;
+        let receipt = expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)?;
+        Ok(UpdateReceipt {
+            stale: receipt.stale + stale,
+            ..receipt
+        })
     }
 
     fn report_corrupt(
@@ -349,10 +314,7 @@ impl Replay for Client {
             key: tag.untag_key(key).unwrap_or(NO_KEY),
             reason: reason.into(),
         })?;
-        match reply {
-            ReplyBody::Corrupt(writer) => Ok(writer),
-            other => Err(unexpected(&other)),
-        }
+        expect_reply!(reply, ReplyBody::Corrupt(writer) => writer)
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
@@ -361,10 +323,7 @@ impl Replay for Client {
             name: name.into(),
             bytes: bytes.clone(),
         })?;
-        match reply {
-            ReplyBody::Parameters(Some(stored)) => Ok(stored.version),
-            other => Err(unexpected(&other)),
-        }
+        expect_reply!(reply, ReplyBody::Parameters(Some(stored)) => stored.version)
     }
 
     fn get_parameters(
@@ -373,7 +332,12 @@ impl Replay for Client {
         newer_than: u64,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
-        let last = self.lock_parameters().get(name).copied();
+        let seen = || {
+            self.parameters
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        let last = seen().get(name).copied();
         let (reply, tag) = self.ask(wait, |tag| RequestBody::GetParameters {
             name: name.into(),
             // A restarted server counts versions from 1, so all of its versions are newer.
@@ -382,36 +346,22 @@ impl Replay for Client {
                 _ => newer_than,
             },
         })?;
-        let ReplyBody::Parameters(parameters) = reply else {
-            return Err(unexpected(&reply));
-        };
+        let parameters = expect_reply!(reply, ReplyBody::Parameters(parameters) => parameters)?;
         if let Some(parameters) = &parameters {
-            let seen = (tag, parameters.version);
-            self.lock_parameters().insert(name.into(), seen);
+            seen().insert(name.into(), (tag, parameters.version));
         }
         Ok(parameters)
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        match self.ask(wait, |_| RequestBody::List)? {
-            (ReplyBody::Listing(listing), _) => Ok(listing),
-            (other, _) => Err(unexpected(&other)),
-        }
+        let (reply, _) = self.ask(wait, |_| RequestBody::List)?;
+        expect_reply!(reply, ReplyBody::Listing(listing) => listing)
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
-        match self.ask(wait, |_| RequestBody::Stats)? {
-            (ReplyBody::Stats(json), _) => serde_json::from_str(&json)
-                .map_err(|e| Error::Protocol(format!("the server's stats are not JSON: {e}"))),
-            (other, _) => Err(unexpected(&other)),
-        }
-    }
-}
-
-impl Client {
-    fn lock_parameters(&self) -> std::sync::MutexGuard<'_, HashMap<String, (IncarnationTag, u64)>> {
-        self.parameters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        let (reply, _) = self.ask(wait, |_| RequestBody::Stats)?;
+        let json = expect_reply!(reply, ReplyBody::Stats(json) => json)?;
+        serde_json::from_str(&json)
+            .map_err(|e| Error::Protocol(format!("the server's stats are not JSON: {e}")))
     }
 }

@@ -16,6 +16,17 @@ use replay_wire::{
     Request, RequestBody, decode_reply, encode_request,
 };
 
+/// The value of a reply that matches the pattern; for any other one the error of [`unexpected`].
+macro_rules! expect_reply {
+    ($reply:expr, $pattern:pat => $value:expr) => {
+        match $reply {
+            $pattern => Ok($value),
+            other => Err($crate::client::pipeline::unexpected(&other)),
+        }
+    };
+}
+pub(super) use expect_reply;
+
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
 pub struct RequestPipeline<S> {
     reader: FrameReader<BufReader<ReadHalf<S>>>,
@@ -25,20 +36,6 @@ pub struct RequestPipeline<S> {
     peer: String,
     last_id: u64,
     max_frame_bytes: u64,
-}
-
-/// Result of [`RequestPipeline::transfer`].
-enum Transferred {
-    /// The queue is written.
-    Written,
-    Reply(Reply),
-}
-
-/// The server's part of the handshake.
-#[derive(Debug, Clone, Copy)]
-pub struct ServerInfo {
-    /// Drawn at random at the server's start: keys of another incarnation are stale.
-    pub incarnation: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
@@ -56,21 +53,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
     }
 
-    /// Compares protocol versions and proves at both ends that the other one knows the token.
+    /// Compares protocol versions and proves at both ends that the other one knows the token. Returns the server's
+    /// incarnation, a random number of its start: keys of another incarnation are stale.
     ///
     /// # Errors
     /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.
-    pub async fn handshake(&mut self, token: Option<&str>) -> Result<ServerInfo> {
+    pub async fn handshake(&mut self, token: Option<&str>) -> Result<u64> {
         let nonce = auth::nonce()?;
         let hello = RequestBody::Hello(Hello {
             protocol: PROTOCOL,
             release: RELEASE.into(),
             nonce,
         });
-        let challenge = match self.call(0, hello).await? {
-            ReplyBody::Challenge(challenge) => challenge,
-            other => return Err(unexpected(&other)),
-        };
+        let reply = self.call(0, hello).await?;
+        let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
             return Err(Error::Version {
                 server: challenge.protocol,
@@ -102,14 +98,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
                 Some(auth::proof(token, Role::Client, &nonce, &challenge.nonce))
             }
         };
-        match self.call(0, RequestBody::Authenticate(proof)).await? {
-            ReplyBody::Welcome => {}
-            other => return Err(unexpected(&other)),
-        }
+        let reply = self.call(0, RequestBody::Authenticate(proof)).await?;
+        expect_reply!(reply, ReplyBody::Welcome => ())?;
         self.max_frame_bytes = challenge.max_frame_bytes;
-        Ok(ServerInfo {
-            incarnation: challenge.incarnation,
-        })
+        Ok(challenge.incarnation)
     }
 
     /// Queues a request and returns its id.
@@ -150,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Errors of [`RequestPipeline::reply`].
     pub async fn flush(&mut self) -> Result<()> {
         while !self.queue.is_empty() {
-            if let Transferred::Reply(reply) = self.transfer().await? {
+            if let Some(reply) = self.transfer().await? {
                 self.arrived.push_back(reply);
             }
         }
@@ -167,7 +159,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             if let Some(reply) = self.arrived.pop_front() {
                 return Ok(reply);
             }
-            if let Transferred::Reply(reply) = self.transfer().await? {
+            if let Some(reply) = self.transfer().await? {
                 return Ok(reply);
             }
         }
@@ -197,7 +189,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Closes the connection, and returns when the server has closed its end.
     ///
     /// # Errors
-    /// Those of a broken connection.
+    /// Errors of a broken connection.
     pub async fn finish(&mut self) -> Result<()> {
         // A broken connection shows when it is read.
         let _ = self.writer.shutdown().await;
@@ -208,7 +200,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Sends a request while none is in flight, and returns its reply.
     ///
     /// # Errors
-    /// [`Error::Remote`] with the server's error; those of [`RequestPipeline::send`] and [`RequestPipeline::reply`].
+    /// [`Error::Remote`] with the server's error; errors of [`RequestPipeline::send`] and [`RequestPipeline::reply`].
     pub async fn call(&mut self, deadline_ms: u32, body: RequestBody) -> Result<ReplyBody> {
         let id = self.send(deadline_ms, body)?;
         let reply = self.reply().await?;
@@ -221,11 +213,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         answer(reply.body)
     }
 
-    /// Writes the queue and reads a reply concurrently, until either is done. Writing alone could deadlock: the server
-    /// stops reading when its own replies are not read.
-    async fn transfer(&mut self) -> Result<Transferred> {
+    /// Writes the queue and reads a reply concurrently, until either is done; `None` if the queue is written. Writing alone
+    /// could deadlock: the server stops reading when its own replies are not read.
+    async fn transfer(&mut self) -> Result<Option<Reply>> {
         if self.queue.is_empty() {
-            return take_reply(self.reader.frame().await, &self.peer).map(Transferred::Reply);
+            return take_reply(self.reader.frame().await, &self.peer).map(Some);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
@@ -235,15 +227,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             Ok(())
         };
         let error = tokio::select! {
-            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Transferred::Reply),
+            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Some),
             written = written => match written {
-                Ok(()) => return Ok(Transferred::Written),
+                Ok(()) => return Ok(None),
                 Err(error) => error,
             },
         };
         // A server sends the reason before it closes a connection.
         match self.arrived().await {
-            Ok(Some(reply)) => Ok(Transferred::Reply(reply)),
+            Ok(Some(reply)) => Ok(Some(reply)),
             Err(said) if !is_broken(&said) => Err(said),
             _ => Err(error),
         }

@@ -5,40 +5,34 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
 use super::pipeline::is_broken;
-use replay_core::error::{Error, Result};
+use replay_core::error::Result;
 use replay_core::replay::Wait;
 
-/// Retries after a broken connection: at once, then after pauses that double up to a second.
-pub struct Retry<'a> {
-    wait: &'a Wait<'a>,
-    until: Instant,
-    pause: Duration,
-}
-
-impl<'a> Retry<'a> {
-    /// Retries until the caller's deadline or for [`ConnectOptions::reconnect_for`](super::ConnectOptions), whichever ends
-    /// first.
-    pub fn new(dialer: &Dialer, wait: &'a Wait<'a>) -> Self {
-        let until = Instant::now() + dialer.options.reconnect_for;
-        Retry {
-            wait,
-            until: wait.deadline.map_or(until, |d| until.min(d)),
-            pause: Duration::ZERO,
-        }
-    }
-
-    /// Returns when the next try is due after `error`.
-    ///
-    /// # Errors
-    /// `error` itself when a new connection would not help or the time is up; [`Error::Interrupted`].
-    pub fn after(&mut self, error: Error) -> Result<()> {
-        let next = Instant::now() + self.pause;
-        if !is_broken(&error) || next >= self.until {
+/// Calls `attempt` again after a broken connection: at once, then after pauses that double up to a second, until the caller's
+/// deadline or for [`ConnectOptions::reconnect_for`](super::ConnectOptions), whichever ends first.
+///
+/// # Errors
+/// The error of the last attempt, or that of an interrupt.
+pub fn retry<T>(
+    dialer: &Dialer,
+    wait: &Wait<'_>,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let until = Instant::now() + dialer.options.reconnect_for;
+    let until = wait.deadline.map_or(until, |d| until.min(d));
+    let mut pause = Duration::ZERO;
+    loop {
+        let error = match attempt() {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let next = Instant::now() + pause;
+        if !is_broken(&error) || next >= until {
             return Err(error);
         }
-        tracing::debug!(%error, pause = ?self.pause, "connecting again");
-        self.wait.check()?;
-        let mut slices = self.wait.slices(Some(next));
+        tracing::debug!(%error, ?pause, "connecting again");
+        wait.check()?;
+        let mut slices = wait.slices(Some(next));
         loop {
             let now = Instant::now();
             if now >= next {
@@ -46,8 +40,7 @@ impl<'a> Retry<'a> {
             }
             std::thread::sleep(slices.next_wake(now)?.saturating_duration_since(now));
         }
-        self.pause = (2 * self.pause).clamp(Duration::from_millis(20), Duration::from_secs(1));
-        Ok(())
+        pause = (2 * pause).clamp(Duration::from_millis(20), Duration::from_secs(1));
     }
 }
 

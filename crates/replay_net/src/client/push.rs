@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::pipeline::{RequestPipeline, is_broken, unexpected};
-use super::pool::Retry;
+use super::pipeline::{RequestPipeline, expect_reply, is_broken, unexpected};
+use super::pool::retry;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -49,7 +49,7 @@ impl Pushes {
     /// Opens the writer.
     ///
     /// # Errors
-    /// Those of connecting, and the server's.
+    /// Errors of connecting, and the server's.
     pub fn open(dialer: Arc<Dialer>, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
         let mut channel = Pushes {
             dialer: dialer.clone(),
@@ -63,19 +63,12 @@ impl Pushes {
             failed: None,
             closed: false,
         };
-        let mut retry = Retry::new(&dialer, wait);
-        loop {
-            match channel.connect(wait) {
-                Ok(opened) => {
-                    channel.applied = opened.last_sequence;
-                    return Ok(channel);
-                }
-                Err(error) => retry.after(error)?,
-            }
-        }
+        let opened = retry(&dialer, wait, || channel.connect(wait))?;
+        channel.applied = opened.last_sequence;
+        Ok(channel)
     }
 
-    /// Connects and takes the writer over: the server then refuses pushes of its earlier connections.
+    /// Connects and takes over the writer: the server then refuses pushes of its earlier connections.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
         let body = RequestBody::OpenWriter {
@@ -83,10 +76,8 @@ impl Pushes {
             // Epochs count from 1: the server has acknowledged this writer before.
             resume: self.epoch > 0,
         };
-        let opened = match connection.call(&self.dialer, wait, body)? {
-            ReplyBody::Writer(opened) => opened,
-            other => return Err(unexpected(&other)),
-        };
+        let reply = connection.call(&self.dialer, wait, body)?;
+        let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
         self.epoch = opened.epoch;
         self.connection = Some(connection);
         for pending in &mut self.pending {
@@ -103,10 +94,10 @@ impl Pushes {
                 message,
             }) => {
                 let (acknowledged, pending) = (self.applied, self.pending.len());
-                let told = format!(
+                let message = format!(
                     "{message}; it had acknowledged {acknowledged} pushes, {pending} more may be lost"
                 );
-                return Err(self.fail(ErrorCode::Expired, told));
+                return Err(self.fail(ErrorCode::Expired, message));
             }
             other => other?,
         };
@@ -128,16 +119,13 @@ impl Pushes {
     /// Sends pushes and receives acknowledgements until `done`, over new connections after broken ones.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
-        let mut retry = Retry::new(&dialer, wait);
-        loop {
-            match self.work_on_this_connection(wait, &done) {
-                Err(error) if is_broken(&error) => {
-                    self.connection = None;
-                    retry.after(error)?;
-                }
-                other => return other,
+        retry(&dialer, wait, || {
+            let worked = self.work_on_this_connection(wait, &done);
+            if worked.as_ref().is_err_and(is_broken) {
+                self.connection = None;
             }
-        }
+            worked
+        })
     }
 
     fn work_on_this_connection(
@@ -160,8 +148,8 @@ impl Pushes {
                 return Ok(());
             }
             // The grace covers the server's answer at the deadline; it does not apply if the request has a later deadline.
-            let told = self.pending.front().and_then(|p| p.sent?.deadline);
-            let grace = match told.is_some_and(|told| Some(told) <= wait.deadline) {
+            let due = self.pending.front().and_then(|p| p.sent?.deadline);
+            let grace = match due.is_some_and(|due| Some(due) <= wait.deadline) {
                 true => self.dialer.options.grace,
                 false => Duration::ZERO,
             };
@@ -261,7 +249,7 @@ impl Pushes {
         }
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
+    fn fits_window(&self, bytes: usize) -> bool {
         let options = &self.dialer.options;
         self.pending.is_empty()
             || (self.pending.len() < options.push_window
@@ -336,7 +324,7 @@ impl PushChannel for Pushes {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let bytes = frame_bytes(&self.open, &body);
-        self.work(wait, |channel| channel.has_room(bytes))?;
+        self.work(wait, |channel| channel.fits_window(bytes))?;
         self.connection()?.check_frame(bytes as u64)?;
         self.pending_bytes += bytes;
         self.pending.push_back(PendingPush {
@@ -360,20 +348,16 @@ impl PushChannel for Pushes {
         }
         self.flush(wait)?;
         let dialer = self.dialer.clone();
-        let mut retry = Retry::new(&dialer, wait);
-        loop {
-            match self.close_on_this_connection(wait) {
-                // An expired writer is closed.
-                Ok(()) => break,
-                Err(error) if error.code() == ErrorCode::Expired => break,
-                Err(error) => {
-                    self.connection = None;
-                    retry.after(error)?;
-                }
-            }
+        let closed = retry(&dialer, wait, || {
+            let closed = self.close_on_this_connection(wait);
+            self.connection = None;
+            closed
+        });
+        match closed {
+            // An expired writer is closed.
+            Err(error) if error.code() != ErrorCode::Expired => return Err(error),
+            _ => self.closed = true,
         }
-        self.closed = true;
-        self.connection = None;
         Ok(())
     }
 }
@@ -389,10 +373,8 @@ impl Pushes {
             epoch: self.epoch,
         };
         let dialer = self.dialer.clone();
-        match self.connection()?.call(&dialer, wait, body)? {
-            ReplyBody::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        let reply = self.connection()?.call(&dialer, wait, body)?;
+        expect_reply!(reply, ReplyBody::Done => ())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Draws with several requests in flight: the server prepares the next batches while the client decodes one.
+//! Sampling with several requests in flight: the server prepares the next batches while the client decodes one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
 use super::keys::IncarnationTag;
 use super::pipeline::{RequestPipeline, answer, is_broken, unexpected};
-use super::pool::Retry;
+use super::pool::retry;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
-/// One draw repeated over a connection of its own.
+/// One request for samples, repeated over its own connection.
 pub struct Samples {
     dialer: Arc<Dialer>,
     request: SampleRequest,
     in_flight: usize,
     connection: Option<Connection>,
-    pending: Vec<PendingDraw>,
-    /// Start of the current time without a connection.
+    pending: Vec<PendingSample>,
+    /// Time of the first failed call since the connection broke.
     broken_since: Option<Instant>,
 }
 
 /// A request in flight.
-struct PendingDraw {
+struct PendingSample {
     id: u64,
     /// Deadline in the request.
     deadline: Option<Instant>,
-    /// Whether an earlier call sent it: its batch is used, its error is not this call's.
+    /// Whether an earlier call sent it. Its batch is used; its error is dropped.
     earlier: bool,
 }
 
@@ -51,10 +51,10 @@ impl Samples {
     ) -> Result<Sampled> {
         loop {
             self.top_up(wait.deadline, wait)?;
-            let (draw, body, tag) = self.reply(wait)?;
+            let (request, body, tag) = self.reply(wait)?;
             match answer(body) {
                 Ok(ReplyBody::Sampled(sampled)) => {
-                    // The server draws the next batch while the caller decodes this one.
+                    // The server prepares the next batch while the caller decodes this one.
                     let deadline = patience.and_then(|p| Instant::now().checked_add(p));
                     if self.top_up(deadline, wait).is_ok()
                         && let Some(connection) = &mut self.connection
@@ -64,7 +64,7 @@ impl Samples {
                     return Ok(with_tagged_keys(sampled, tag));
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                Err(error) if draw.earlier && !is_broken(&error) => {}
+                Err(error) if request.earlier && !is_broken(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -81,7 +81,7 @@ impl Samples {
         };
         while self.pending.len() < self.in_flight {
             let body = RequestBody::Sample(self.request.clone());
-            self.pending.push(PendingDraw {
+            self.pending.push(PendingSample {
                 id: connection.send(deadline_ms(deadline), body)?,
                 deadline,
                 earlier: false,
@@ -90,31 +90,34 @@ impl Samples {
         Ok(())
     }
 
-    /// Error of a call that ends without a connection. Within `reconnect_for` a call with a deadline gets
+    /// Error of a failed call. Within `reconnect_for` of a broken connection a call with a deadline gets
     /// [`Error::Deadline`], so that a reader with short deadlines waits for its server as long as one without.
-    fn ended(&mut self, error: Error, wait: &Wait<'_>) -> Error {
-        let since = *self.broken_since.get_or_insert_with(Instant::now);
-        let patient = since.elapsed() < self.dialer.options.reconnect_for;
-        if patient && wait.deadline.is_some() && is_broken(&error) {
-            let waited_for = error.to_string();
-            return Error::Deadline { waited_for };
+    fn failed(&mut self, error: Error, wait: &Wait<'_>) -> Error {
+        if !is_broken(&error) {
+            return error;
         }
-        error
+        let since = *self.broken_since.get_or_insert_with(Instant::now);
+        if wait.deadline.is_none() || since.elapsed() >= self.dialer.options.reconnect_for {
+            return error;
+        }
+        let waited_for = error.to_string();
+        Error::Deadline { waited_for }
     }
 
     /// The next reply, with its request and the server's tag.
-    fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingDraw, ReplyBody, IncarnationTag)> {
+    fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingSample, ReplyBody, IncarnationTag)> {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         // The grace covers the server's answer at the deadline; it does not apply if all requests have later deadlines.
-        let told = |draw: &PendingDraw| draw.deadline.is_some_and(|d| Some(d) <= wait.deadline);
-        let grace = match self.pending.iter().any(told) {
+        let due =
+            |sample: &PendingSample| sample.deadline.is_some_and(|d| Some(d) <= wait.deadline);
+        let grace = match self.pending.iter().any(due) {
             true => self.dialer.options.grace,
             false => Duration::ZERO,
         };
         let late = || no_answer(&self.dialer.address);
         let until = wait.deadline.map(|d| d + grace);
         let Reply { id, body } = connection.run(wait, until, late, RequestPipeline::reply)?;
-        match self.pending.iter().position(|draw| draw.id == id) {
+        match self.pending.iter().position(|request| request.id == id) {
             Some(at) => Ok((self.pending.remove(at), body, connection.tag)),
             None => Err(Error::Protocol(format!(
                 "the server answered request {id}, which is not in flight"
@@ -129,33 +132,32 @@ impl SampleChannel for Samples {
         let patience = wait
             .deadline
             .map(|d| d.saturating_duration_since(Instant::now()));
-        for draw in &mut self.pending {
-            draw.earlier = true;
+        for request in &mut self.pending {
+            request.earlier = true;
         }
         let dialer = self.dialer.clone();
-        let mut retry = Retry::new(&dialer, wait);
-        loop {
-            let error = match self.next_on_this_connection(wait, patience) {
-                Ok(sampled) => {
-                    self.broken_since = None;
-                    return Ok(sampled);
-                }
-                // Before the next arm: a server that shuts down answers with `Error::Remote`.
-                Err(error) if is_broken(&error) => error,
-                // The connection still works, and its requests stay in flight.
-                Err(
-                    error @ (Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted),
-                ) => {
-                    return Err(error);
-                }
-                Err(error) => error,
-            };
-            self.connection = None;
-            if let Err(error) = retry.after(error) {
-                return Err(self.ended(error, wait));
+        let next = retry(&dialer, wait, || {
+            let next = self.next_on_this_connection(wait, patience);
+            if let Err(error) = &next
+                && (is_broken(error) || !is_harmless(error))
+            {
+                self.connection = None;
             }
+            next
+        });
+        if next.is_ok() {
+            self.broken_since = None;
         }
+        next.map_err(|error| self.failed(error, wait))
     }
+}
+
+/// Whether the connection still works, with its requests in flight, after an error that is not of a broken connection.
+fn is_harmless(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted
+    )
 }
 
 /// The batch with its server's tag on all keys.

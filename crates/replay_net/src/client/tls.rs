@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use crate::tls::certificates;
 use replay_core::error::{Error, Result};
 
 /// A TLS configuration that trusts the certificates in the PEM file `path`.
@@ -19,12 +18,7 @@ use replay_core::error::{Error, Result};
 /// [`Error::Config`] that names the file.
 pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     let refuse = |reason: String| Error::Config(format!("tls_ca {}: {reason}", path.display()));
-    let trusted = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>)
-        .map_err(|e| refuse(e.to_string()))?;
-    if trusted.is_empty() {
-        return Err(refuse("the file has no certificate".into()));
-    }
+    let trusted = certificates("tls_ca", path)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in &trusted {
@@ -35,16 +29,12 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     let authority = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(|e| refuse(e.to_string()))?;
-    let config = ClientConfig::builder_with_provider(provider.clone())
+    let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| refuse(e.to_string()))?
         // As strict as the default, but for certificates that are trusted byte for byte.
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(TrustedFile {
-            trusted,
-            authority,
-            provider,
-        }))
+        .with_custom_certificate_verifier(Arc::new(TrustedFile { trusted, authority }))
         .with_no_client_auth();
     Ok(Arc::new(config))
 }
@@ -59,7 +49,6 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
 struct TrustedFile {
     trusted: Vec<CertificateDer<'static>>,
     authority: Arc<WebPkiServerVerifier>,
-    provider: Arc<CryptoProvider>,
 }
 
 impl ServerCertVerifier for TrustedFile {
@@ -89,12 +78,7 @@ impl ServerCertVerifier for TrustedFile {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(
-            message,
-            cert,
-            dss,
-            &self.provider.signature_verification_algorithms,
-        )
+        self.authority.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -103,12 +87,7 @@ impl ServerCertVerifier for TrustedFile {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(
-            message,
-            cert,
-            dss,
-            &self.provider.signature_verification_algorithms,
-        )
+        self.authority.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

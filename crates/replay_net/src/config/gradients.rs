@@ -1,13 +1,13 @@
-//! Configuration of sums of gradients.
+//! Configuration of gradient all-reduce.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::ServerConfig;
+use super::{ServerConfig, refuse};
 use crate::stack::{Address, StackName};
 use gradients::AggregatorLimits;
 use gradients::aggregator_transport::DpdkConfig;
-use replay_core::error::{Error, Result};
+use replay_core::error::Result;
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Most threads of aggregators.
@@ -45,13 +45,10 @@ impl ServerConfig {
     }
 
     pub(super) fn validate_gradients(&self) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         let Some(address) = self.gradients else {
             return match (self.gradients_only, &self.parent) {
                 (false, None) => Ok(()),
-                (true, _) => {
-                    refuse("gradients_only is set: name the UDP address in gradients".into())
-                }
+                (true, _) => refuse("gradients_only is set: name the UDP address in gradients"),
                 (_, Some(parent)) => refuse(format!(
                     "{parent} is a parent for sums of gradients: name the UDP address of this server in gradients"
                 )),
@@ -61,7 +58,7 @@ impl ServerConfig {
             self.validate_reach(format_args!("gradients {address}"))?;
         }
         if self.gradients_only && !self.tables.is_empty() {
-            return refuse("gradients_only is set, and so are tables: keep one".into());
+            return refuse("gradients_only is set, and so are tables: keep one");
         }
         if !(1..=MAX_THREADS).contains(&self.gradients_threads) {
             return refuse(format!(
@@ -77,7 +74,7 @@ impl ServerConfig {
             ));
         }
         if self.gradients_jobs == 0 {
-            return refuse("gradients_jobs is at least 1".into());
+            return refuse("gradients_jobs is at least 1");
         }
         if !(1..=MAX_WINDOW).contains(&self.gradients_window) {
             return refuse(format!(
@@ -90,7 +87,6 @@ impl ServerConfig {
     }
 
     fn validate_devices(&self, address: SocketAddr) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         let of_devices = !self.gradients_eal.is_empty()
             || self.gradients_gateway.is_some()
             || !self.gradients_cores.is_empty()
@@ -100,8 +96,7 @@ impl ServerConfig {
                 false => Ok(()),
                 true => refuse(
                     "gradients_eal, gradients_gateway, gradients_cores and gradients_idle_sleep_us are for DPDK: name a device in \
-                     gradients_devices"
-                        .into(),
+                     gradients_devices",
                 ),
             };
         }
@@ -116,11 +111,10 @@ impl ServerConfig {
     }
 
     fn validate_parent(&self) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         let Some(parent) = &self.parent else {
             return match &self.parent_tls_ca {
                 None => Ok(()),
-                Some(_) => refuse("parent_tls_ca is set without a parent: set both".into()),
+                Some(_) => refuse("parent_tls_ca is set without a parent: set both"),
             };
         };
         if parent.stack() != StackName::Kernel {
@@ -151,7 +145,7 @@ impl ServerConfig {
     }
 }
 
-/// Arguments with spaces between them.
+/// Arguments separated by spaces.
 fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }

@@ -20,7 +20,7 @@ pub(super) fn machine_memory() -> u64 {
 ///
 /// # Errors
 /// A sentence with examples.
-fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+pub(super) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let factor: u64 = match text[digits.len()..].trim() {
         "" | "B" => 1,
@@ -44,7 +44,7 @@ fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
-pub(super) fn bytes<'de, D: Deserializer<'de>>(
+pub(super) fn deserialize_bytes<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<u64, D::Error> {
     #[derive(Deserialize)]

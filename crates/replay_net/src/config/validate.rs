@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use super::{FRAMES, ServerConfig};
+use super::{FRAMES, ServerConfig, refuse};
 use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::schema::TableConfig;
@@ -12,11 +12,10 @@ impl ServerConfig {
     /// Checks all fields that can be checked before the start.
     ///
     /// # Errors
-    /// [`Error::Config`] for a field, [`Error::Table`] for a table, with what to write instead.
+    /// [`Error::Config`] for a field, [`Error::Table`] for a table, with advice.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         if self.listen.is_empty() {
-            return refuse("listen is empty: name at least one address".to_owned());
+            return refuse("listen is empty: name at least one address");
         }
         if !(Self::MIN_FRAME_BYTES..=u64::from(u32::MAX)).contains(&self.max_frame_bytes) {
             return refuse(format!(
@@ -42,10 +41,10 @@ impl ServerConfig {
             }
         }
         if self.token.is_some() && self.token_file.is_some() {
-            return refuse("token and token_file are both set: keep one".to_owned());
+            return refuse("token and token_file are both set: keep one");
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
-            return refuse("tls_cert and tls_key belong together: set both or none".to_owned());
+            return refuse("tls_cert and tls_key belong together: set both or none");
         }
         for address in &self.listen {
             self.validate_address(address)?;
@@ -56,26 +55,23 @@ impl ServerConfig {
     }
 
     fn validate_stack(&self) -> Result<()> {
-        let refuse = |reason: String| Err(Error::Config(reason));
         match (self.stack, &self.stack_config) {
             (StackName::Kernel, None) => return Ok(()),
             (StackName::Kernel, Some(_)) => {
                 return refuse(
-                    "stack_config is set, but stack is kernel: set stack to fstack, or leave stack_config out"
-                        .to_owned(),
+                    "stack_config is set, but stack is kernel: set stack to fstack, or leave stack_config out",
                 );
             }
             (StackName::Fstack, None) => {
                 return refuse(
-                    "stack is fstack: name F-Stack's configuration file in stack_config".to_owned(),
+                    "stack is fstack: name F-Stack's configuration file in stack_config",
                 );
             }
             (StackName::Fstack, Some(_)) => {}
         }
         if self.spin {
             return refuse(
-                "spin is for the kernel's sockets; F-Stack polls unless idle_sleep is set in its file: leave spin out"
-                    .to_owned(),
+                "spin is for the kernel's sockets; F-Stack polls unless idle_sleep is set in its file: leave spin out",
             );
         }
         if self.io_threads > 1 {

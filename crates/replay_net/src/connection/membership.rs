@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use tokio::sync::watch;
 
 use super::Phase;
-use crate::service::{Outcome, Service};
+use crate::service::Service;
 use replay_core::error::{Error, Result};
+use replay_core::table::Attempt;
 use replay_wire::{ReplyBody, RequestBody};
 
 /// Requests of one connection, and the gradient job that it may have joined.
@@ -28,22 +29,26 @@ impl<'a> Membership<'a> {
         }
     }
 
-    /// [`Service::attempt`] for this connection.
+    /// [`Service::attempt`] for this connection; `None` if the request is blocked and this was not the last attempt.
     ///
     /// # Errors
-    /// Any. The error is the request's answer.
-    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Outcome> {
+    /// Any. The error is the request's answer; for a request that is still blocked, [`Error::Deadline`].
+    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Option<ReplyBody>> {
         if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.session.get()) {
             return Err(Error::Protocol(
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
         }
-        let outcome = self.service.attempt(request, last)?;
-        if let Outcome::Ready(ReplyBody::Gradients(joined)) = &outcome {
+        let reply = match self.service.attempt(request, last)? {
+            Attempt::Ready(reply) => reply,
+            Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
+            Attempt::Blocked(_) => return Ok(None),
+        };
+        if let ReplyBody::Gradients(joined) = &reply {
             let session = (joined.address, joined.ticket.session);
             self.session.set(Some(session));
         }
-        Ok(outcome)
+        Ok(Some(reply))
     }
 }
 

@@ -16,8 +16,8 @@ const MAX_REQUESTS: usize = 64;
 /// a longer frame is received alone.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
 
-/// Longest frame that is received even when the memory's byte limit has no room for it: it may be the draw for which the
-/// pushes that hold the room are waiting.
+/// Longest frame that is received even when the byte limit is reached. It may be a sample request, and the pushes that
+/// occupy the memory may wait for it.
 const SMALL_FRAME: u32 = 16 << 10;
 
 /// Permit of one request, from its first byte until its reply is written.
@@ -34,7 +34,7 @@ pub struct ReceiveQuota<'a> {
 
 /// A frame's share of the memory's byte limit and of its connection's quota.
 #[derive(Default)]
-pub struct Reservation {
+pub struct FrameReservation {
     _buffer: Option<ReceivePermit>,
     _share: Option<OwnedSemaphorePermit>,
 }
@@ -55,8 +55,8 @@ impl<'a> ReceiveQuota<'a> {
         acquire(&self.requests, 1).await
     }
 
-    /// Reserves a receive buffer before it is allocated. Waits for room, unless the frame is small.
-    pub async fn reserve(&self, bytes: u64) -> Reservation {
+    /// Reserves a receive buffer before it is allocated. Waits for free memory, unless the frame is small.
+    pub async fn reserve(&self, bytes: u64) -> FrameReservation {
         let budget = match self.writes {
             true => &self.budgets.pushes,
             false => &self.budgets.others,
@@ -64,20 +64,20 @@ impl<'a> ReceiveQuota<'a> {
         // Never truncated: `bytes` is within `max_frame_bytes`, which is a u32.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         if bytes <= SMALL_FRAME {
-            return Reservation {
+            return FrameReservation {
                 _buffer: budget.try_reserve(bytes),
                 _share: None,
             };
         }
         // The connection's own quota first: a frame that waits for it delays no other connection.
         let share = acquire(&self.bytes, bytes.min(MAX_FRAME_BYTES)).await;
-        Reservation {
+        FrameReservation {
             _buffer: Some(budget.reserve(bytes).await),
             _share: Some(share),
         }
     }
 
-    /// Notes a request that was received under `reservation`, and returns what it keeps of that until its answer.
+    /// Admits a received request, and returns the part of its `reservation` that it keeps until its answer.
     ///
     /// # Errors
     /// [`Error::Protocol`] for a push without an open writer: it would wait in the budget that is kept free of waiting
@@ -85,8 +85,8 @@ impl<'a> ReceiveQuota<'a> {
     pub fn admit(
         &mut self,
         request: &RequestBody,
-        reservation: Reservation,
-    ) -> Result<Reservation> {
+        reservation: FrameReservation,
+    ) -> Result<FrameReservation> {
         match request {
             RequestBody::OpenWriter { .. } => self.writes = true,
             RequestBody::Push(_) if !self.writes => {
@@ -94,8 +94,8 @@ impl<'a> ReceiveQuota<'a> {
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
                 ));
             }
-            // A draw may wait, and keeps nothing of its frame.
-            RequestBody::Sample(_) => return Ok(Reservation::default()),
+            // A request for samples may wait, and keeps nothing of its frame.
+            RequestBody::Sample(_) => return Ok(FrameReservation::default()),
             _ => {}
         }
         Ok(reservation)

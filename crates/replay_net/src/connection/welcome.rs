@@ -2,14 +2,14 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::Connection;
+use super::{ConnectionHandler, error_reply};
 use crate::framing::FrameReader;
 use crate::stack::Stack;
 use replay_core::error::{Error, Result};
-use replay_wire::{NO_REQUEST, ReplyBody, Request, RequestBody};
+use replay_wire::{NO_REQUEST, ReplyBody, RequestBody, decode_request};
 
-impl<S: Stack> Connection<'_, S> {
-    /// The handshake; `false` where the client left.
+impl<S: Stack> ConnectionHandler<'_, S> {
+    /// The handshake; `false` if the client left. An error is also sent to the client.
     pub(super) async fn welcome<R, W>(
         &self,
         frames: &mut FrameReader<R>,
@@ -19,63 +19,52 @@ impl<S: Stack> Connection<'_, S> {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let handshake = &self.context.handshake;
-        let Some(request) = self.handshake_request(frames, write).await? else {
-            return Ok(false);
-        };
-        let challenged = match &request.body {
-            RequestBody::Hello(hello) => handshake.challenge(hello),
-            _ => Err(Error::Protocol(
-                "the first request of a connection is hello".to_owned(),
-            )),
-        };
-        let (challenge, challenged) = self.or_reply(write, request.id, challenged).await?;
-        self.write_reply(write, request.id, ReplyBody::Challenge(challenge))
-            .await?;
-        let Some(request) = self.handshake_request(frames, write).await? else {
-            return Ok(false);
-        };
-        let known = match request.body {
-            RequestBody::Authenticate(proof) => handshake.authenticate(&challenged, proof),
-            _ => Err(Error::Protocol(
-                "the request after the challenge is authenticate".to_owned(),
-            )),
-        };
-        self.or_reply(write, request.id, known).await?;
-        self.write_reply(write, request.id, ReplyBody::Welcome)
-            .await?;
-        Ok(true)
+        let mut id = NO_REQUEST;
+        let welcomed = self.shake_hands(frames, write, &mut id).await;
+        if let Err(error) = &welcomed {
+            self.count_bad_frame(error);
+            // The connection ends with the first error, whether or not this one reaches the client.
+            let _ = self.write_reply(write, id, error_reply(error)).await;
+        }
+        welcomed
     }
 
-    async fn handshake_request<R, W>(
+    /// `id` becomes that of the request being answered.
+    async fn shake_hands<R, W>(
         &self,
         frames: &mut FrameReader<R>,
         write: &mut W,
-    ) -> Result<Option<Request>>
+        id: &mut u64,
+    ) -> Result<bool>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let request = match frames.frame().await {
-            Ok(None) => return Ok(None),
-            Ok(Some(frame)) => replay_wire::decode_request(frame),
-            Err(error) => Err(error),
+        let handshake = &self.context.handshake;
+        let Some(frame) = frames.frame().await? else {
+            return Ok(false);
         };
-        self.or_reply(write, NO_REQUEST, request).await.map(Some)
-    }
-
-    /// Replies with an error before it is passed on.
-    async fn or_reply<T, W: AsyncWrite + Unpin>(
-        &self,
-        write: &mut W,
-        id: u64,
-        result: Result<T>,
-    ) -> Result<T> {
-        if let Err(error) = &result {
-            self.count_bad_frame(error);
-            // The connection ends with the first error, whether or not this one reaches the client.
-            let _ = self.write_error(write, id, error).await;
-        }
-        result
+        let request = decode_request(frame)?;
+        *id = request.id;
+        let RequestBody::Hello(hello) = &request.body else {
+            let reason = "the first request of a connection is hello";
+            return Err(Error::Protocol(reason.to_owned()));
+        };
+        let (challenge, challenged) = handshake.challenge(hello)?;
+        self.write_reply(write, *id, ReplyBody::Challenge(challenge))
+            .await?;
+        *id = NO_REQUEST;
+        let Some(frame) = frames.frame().await? else {
+            return Ok(false);
+        };
+        let request = decode_request(frame)?;
+        *id = request.id;
+        let RequestBody::Authenticate(proof) = request.body else {
+            let reason = "the request after the challenge is authenticate";
+            return Err(Error::Protocol(reason.to_owned()));
+        };
+        handshake.authenticate(&challenged, proof)?;
+        self.write_reply(write, *id, ReplyBody::Welcome).await?;
+        Ok(true)
     }
 }

@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 
 use replay_wire::RequestBody;
 
-/// Waiting requests of a connection's writers. A writer's requests are applied in the order of their arrival, also when
-/// one of them has to wait.
+/// Waiting requests of a connection's writers. A writer's requests are applied in the order of their arrival, even if one
+/// has to wait.
 #[derive(Default)]
 pub struct WriterOrder {
     /// End of each writer's last waiting request.
@@ -24,13 +24,17 @@ pub struct Position {
 }
 
 impl WriterOrder {
-    /// Whether no request of this writer waits.
-    pub fn is_free(&mut self, writer: u64) -> bool {
-        self.last.get_mut(&writer).is_none_or(is_over)
+    /// Whether no request waits that has to be applied before this one.
+    pub fn is_free(&mut self, request: &RequestBody) -> bool {
+        let last = ordered_writer(request).and_then(|writer| self.last.get_mut(&writer));
+        last.is_none_or(is_over)
     }
 
-    /// Position behind this writer's waiting requests.
-    pub fn enter(&mut self, writer: u64) -> Position {
+    /// Position of a request behind its writer's waiting ones.
+    pub fn enter(&mut self, request: &RequestBody) -> Position {
+        let Some(writer) = ordered_writer(request) else {
+            return Position::default();
+        };
         // Bounds the map: idle writers are forgotten, so it has at most one entry for each waiting request.
         self.last.retain(|_, last| !is_over(last));
         let (done, last) = oneshot::channel();
@@ -46,7 +50,7 @@ fn is_over(last: &mut oneshot::Receiver<()>) -> bool {
 }
 
 /// The writer of a request that is applied in order; `None` for other requests.
-pub fn ordered_writer(request: &RequestBody) -> Option<u64> {
+fn ordered_writer(request: &RequestBody) -> Option<u64> {
     match request {
         RequestBody::Push(push) => Some(push.writer),
         RequestBody::CloseWriter { writer, .. } => Some(*writer),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 #[cfg(feature = "fstack")]
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 use tokio::runtime;
 use tokio::sync::mpsc;
@@ -15,7 +15,8 @@ use super::{Accepted, Server};
 use crate::aggregators::{Aggregators, ParentServer};
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
-use crate::config::ServerConfig;
+use crate::config::{Secret, ServerConfig};
+use crate::io_error;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use gradients::aggregator_transport::{dpdk_aggregators, udp_aggregators};
@@ -32,20 +33,14 @@ type AddressSender = std::sync::mpsc::Sender<Result<Vec<Address>>>;
 pub struct RunningServer {
     server: Arc<Server>,
     addresses: Vec<Address>,
-    tasks: Vec<ServerTask>,
+    tasks: Vec<JoinTask>,
 }
 
-/// A thread or task of the server, joined at the end.
-enum ServerTask {
-    /// An I/O thread.
-    Thread(JoinHandle<()>),
-    /// A task on F-Stack's reactor, which sends a message at its end.
-    #[cfg(feature = "fstack")]
-    Task(std::sync::mpsc::Receiver<()>),
-}
+/// Waits for the end of an I/O thread, or of the task on F-Stack's reactor; `false` after a panic.
+type JoinTask = Box<dyn FnOnce() -> bool + Send>;
 
 impl RunningServer {
-    /// The bound addresses, in the order of the configuration, with the chosen ports in place of port 0.
+    /// The bound addresses, in the order of the configuration, with chosen ports for port 0.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
@@ -75,13 +70,8 @@ impl RunningServer {
     }
 
     fn join(&mut self) -> Result<()> {
-        for task in self.tasks.drain(..) {
-            let ended = match task {
-                ServerTask::Thread(thread) => thread.join().is_ok(),
-                #[cfg(feature = "fstack")]
-                ServerTask::Task(ended) => ended.recv().is_ok(),
-            };
-            if !ended {
+        for join in self.tasks.drain(..) {
+            if !join() {
                 return Err(Error::Internal(
                     "an I/O thread of the server panicked".into(),
                 ));
@@ -109,7 +99,7 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
         None => None,
         Some(parent) => {
             let options = ConnectOptions {
-                token: config.read_token()?,
+                token: config.read_token()?.map(Secret),
                 tls_ca: config.parent_tls_ca.clone(),
                 ..ConnectOptions::default()
             };
@@ -133,24 +123,20 @@ fn io_thread<F: Future<Output = ()>>(
     number: usize,
     spin: bool,
     start: impl FnOnce() -> F + Send + 'static,
-) -> Result<ServerTask> {
-    let failed = |what: &str| {
-        let what = what.to_owned();
-        move |source| Error::Io { what, source }
-    };
+) -> Result<JoinTask> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
         .build()
-        .map_err(failed("cannot make the runtime of an I/O thread"))?;
+        .map_err(io_error("cannot make the runtime of an I/O thread"))?;
     if spin {
         runtime.spawn(kernel::spin());
     }
-    thread::Builder::new()
+    let thread = thread::Builder::new()
         .name(format!("innet-io-{number}"))
         .spawn(move || LocalSet::new().block_on(&runtime, start()))
-        .map(ServerTask::Thread)
-        .map_err(failed("cannot start an I/O thread"))
+        .map_err(io_error("cannot start an I/O thread"))?;
+    Ok(Box::new(|| thread.join().is_ok()))
 }
 
 impl Server {
@@ -206,7 +192,7 @@ impl Server {
         self: Arc<Self>,
         config: &ServerConfig,
         bound: AddressSender,
-        threads: &mut Vec<ServerTask>,
+        threads: &mut Vec<JoinTask>,
     ) -> Result<()> {
         raise_file_limit(config.max_connections);
         let mut others = Vec::new();
@@ -230,7 +216,7 @@ impl Server {
         self: Arc<Self>,
         config: &ServerConfig,
         bound: AddressSender,
-    ) -> Result<ServerTask> {
+    ) -> Result<JoinTask> {
         use crate::stack::{fstack, fstack_config::Config};
         let path = config.stack_config.as_deref().unwrap_or(Path::new(""));
         let reactor = fstack::start(&Config::read(path)?)?;
@@ -240,7 +226,7 @@ impl Server {
             self.listen_and_run(stack, listen, vec![], bound).await;
             let _ = end.send(());
         })?;
-        Ok(ServerTask::Task(ended))
+        Ok(Box::new(move || ended.recv().is_ok()))
     }
 
     /// Binds the addresses, sends them to `bound`, and serves.

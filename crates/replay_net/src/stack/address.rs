@@ -1,5 +1,5 @@
 //! Addresses of servers: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+fstack` after the scheme a
-//! client uses F-Stack's TCP in place of the kernel's.
+//! client uses F-Stack's TCP.
 
 use std::fmt;
 use std::path::PathBuf;

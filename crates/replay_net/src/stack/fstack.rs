@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::{Address, Stack};
+use crate::io_error;
 pub use handle::ReactorHandle;
 use reactor::{Reactor, Sleep};
 use replay_core::error::{Error, Result};
@@ -41,14 +42,12 @@ impl Stack for Fstack {
     type Incoming = Stream;
 
     fn listen(&self, address: &Address) -> Result<Listener> {
-        Listener::bind(socket_address(address)?, address).map_err(|source| Error::Io {
-            what: format!("cannot listen on {address} with F-Stack"),
-            source,
-        })
+        Listener::bind(socket_address(address)?, address)
+            .map_err(io_error(format!("cannot listen on {address} with F-Stack")))
     }
 
     fn address(&self, listener: &Listener) -> Address {
-        listener.address().clone()
+        listener.address.clone()
     }
 
     async fn accept(&self, listener: &mut Listener) -> io::Result<(Stream, String)> {

@@ -24,7 +24,7 @@ const SEGMENT_BUFFERS: &str = ",bsize=65535";
 const SEGMENT_RING: &str = ",rsize=7";
 
 /// Settings of the file that this program needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
     /// Canonical path of the file.
     pub path: PathBuf,
@@ -34,8 +34,8 @@ pub struct Config {
     pub virtual_only: bool,
     /// Whether F-Stack also makes devices from `[vdevN]` sections.
     pub vdev_sections: bool,
-    /// Whether DPDK's memory is in hugepages.
-    pub hugepages: bool,
+    /// Whether DPDK's memory is outside of hugepages.
+    pub no_huge: bool,
     /// Memif devices of the client role, which connect to a socket; the server role listens there.
     pub memif_clients: Vec<String>,
     /// Whether segments of up to 64 KiB cross a memif undivided and without checksums; both ends need the same value.
@@ -66,19 +66,11 @@ impl Config {
         let text = fs::read_to_string(&full).map_err(|error| refuse(error.to_string()))?;
         let mut config = Config {
             path: full,
-            eal: Vec::new(),
-            virtual_only: false,
-            vdev_sections: false,
-            hugepages: true,
-            memif_clients: Vec::new(),
-            memif_segments: false,
-            idle_sleep: 0,
-            lcore_mask: String::new(),
-            cores: Vec::new(),
+            ..Config::default()
         };
         config.parse(&text).map_err(refuse)?;
         config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
-        config.make_room_for_segments().map_err(refuse)?;
+        config.size_segment_buffers().map_err(refuse)?;
         let memif = |argument: &String| {
             let (name, parameters) = argument.strip_prefix("--vdev=")?.split_once(',')?;
             let listens = parameters
@@ -137,11 +129,8 @@ impl Config {
                         )
                     })?;
                 }
-                // As F-Stack reads numbers, by `atoi`.
-                ("dpdk", "nb_vdev") => {
-                    self.vdev_sections = value.parse().is_ok_and(|n: i32| n != 0);
-                }
-                ("dpdk", "no_huge") => self.hugepages = !value.parse().is_ok_and(|n: i32| n != 0),
+                ("dpdk", "nb_vdev") => self.vdev_sections = is_nonzero(value),
+                ("dpdk", "no_huge") => self.no_huge = is_nonzero(value),
                 ("dpdk", "lcore_mask") => value.clone_into(&mut self.lcore_mask),
                 _ => {}
             }
@@ -165,7 +154,7 @@ impl Config {
 
     /// Sizes the buffers of each memif for whole segments, and refuses other devices: on a wire such packets would be dropped or,
     /// without a checksum, accepted with errors.
-    fn make_room_for_segments(&mut self) -> std::result::Result<(), String> {
+    fn size_segment_buffers(&mut self) -> std::result::Result<(), String> {
         const MEMIFS: &str = "memif_segments = 1 is for memifs between F-Stacks";
         if !self.memif_segments {
             return Ok(());
@@ -199,14 +188,19 @@ impl Config {
     }
 }
 
-/// The places of the bits that are set, of which there is at least one.
+/// Whether a number is not 0, by the rules of F-Stack's `atoi`.
+fn is_nonzero(value: &str) -> bool {
+    value.parse().is_ok_and(|n: i32| n != 0)
+}
+
+/// Positions of the set bits of a hexadecimal mask, at least one.
 fn cores_of(mask: &str) -> Option<Vec<usize>> {
     let digits = mask.trim_start_matches("0x").trim_start_matches("0X");
     let mut cores = Vec::new();
-    for (place, digit) in digits.chars().rev().enumerate() {
+    for (position, digit) in digits.chars().rev().enumerate() {
         let bits = digit.to_digit(16)?;
         let set = (0..4).filter(|bit| bits >> bit & 1 == 1);
-        cores.extend(set.map(|bit| 4 * place + bit));
+        cores.extend(set.map(|bit| 4 * position + bit));
     }
     (!cores.is_empty()).then_some(cores)
 }
@@ -223,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_section_that_is_ours_is_taken_from_the_file() {
+    fn our_section_is_read_from_the_file() {
         let config = read(
             "# a comment\n[dpdk]\nlcore_mask=2\nidle_sleep = 20 ; microseconds\n[port0]\naddr=10.0.0.2\n[innet]\n\
              eal = --no-pci\neal = --vdev=net_af_packet0,iface=veth1\n",
@@ -235,7 +229,7 @@ mod tests {
             config.eal,
             ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]
         );
-        assert!(config.hugepages);
+        assert!(!config.no_huge);
         assert!(
             config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty()
         );
@@ -245,7 +239,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.memif_clients, ["net_memif1"]);
-        assert!(!config.hugepages && !config.virtual_only);
+        assert!(config.no_huge && !config.virtual_only);
     }
 
     #[test]

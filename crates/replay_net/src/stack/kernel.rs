@@ -7,15 +7,13 @@ use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream, ToSocke
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::{Address, Stack, StackName};
+use super::{Address, ByteStream, Stack, StackName};
+use crate::io_error;
 use replay_core::error::{Error, Result};
 
 /// Length of the kernel's queue of connections before `accept`.
@@ -44,16 +42,8 @@ pub enum Incoming {
     Unix(StdUnixStream),
 }
 
-/// An open TCP or Unix connection.
-pub enum Stream {
-    /// TCP.
-    Tcp(TcpStream),
-    /// Unix.
-    Unix(UnixStream),
-}
-
 impl Stack for Kernel {
-    type Stream = Stream;
+    type Stream = Box<dyn ByteStream>;
     type Listener = Listener;
     type Incoming = Incoming;
 
@@ -116,16 +106,16 @@ impl Stack for Kernel {
         }
     }
 
-    fn open(&self, incoming: Incoming) -> io::Result<Stream> {
+    fn open(&self, incoming: Incoming) -> io::Result<Self::Stream> {
         match incoming {
             Incoming::Tcp(stream) => {
                 // A reply is one vectored write, so Nagle's algorithm would only delay it.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream)
                     .set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
-                TcpStream::from_std(stream).map(Stream::Tcp)
+                Ok(Box::new(TcpStream::from_std(stream)?))
             }
-            Incoming::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
+            Incoming::Unix(stream) => Ok(Box::new(UnixStream::from_std(stream)?)),
         }
     }
 
@@ -171,17 +161,15 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
     let bind = || -> io::Result<_> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.bind(&SockAddr::unix(path)?)?;
-        let file = SocketFile::of(path)?;
+        let file = SocketFile::new(path, &fs::symlink_metadata(path)?);
         // Before `listen`, when no connection is possible, so that the file is never open to other users.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
         Ok((socket.into(), file))
     };
-    bind().map_err(|source| Error::Io {
-        what: format!("cannot listen on the socket file {}", path.display()),
-        source,
-    })
+    let what = format!("cannot listen on the socket file {}", path.display());
+    bind().map_err(io_error(what))
 }
 
 /// Removes a socket file whose server has ended.
@@ -198,11 +186,9 @@ fn remove_stale(path: &Path) -> Result<()> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => {
-            return Err(Error::Io {
-                what: format!("cannot look at {}", path.display()),
-                source,
-            });
+        Err(error) => {
+            let what = format!("cannot look at {}", path.display());
+            return Err(io_error(what)(error));
         }
     };
     if !found.file_type().is_socket() {
@@ -211,7 +197,7 @@ fn remove_stale(path: &Path) -> Result<()> {
     match StdUnixStream::connect(path) {
         Ok(_) => refuse("a server is running there; stop it, or choose another path"),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            SocketFile::known(path, &found).remove();
+            drop(SocketFile::new(path, &found));
             Ok(())
         }
         Err(error) => refuse(&format!(
@@ -228,81 +214,23 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self::known(path, &fs::symlink_metadata(path)?))
-    }
-
-    fn known(path: &Path, metadata: &fs::Metadata) -> Self {
+    fn new(path: &Path, metadata: &fs::Metadata) -> Self {
         SocketFile {
             path: path.to_owned(),
             device: metadata.dev(),
             inode: metadata.ino(),
         }
     }
+}
 
+impl Drop for SocketFile {
     /// Removes the file unless it was replaced. An error is ignored: the file is only a name.
-    fn remove(&self) {
+    fn drop(&mut self) {
         if let Ok(now) = fs::symlink_metadata(&self.path)
             && (now.dev(), now.ino()) == (self.device, self.inode)
         {
             let _ = fs::remove_file(&self.path);
         }
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        self.remove();
-    }
-}
-
-/// Calls a poll method of the inner stream.
-macro_rules! inner {
-    ($self:ident, $method:ident ( $($argument:expr),* )) => {
-        match $self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).$method($($argument),*),
-            Stream::Unix(stream) => Pin::new(stream).$method($($argument),*),
-        }
-    };
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        inner!(self, poll_read(cx, buffer))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        inner!(self, poll_write(cx, bytes))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        inner!(self, poll_write_vectored(cx, slices))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        inner!(self, poll_flush(cx))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        inner!(self, poll_shutdown(cx))
     }
 }
 

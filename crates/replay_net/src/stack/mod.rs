@@ -46,6 +46,10 @@ impl StackName {
     }
 }
 
+/// A connection of any kind, boxed as `Box<dyn ByteStream>`.
+pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for S {}
+
 /// Streams, time and tasks of one I/O thread. A value is used only on its own thread, so nothing it returns has to be `Send`,
 /// except [`Stack::Incoming`] for a stack with several I/O threads.
 pub trait Stack: Clone + 'static {
@@ -58,7 +62,7 @@ pub trait Stack: Clone + 'static {
 
     /// Binds an address.
     fn listen(&self, address: &Address) -> Result<Self::Listener>;
-    /// The bound address, with the chosen port in place of port 0.
+    /// The bound address, with a chosen port for port 0.
     fn address(&self, listener: &Self::Listener) -> Address;
     /// The next connection and its peer's name for logs. Cancel safe.
     fn accept(

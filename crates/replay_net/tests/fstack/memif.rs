@@ -8,6 +8,7 @@ use std::time::Duration;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Replay, Wait};
 use replay_net::client::{Client, ConnectOptions, connect};
+use replay_net::config::Secret;
 use replay_net::stack::Address;
 
 use crate::client::exercise;
@@ -94,7 +95,7 @@ fn every_call_works_with_tls_and_a_token() {
     let key = file("key.pem", &certificate.signing_key.serialize_pem());
     let _serving = serve(&["--tls-cert", &cert, "--tls-key", &key, "--token=secret"]);
     let with = |token: &str| ConnectOptions {
-        token: Some(token.to_owned()),
+        token: Some(Secret(token.to_owned())),
         tls_ca: Some(cert.clone().into()),
         ..options()
     };

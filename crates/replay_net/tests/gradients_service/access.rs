@@ -11,6 +11,7 @@ use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
 use replay_net::client::gradients::{JoinedJob, join_job};
 use replay_net::client::{Client, GradientWorker, connect};
+use replay_net::config::Secret;
 use replay_net::stack::Address;
 
 use crate::support::{LONG, Serving, request, requests, sum_rounds};
@@ -61,7 +62,7 @@ impl Secrets {
     fn connect(&self, address: &Address, token: Option<&str>) -> replay_core::Result<Client> {
         let tls = matches!(address, Address::Tcp { tls: true, .. });
         let options = ConnectOptions {
-            token: token.map(str::to_owned),
+            token: token.map(|token| Secret(token.to_owned())),
             tls_ca: tls.then(|| (&self.certificate).into()),
             ..ConnectOptions::default()
         };

@@ -49,7 +49,7 @@ fn with_tls(folder: &Path) -> ServerConfig {
 
 fn options(token: &str, tls_ca: Option<PathBuf>) -> ConnectOptions {
     ConnectOptions {
-        token: Some(token.into()),
+        token: Some(Secret(token.into())),
         tls_ca,
         ..ConnectOptions::default()
     }

@@ -1,4 +1,4 @@
-//! `innet-replay doctor`: whether this machine can serve through F-Stack, and what to do where it cannot.
+//! `innet-replay doctor`: whether this machine can serve over F-Stack, with advice for the missing parts.
 
 mod checks;
 
@@ -8,67 +8,49 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use checks::{Machine, Needs};
+use checks::Machine;
 
 use crate::stack::fstack_config::Config;
 use replay_core::error::Result;
 
-/// Say what a server on F-Stack needs that is here, and what is missing.
+/// Check whether this machine can serve over F-Stack.
 ///
-/// One line for each part, `ok` or `missing`, and below what is missing what to do. Nothing is changed. The exit status
-/// is 0 when nothing is missing for a network card, or for the devices of --stack-config, else 1. Serving on the
-/// kernel's sockets needs none of it.
+/// Prints one line for each part, `ok` or `missing`, with advice below each missing one, and changes nothing. The exit
+/// status is 0 if all parts for a network card are there, or for the devices of --stack-config, else 1. Serving over the
+/// kernel's sockets needs none of them.
 #[derive(Args)]
-pub struct Flags {
-    /// F-Stack's configuration file, as for serve: what its devices do not need is not missing
+pub struct DoctorFlags {
+    /// F-Stack's configuration file, as for serve; parts that its devices do not need are never missing
     #[arg(long, value_name = "FILE")]
     stack_config: Option<PathBuf>,
-    /// One JSON object in place of the lines
+    /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
 }
 
-/// What was found of one part.
+/// Result of the check of one part.
 #[derive(Debug, PartialEq, Serialize)]
 struct Finding {
     part: &'static str,
-    /// Whether it is there.
+    /// Whether the part is there.
     ok: bool,
     found: String,
-    /// What to do, empty where there is nothing.
+    /// Advice for a missing part, else empty.
     to_do: String,
 }
 
-impl Finding {
-    fn ok(part: &'static str, found: impl Into<String>) -> Self {
-        Finding {
-            part,
-            ok: true,
-            found: found.into(),
-            to_do: String::new(),
-        }
-    }
-
-    fn missing(part: &'static str, found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Finding {
-            part,
-            ok: false,
-            found: found.into(),
-            to_do: to_do.into(),
-        }
-    }
-}
-
-/// Looks at this machine and returns the exit code.
+/// Checks this machine and returns the exit code.
 ///
 /// # Errors
 /// [`Error::Config`](replay_core::error::Error::Config) for a configuration that cannot be read.
-pub fn run(flags: &Flags) -> Result<u8> {
-    let needs = match &flags.stack_config {
-        Some(path) => Needs::of(&Config::read(path)?),
-        None => Needs::A_CARD,
-    };
-    let findings = Machine::this().findings(&needs);
+pub fn run(flags: &DoctorFlags) -> Result<u8> {
+    // Without a file: a network card on hugepages, and any core.
+    let config = flags
+        .stack_config
+        .as_deref()
+        .map(Config::read)
+        .transpose()?;
+    let findings = Machine::this().findings(&config.unwrap_or_default());
     let text = if flags.json {
         let ok = findings.iter().all(|finding| finding.ok);
         serde_json::json!({ "ok": ok, "parts": findings }).to_string() + "\n"
@@ -101,10 +83,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_is_there_and_what_to_do() {
+    fn a_missing_part_has_advice_below_it() {
+        let finding = |part, found: &str, to_do: &str| Finding {
+            part,
+            ok: to_do.is_empty(),
+            found: found.to_owned(),
+            to_do: to_do.to_owned(),
+        };
         let findings = [
-            Finding::ok("cores", "8"),
-            Finding::missing("hugepages", "none", "reserve some"),
+            finding("cores", "8", ""),
+            finding("hugepages", "none", "reserve some"),
         ];
         assert_eq!(
             lines(&findings),

@@ -45,7 +45,7 @@ impl ReactorHandle {
         submitted.map_err(|_| Error::Closed("F-Stack"))
     }
 
-    /// Asks the reactor to drop its tasks, send what their sockets still hold, and end.
+    /// Asks the reactor to drop its tasks, send the bytes in their sockets' buffers, and end.
     pub fn stop(&self) {
         // Release: synchronizes with the acquire load in `Reactor::turn`.
         self.stop.store(true, Ordering::Release);
@@ -56,7 +56,7 @@ impl ReactorHandle {
     /// on this thread.
     ///
     /// # Errors
-    /// Those of `work`, `late` and the check, and [`Error::Closed`] when the reactor has ended.
+    /// Errors of `work`, `late` and the check, and [`Error::Closed`] when the reactor has ended.
     pub fn run_blocking<T: Send>(
         &self,
         wait: &Wait<'_>,

@@ -37,14 +37,14 @@ const NO_EVENT: ff::kevent = ff::kevent {
     ext: [0; 4],
 };
 
-/// Turns between two looks at the clock, which take longer than the rest of an idle turn. A timer is late by so many
+/// Turns between two readings of the clock, which take longer than the rest of an idle turn. A timer is late by so many
 /// turns: microseconds when polling, a millisecond when the loop sleeps.
 const CLOCK_EVERY: u32 = 16;
 
 /// Times that woken tasks are polled in one turn: a task that always wakes itself must not keep packets waiting.
 const ROUNDS: usize = 16;
 
-/// After the last task is gone the loop goes on for so long, so that what the sockets still hold is sent.
+/// Time that the loop runs on after the last task, to send the bytes in the sockets' buffers.
 const LAST_SENDS: Duration = Duration::from_millis(20);
 
 /// A call to run on the reactor thread.
@@ -72,9 +72,10 @@ thread_local! {
 pub struct Reactor {
     queue: c_int,
     events: RefCell<[ff::kevent; EVENTS]>,
-    sockets: RefCell<Sockets>,
-    tasks: RefCell<FuturesUnordered<Task>>,
-    spawned: RefCell<Vec<Task>>,
+    /// Readiness of the sockets.
+    pub(super) sockets: RefCell<Sockets>,
+    tasks: RefCell<FuturesUnordered<CatchPanic>>,
+    spawned: RefCell<Vec<CatchPanic>>,
     woken: Arc<Woken>,
     waker: Waker,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
@@ -130,11 +131,7 @@ impl Reactor {
 
     /// [`Reactor::with`] for an operation on a socket.
     pub(super) fn for_socket<T>(work: impl FnOnce(&Rc<Reactor>) -> io::Result<T>) -> io::Result<T> {
-        Self::with(work).unwrap_or_else(|| {
-            Err(io::Error::other(
-                "an F-Stack socket works on its reactor thread alone",
-            ))
-        })
+        Self::with(work).unwrap_or_else(|| Err(off_thread()))
     }
 
     /// Runs F-Stack's loop until it is asked to stop. Returns whether it ended by a panic or an error of the reactor.
@@ -149,7 +146,7 @@ impl Reactor {
 
     /// Runs `task` on this thread until it completes or the reactor ends. A panic ends only this task.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.spawned.borrow_mut().push(Task(Box::pin(task)));
+        self.spawned.borrow_mut().push(CatchPanic(Box::pin(task)));
     }
 
     /// Starts watching a socket. F-Stack also reports data that arrived before.
@@ -158,7 +155,7 @@ impl Reactor {
         match self.watch(token, Direction::Read) {
             Ok(()) => Ok(token),
             Err(error) => {
-                self.forget(token);
+                self.sockets.borrow_mut().forget(token);
                 Err(error)
             }
         }
@@ -200,11 +197,6 @@ impl Reactor {
         check(changed).map(drop)
     }
 
-    /// Stops watching a descriptor that is being closed; closing removes it from F-Stack's event queue.
-    pub(super) fn forget(&self, token: Token) {
-        self.sockets.borrow_mut().forget(token);
-    }
-
     /// Calls `operation` if the socket is ready, and registers the task for an event if not, or if it would block.
     pub(super) fn poll_socket<T>(
         &self,
@@ -228,17 +220,10 @@ impl Reactor {
         }
     }
 
-    /// [`Sockets::consumed`].
-    pub(super) fn consumed(&self, token: Token, count: usize, all: bool) {
-        self.sockets.borrow_mut().consumed(token, count, all);
-    }
-
     /// Bytes that the socket may still write in this turn. With none left, the task is woken in the next turn.
     pub(super) fn write_quota(&self, token: Token, context: &Context<'_>) -> usize {
-        let left = self
-            .sockets
-            .borrow_mut()
-            .write_quota(token, self.turns.get());
+        let mut sockets = self.sockets.borrow_mut();
+        let left = sockets.write_quota(token, self.turns.get());
         if left == 0 {
             let waker = context.waker().clone();
             self.next_turn.borrow_mut().push(waker);
@@ -267,17 +252,17 @@ impl Reactor {
         }
     }
 
-    fn look_at_sockets(&self) -> io::Result<()> {
+    fn read_events(&self) -> io::Result<()> {
         let mut events = self.events.borrow_mut();
-        let room = events.len() as c_int;
-        // SAFETY: on the reactor thread; `events` has memory for `room` events.
+        let capacity = events.len() as c_int;
+        // SAFETY: on the reactor thread; `events` has memory for `capacity` events.
         let count = check(unsafe {
             ff::ff_kevent(
                 self.queue,
                 ptr::null(),
                 0,
                 events.as_mut_ptr(),
-                room,
+                capacity,
                 ptr::null(),
             )
         })?;
@@ -289,13 +274,10 @@ impl Reactor {
             let ended = event.flags & ff::EV_EOF != 0;
             let bytes = event.data.try_into().unwrap_or(0);
             let token = Token::of(event.udata);
-            let waker = self
-                .sockets
-                .borrow_mut()
-                .event(token, direction, bytes, ended);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            let mut sockets = self.sockets.borrow_mut();
+            let waker = sockets.event(token, direction, bytes, ended);
+            drop(sockets);
+            waker.into_iter().for_each(Waker::wake);
         }
         Ok(())
     }
@@ -337,10 +319,10 @@ impl Reactor {
             return Ok(Instant::now() >= end);
         }
         self.turns.set(self.turns.get().wrapping_add(1));
-        self.look_at_sockets()?;
+        self.read_events()?;
         self.next_turn.take().into_iter().for_each(Waker::wake);
-        while let Ok(job) = self.submissions.try_recv() {
-            job(self);
+        while let Ok(submission) = self.submissions.try_recv() {
+            submission(self);
         }
         if self.turns.get().is_multiple_of(CLOCK_EVERY) {
             self.fire_timers();
@@ -406,10 +388,10 @@ pub(super) unsafe fn end_loop() {
     }
 }
 
-/// A task. A panic ends only this task, so that one connection cannot end the others.
-struct Task(Pin<Box<dyn Future<Output = ()>>>);
+/// A task whose panic ends only itself, so that one connection cannot end the others.
+struct CatchPanic(Pin<Box<dyn Future<Output = ()>>>);
 
-impl Future for Task {
+impl Future for CatchPanic {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -473,6 +455,11 @@ impl Drop for Sleep {
     fn drop(&mut self) {
         self.cancel();
     }
+}
+
+/// Error of an operation on a socket on another thread.
+pub(super) fn off_thread() -> io::Error {
+    io::Error::other("an F-Stack socket works on its reactor thread alone")
 }
 
 /// Result of an F-Stack call: -1 stands for the error in `errno`.

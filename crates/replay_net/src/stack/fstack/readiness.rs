@@ -205,7 +205,7 @@ mod tests {
         assert!(ready(&mut sockets));
         sockets.consumed(token, 48, false);
         assert!(!ready(&mut sockets));
-        // A short read has taken all, also what has come since the event.
+        // A short read has taken all bytes, also those after the event.
         sockets.event(token, Direction::Read, 64, false);
         sockets.consumed(token, 80, true);
         assert!(!ready(&mut sockets));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_event_of_an_earlier_socket_finds_nobody() {
+    fn a_late_event_of_an_earlier_socket_is_ignored() {
         let mut sockets = Sockets::default();
         let first = sockets.insert(3, false);
         sockets.forget(first);

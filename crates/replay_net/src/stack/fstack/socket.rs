@@ -7,6 +7,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use fstack_sys::fstack as ff;
@@ -15,7 +16,7 @@ use rand::RngExt;
 use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::reactor::{Reactor, check};
+use super::reactor::{Reactor, check, off_thread};
 use super::readiness::{Direction, Token};
 use super::start;
 use crate::stack::Address;
@@ -55,10 +56,7 @@ impl Descriptor {
         operation: impl FnMut() -> io::Result<T>,
     ) -> Poll<io::Result<T>> {
         Reactor::with(|reactor| reactor.poll_socket(self.token, direction, context, operation))
-            .unwrap_or_else(|| {
-                let reason = "an F-Stack socket works on its reactor thread alone";
-                Poll::Ready(Err(io::Error::other(reason)))
-            })
+            .unwrap_or_else(|| Poll::Ready(Err(off_thread())))
     }
 
     fn set(&self, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
@@ -76,16 +74,14 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         let (fd, token) = (self.fd, self.token);
-        let here = Reactor::with(|reactor| {
-            reactor.forget(token);
+        // Closing also removes the socket from F-Stack's event queue.
+        let end = move |reactor: &Rc<Reactor>| {
+            reactor.sockets.borrow_mut().forget(token);
             close(fd);
-        });
-        if here.is_none() {
+        };
+        if Reactor::with(end).is_none() {
             // Ignored after the end of the loop, which has closed all sockets.
-            start::submit_to_reactor(Box::new(move |reactor| {
-                reactor.forget(token);
-                close(fd);
-            }));
+            start::submit_to_reactor(Box::new(end));
         }
     }
 }
@@ -166,7 +162,7 @@ fn bind(fd: c_int, at: SocketAddr) -> io::Result<SocketAddr> {
 /// A bound address.
 pub struct Listener {
     descriptor: Descriptor,
-    address: Address,
+    pub(super) address: Address,
 }
 
 impl Listener {
@@ -189,15 +185,11 @@ impl Listener {
         })
     }
 
-    pub(super) fn address(&self) -> &Address {
-        &self.address
-    }
-
     pub(super) async fn accept(&mut self) -> io::Result<(Stream, SocketAddr)> {
         let fd = self.descriptor.fd;
         poll_fn(|context| {
             self.descriptor.poll(Direction::Read, context, || {
-                // SAFETY: there is room for any address.
+                // SAFETY: there is memory for any address.
                 let (accepted, peer) =
                     address_from(|address, length| unsafe { ff::ff_accept(fd, address, length) })?;
                 // Only some releases let it inherit the listener's non-blocking mode.
@@ -217,25 +209,20 @@ impl Stream {
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// Those of a socket, by Linux's numbers.
+    /// Errors of a socket, by Linux's numbers.
     pub async fn connect(peer: SocketAddr) -> io::Result<Self> {
         let fd = socket(&peer)?;
         let name = SockAddr::from(peer);
-        let begun = Reactor::for_socket(|_| {
+        Reactor::for_socket(|_| {
             // SAFETY: a socket address in Linux's layout, and its length.
-            check(unsafe { ff::ff_connect(fd, name.as_ptr().cast(), name.len()) }).inspect_err(
-                |error| {
-                    if error.raw_os_error() != Some(libc::EINPROGRESS) {
-                        close(fd);
-                    }
-                },
-            )
-        });
-        match begun {
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-            Err(error) => return Err(error),
-        }
+            match check(unsafe { ff::ff_connect(fd, name.as_ptr().cast(), name.len()) }) {
+                Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
+                    close(fd);
+                    Err(error)
+                }
+                _ => Ok(()),
+            }
+        })?;
         let stream = Stream(Descriptor::watch(fd, false)?);
         // The socket is writable once it is connected or refused.
         poll_fn(|context| stream.0.poll(Direction::Write, context, || Ok(()))).await?;
@@ -255,7 +242,7 @@ impl Stream {
         let mut error: c_int = 0;
         let mut length = size_of::<c_int>() as socklen_t;
         Reactor::for_socket(|_| {
-            // SAFETY: room for an int, and its length.
+            // SAFETY: memory for an int, and its length.
             check(unsafe {
                 ff::ff_getsockopt(
                     self.0.fd,
@@ -283,11 +270,14 @@ impl AsyncRead for Stream {
         let length = buffer.remaining().min(MAX_BYTES);
         let count = ready!(self.0.poll(Direction::Read, context, || {
             // SAFETY: nothing is read from the buffer before the call has written it.
-            let room: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
-            // SAFETY: `room` has at least `length` bytes.
-            bytes(unsafe { ff::ff_read(fd, room.as_mut_ptr().cast(), length) })
+            let unfilled: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
+            // SAFETY: `unfilled` has at least `length` bytes.
+            bytes(unsafe { ff::ff_read(fd, unfilled.as_mut_ptr().cast(), length) })
         }))?;
-        Reactor::with(|reactor| reactor.consumed(self.0.token, count, count < length));
+        Reactor::with(|reactor| {
+            let mut sockets = reactor.sockets.borrow_mut();
+            sockets.consumed(self.0.token, count, count < length);
+        });
         // SAFETY: `ff_read` has written `count` bytes.
         unsafe { buffer.assume_init(count) };
         buffer.advance(count);

@@ -16,6 +16,7 @@ use super::Fstack;
 use super::handle::ReactorHandle;
 use super::reactor::{Reactor, Submission};
 use super::trial::{SilencedOutput, try_in_child};
+use crate::io_error;
 use crate::stack::Stack;
 use crate::stack::fstack_config::Config;
 use replay_core::error::{Error, Result};
@@ -23,12 +24,13 @@ use replay_core::error::{Error, Result};
 /// State of F-Stack in this process.
 enum Lifecycle {
     NotStarted,
-    Running(Running),
+    Running(RunningReactor),
     /// Ended, or not started although the trial succeeded.
     Over,
 }
 
-struct Running {
+/// The running reactor and its thread.
+struct RunningReactor {
     config: PathBuf,
     handle: ReactorHandle,
     thread: JoinHandle<()>,
@@ -111,10 +113,8 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
                 drop(quiet);
                 let reactor = started.and_then(|()| {
                     // SAFETY: `initialise` has succeeded on this thread, and the loop has not run yet.
-                    unsafe { Reactor::enter(taken, stop) }.map_err(|source| Error::Io {
-                        what: "F-Stack has no event queue".to_owned(),
-                        source,
-                    })
+                    unsafe { Reactor::enter(taken, stop) }
+                        .map_err(io_error("F-Stack has no event queue"))
                 });
                 match reactor {
                     Ok(reactor) => {
@@ -126,10 +126,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
                     Err(error) => drop(result.send(Err(error))),
                 }
             })
-            .map_err(|source| Error::Io {
-                what: "cannot start the F-Stack thread".to_owned(),
-                source,
-            })?
+            .map_err(io_error("cannot start the F-Stack thread"))?
     };
     started
         .recv()
@@ -140,7 +137,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
     for name in config.memif_clients.clone() {
         handle.spawn(|stack| reconnect_memif(stack, name))?;
     }
-    *state = Lifecycle::Running(Running {
+    *state = Lifecycle::Running(RunningReactor {
         config: config.path.clone(),
         handle: handle.clone(),
         thread,

@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_child_is_waited_for_through_signals() {
-        // Without SA_RESTART: what a handler interrupts says so.
+        // Without SA_RESTART: an interrupted call returns EINTR.
         // SAFETY: a handler that stores to an atomic, for a signal that nothing else here uses.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();

@@ -68,7 +68,7 @@ fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
     }
     let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, *text)).collect();
     let (_root, machine) = machine(&files);
-    machine.findings(&Needs::A_CARD)
+    machine.findings(&Config::default())
 }
 
 fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
@@ -137,7 +137,7 @@ fn each_part_that_is_missing_says_what_to_do() {
             &[(&free, "0")],
             "hugepages",
             "0 of 512",
-            "end who uses them",
+            "end the processes",
         ),
         (
             &[("proc/mounts", "gone")],
@@ -229,7 +229,7 @@ fn what_the_devices_do_not_need_is_not_missing() {
     let missing = |text: &str| {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        let findings = machine.findings(&Needs::of(&Config::read(file.path()).unwrap()));
+        let findings = machine.findings(&Config::read(file.path()).unwrap());
         let missing = findings.iter().filter(|finding| !finding.ok);
         missing.map(|finding| finding.part).collect::<Vec<_>>()
     };
@@ -258,7 +258,7 @@ fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = format!("[dpdk]\nlcore_mask={mask}\n[port0]\n");
         fs::write(file.path(), text).unwrap();
-        let findings = machine.findings(&Needs::of(&Config::read(file.path()).unwrap()));
+        let findings = machine.findings(&Config::read(file.path()).unwrap());
         let cores = part(&findings, "cores");
         (cores.ok, cores.found.clone(), cores.to_do.clone())
     };
@@ -297,7 +297,7 @@ fn a_shared_fstack_is_the_one_that_this_program_was_built_with() {
             release: Some("1.25"),
             shared: built_with.map(|library| crc32fast::hash(library.as_bytes())),
         });
-        let mut findings = machine.findings(&Needs::A_CARD);
+        let mut findings = machine.findings(&Config::default());
         let support = findings.remove(0);
         (support.ok, support.found, support.to_do)
     };
@@ -346,7 +346,7 @@ fn rights_and_unsafe_modes_that_do() {
 fn a_bare_machine_misses_all_but_what_it_is() {
     let (_root, mut machine) = machine(&[]);
     (machine.fstack, machine.cores) = (None, 1);
-    let findings = machine.findings(&Needs::A_CARD);
+    let findings = machine.findings(&Config::default());
     assert!(
         findings
             .iter()
@@ -362,5 +362,5 @@ fn a_bare_machine_misses_all_but_what_it_is() {
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    assert_eq!(Machine::this().findings(&Needs::A_CARD).len(), 7);
+    assert_eq!(Machine::this().findings(&Config::default()).len(), 7);
 }
