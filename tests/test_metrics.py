@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
 from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
-from innet_drl.train.page import Page, plain_line
+from innet_drl.train.page import Page, logs_on_console, plain_line
 
 TABLE = {
     "items": 90,
@@ -174,7 +174,8 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     assert "breakout" in shown.getvalue()
     assert "0: 5.0  1: 5.0" in shown.getvalue()
     piped = io.StringIO()
-    with Page("breakout", Console(file=piped, width=40)) as page:
+    console = Console(file=piped, width=40)
+    with logs_on_console(console), Page("breakout", console) as page:
         page.show(line, {}, "learning")
         logging.getLogger("innet_drl").warning("a line of the core")
     assert plain_line(line, "learning") in piped.getvalue()

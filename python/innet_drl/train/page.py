@@ -1,12 +1,19 @@
-"""The page of a run: live in a terminal, plain lines elsewhere. Logs are printed through it too."""
+"""The page of a run: live in a terminal, plain lines elsewhere. The command line prints its logs above it.
+
+Logs are those of `logging`; a program that trains with the package decides where they go. `logs_on_console` is for
+the command line, whose process is its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Self
 
+import rich
 from loguru import logger
 from rich.console import Console, Group
 from rich.live import Live
@@ -31,6 +38,24 @@ class _ToLoguru(logging.Handler):
             logger.log(record.levelname, record.getMessage())
 
 
+@contextlib.contextmanager
+def logs_on_console(console: Console | None = None) -> Iterator[None]:
+    """Prints the package's logs on the page's console, dressed by loguru, whose sinks it replaces."""
+    to_loguru, package = _ToLoguru(), logging.getLogger("innet_drl")
+    shown = console or rich.get_console()
+    logger.remove()
+    logger.add(lambda message: _print(shown, message), format=LOG_FORMAT, level="INFO", colorize=False)
+    package.addHandler(to_loguru)
+    for name in TRAINING_LOGGERS:
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(to_loguru)
+        logger.remove()
+        logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
+
+
 class Page:
     """The page of one run.
 
@@ -41,18 +66,11 @@ class Page:
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
-        self._console = console or Console()
+        self._console = console or rich.get_console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
-        self._handler: int | None = None
-        self._to_loguru = _ToLoguru()
         self._last_line = -PLAIN_SECONDS
 
     def __enter__(self) -> Self:
-        logger.remove()
-        self._handler = logger.add(self._print, format=LOG_FORMAT, level="INFO", colorize=False)
-        logging.getLogger("innet_drl").addHandler(self._to_loguru)
-        for name in TRAINING_LOGGERS:
-            logging.getLogger(name).setLevel(logging.INFO)
         if self._live is not None:
             self._live.update(Panel(Text("starting", style="italic"), title=self._title))
             self._live.start(refresh=True)
@@ -61,10 +79,6 @@ class Page:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-        logging.getLogger("innet_drl").removeHandler(self._to_loguru)
-        if self._handler is not None:
-            logger.remove(self._handler)
-        logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
 
     def show(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> None:
         """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
@@ -72,10 +86,7 @@ class Page:
             self._live.update(self._render(metrics, scores_by_actor, note), refresh=True)
         elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            self._print(plain_line(metrics, note))
-
-    def _print(self, message: Any) -> None:
-        self._console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
+            _print(self._console, plain_line(metrics, note))
 
     def _render(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> Panel:
         numbers = Table.grid(padding=(0, 3))
@@ -112,6 +123,10 @@ class Page:
             ),
             title=self._title,
         )
+
+
+def _print(console: Console, message: Any) -> None:
+    console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
 
 
 def plain_line(metrics: Metrics, note: str = "") -> str:

@@ -14,7 +14,11 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import json
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +34,19 @@ if TYPE_CHECKING:
 
     from innet_drl.train.memory import ReplayMemory
 
+logger = logging.getLogger(__name__)
+
 KEPT_CHECKPOINTS = 3
 
 
 class RunFolder:
-    """A run's folder. `new` and `open` check the path; `begin` makes the folder."""
+    """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it."""
 
-    def __init__(self, path: Path, advice: str = "make it writable for this user") -> None:
+    def __init__(self, path: Path, advice: str = "make it writable for this user", *, is_new: bool = False) -> None:
         self.path = path
         self._advice = advice
+        self._is_new = is_new
+        self._made: list[Path] = []
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
         self.snapshot = path / "replay.snapshot"
@@ -50,14 +58,30 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path) -> RunFolder:
-        """The folder of a new run. Nothing is made before `begin`, so that a start that fails leaves nothing.
+        """The folder of a new run.
 
         Raises:
             RunFolderError: The folder holds a run already.
         """
-        if (path / "config.yaml").exists():
-            raise RunFolderError(f"{path} holds a run already: go on with --resume {path}, or choose another --out")
-        return cls(path, "choose another folder with --out")
+        folder = cls(path, "choose another folder with --out", is_new=True)
+        folder._check_free()
+        return folder
+
+    @classmethod
+    def unused(cls, path: Path) -> RunFolder:
+        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ...
+
+        Raises:
+            RunFolderError: It cannot be made.
+        """
+        number = 1
+        while True:
+            name = path.name if number == 1 else f"{path.name}-{number}"
+            folder = cls(path.with_name(name), "choose another folder with --out", is_new=True)
+            with folder.writing(), contextlib.suppress(FileExistsError):
+                folder._make()
+                return folder
+            number += 1
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -70,8 +94,55 @@ class RunFolder:
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
 
+    def _check_free(self) -> None:
+        if (self.path / "config.yaml").exists():
+            raise RunFolderError(
+                f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --out"
+            )
+
+    def _make(self) -> None:
+        missing = list(itertools.takewhile(lambda path: not path.exists(), (self.path, *self.path.parents)))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir()
+        self._made = missing
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Locks the folder, so that no other process trains in it, and makes it if it is missing.
+
+        The lock is on the directory itself and ends with the process. A folder made for a run that did not begin is
+        removed.
+
+        Raises:
+            RunFolderError: Another process holds the folder, or it cannot be made.
+        """
+        with self.writing():
+            if not self.path.exists():
+                with contextlib.suppress(FileExistsError):
+                    self._make()
+            directory = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunFolderError(
+                    f"another process trains in {self.path}: wait until it has ended, or start a run of its own with "
+                    "another --out"
+                ) from error
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
+            if self._is_new:
+                self._check_free()
+            yield
+        finally:
+            os.close(directory)
+            if not (self.path / "config.yaml").exists():
+                for made in self._made:
+                    with contextlib.suppress(OSError):
+                        made.rmdir()
+
     def begin(self, config: Config) -> None:
-        """Makes the missing parts of the folder, and writes the settings.
+        """Makes the parts of the folder, and writes the settings.
 
         Raises:
             RunFolderError: It cannot be written.

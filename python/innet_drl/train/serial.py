@@ -98,7 +98,7 @@ def train(trainer: Trainer) -> None:
             if trainer.report_due_by_steps:
                 trainer.report(memory)
             if trainer.checkpoint_due:
-                checkpoint()
+                trainer.checkpoint_on_the_way(checkpoint)
         trainer.report_rest(memory)
         checkpoint()
         actor.close()
