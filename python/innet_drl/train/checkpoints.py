@@ -82,6 +82,7 @@ def _checksum(tensors: dict[str, Tensor]) -> int:
     checksum = 0
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)
-        # As bytes: NumPy has no bfloat16.
-        checksum = zlib.crc32(tensors[name].flatten().view(torch.uint8).numpy().data, checksum)
+        # As bytes: NumPy has no bfloat16. The copy has a stride of 1, which a view of one value may not have.
+        flat = torch.empty(tensors[name].numel(), dtype=tensors[name].dtype).copy_(tensors[name].flatten())
+        checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
     return checksum

@@ -7,6 +7,7 @@ runs/<name>/
     evaluation.json         the scores of the evaluation after training
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
+    journal/                the calls to the memory of a serial run, a file for each checkpoint
     replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it
     videos/                 <agent steps>.mp4
 """
@@ -49,6 +50,7 @@ class RunFolder:
         self._made: list[Path] = []
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
+        self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
 
     @property
@@ -165,7 +167,8 @@ class RunFolder:
         Raises:
             RunFolderError: In place of an `OSError`.
         """
-        with writing(f"the run's folder {self.path}", self._advice, f" and go on with --resume {self.path}"):
+        afterwards = " and start again" if self.newest_checkpoint() is None else f" and go on with --resume {self.path}"
+        with writing(f"the run's folder {self.path}", self._advice, afterwards):
             yield
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
@@ -180,6 +183,27 @@ class RunFolder:
             for old in self._checkpoint_paths()[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
         return path
+
+    def save_journal(self, number: int, tensors: dict[str, Tensor]) -> None:
+        """Writes a file of a serial run's journal; the first one has the number 0.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        with self.writing():
+            self.journal.mkdir(exist_ok=True)
+            save_checkpoint(self._journal_path(number), tensors, {})
+
+    def load_journal(self, number: int) -> dict[str, Tensor]:
+        """Reads what `save_journal` wrote.
+
+        Raises:
+            RunFolderError: The file is missing or damaged.
+        """
+        return load_checkpoint(self._journal_path(number)).tensors
+
+    def _journal_path(self, number: int) -> Path:
+        return self.journal / f"{number:06d}.safetensors"
 
     def save_memory(self, memory: ReplayMemory) -> None:
         """Writes a snapshot of the replay memory, in place of the previous checkpoint's.
