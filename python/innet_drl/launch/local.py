@@ -72,6 +72,7 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
 def train_parallel(trainer: Trainer) -> None:
     """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
     config = trainer.config
+    trainer.page.say(f"starting the memory and {config.actors} actors")
     with (
         memory_class(config.replay).create(trainer.memory_settings()) as memory,
         contextlib.ExitStack() as running,

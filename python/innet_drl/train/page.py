@@ -23,6 +23,8 @@ from rich.text import Text
 
 from innet_drl.train.metrics import Metrics
 
+SMALLEST_PAGE = (80, 18)
+"""Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
 PLAIN_SECONDS = 10.0
 """Seconds between plain lines, which a log keeps, unlike a page."""
 TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
@@ -67,33 +69,45 @@ class Page:
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
         self._console = console or rich.get_console()
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        fits = all(has >= needs for has, needs in zip(self._console.size, SMALLEST_PAGE, strict=True))
+        has_page = self._console.is_terminal and fits
+        self._live = Live(console=self._console, auto_refresh=False) if has_page else None
         self._last_line = -PLAIN_SECONDS
 
     def __enter__(self) -> Self:
         if self._live is not None:
-            self._live.update(Panel(Text("starting", style="italic"), title=self._title))
-            self._live.start(refresh=True)
+            self._live.start()
+        self.say("starting")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> None:
+    def say(self, what: str) -> None:
+        """Shows what is being done before there are metrics."""
+        if self._live is not None:
+            self._live.update(Panel(Text(what, style="italic"), title=self._title), refresh=True)
+
+    def show(
+        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None = None
+    ) -> None:
         """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
         if self._live is not None:
-            self._live.update(self._render(metrics, scores_by_actor, note), refresh=True)
+            self._live.update(self._render(metrics, scores_by_actor, note, seconds_left), refresh=True)
         elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
             _print(self._console, plain_line(metrics, note))
 
-    def _render(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> Panel:
+    def _render(
+        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None
+    ) -> Panel:
+        left = "" if seconds_left is None else f", {_clock(seconds_left)} left"
         numbers = Table.grid(padding=(0, 3))
         for _ in range(4):
             numbers.add_column()
         cells = [
-            ("time", _clock(metrics.time_s)),
+            ("time", _clock(metrics.time_s) + left),
             ("frames", f"{metrics.env_frames:,}"),
             ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
             ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),

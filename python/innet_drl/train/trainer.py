@@ -83,6 +83,7 @@ class Trainer:
         self.resumed = resumed
         self.interrupted = False
         self.note = "starting"
+        page.say(f"making {config.environment}")
         probe = environments.make(config, 1)
         self.spec = probe.spec
         self.restorable = probe.restorable
@@ -90,6 +91,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
+        page.say("measuring which arithmetic is the fastest here")
         self.learner.use(choose_numerics(config, self.spec))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
         self.stopwatch = Stopwatch()
@@ -284,7 +286,16 @@ class Trainer:
 
     def _show(self, metrics: Metrics) -> None:
         scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.page.show(metrics, scores, self.note)
+        self.page.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
+
+    def _seconds_left(self, steps_per_s: float) -> float | None:
+        """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
+        config, ends = self.config, []
+        if config.minutes is not None:
+            ends.append(60 * config.minutes - self.meter.session_s)
+        if config.steps is not None and steps_per_s > 0:
+            ends.append((config.steps - self.meter.agent_steps) / steps_per_s)
+        return max(0.0, min(ends)) if ends else None
 
     @property
     def checkpoint_due(self) -> bool:
