@@ -7,17 +7,25 @@ import signal
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import actors, local, processes
-from innet_drl.train.errors import ActorError, ConfigurationError, DivergedError, RunFolderError
+from innet_drl.train import metrics_files, trainer
+from innet_drl.train.errors import (
+    ActorError,
+    ConfigurationError,
+    DivergedError,
+    RunFolderError,
+    UnavailableEnvironmentError,
+)
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.trainer import Trainer
-from training import fail_and_stay, small
+from training import fail_and_stay, fail_to_begin, lines, small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 
@@ -147,6 +155,78 @@ def test_a_full_disk_for_a_checkpoint_keeps_the_one_before(tmp_path: Path, monke
         local.train(small(serial=True, steps=600), run, resume=True)
     assert RunFolder(run).latest_checkpoint().path == before.path
     assert not list(run.glob("checkpoints/*.partial"))
+
+
+def test_a_full_disk_on_the_way_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full for the first two checkpoints and a line of metrics; both are written later."""
+    run = tmp_path / "run"
+    save, append = RunFolder.save_checkpoint, metrics_files._append
+    refused = {"checkpoint": 2, "line": 2}
+
+    def refuse(what: str) -> None:
+        if refused[what]:
+            refused[what] -= 1
+            raise OSError(28, "No space left on device")
+
+    def save_later(self: RunFolder, *arguments: Any) -> Path:
+        with self.writing():
+            refuse("checkpoint")
+        return save(self, *arguments)
+
+    def append_later(file: Any, data: bytes) -> None:
+        if b"agent_steps" in data:
+            refuse("line")
+        append(file, data)
+
+    monkeypatch.setattr(trainer, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", save_later)
+    monkeypatch.setattr(metrics_files, "_append", append_later)
+    local.train(small(serial=True, steps=800, checkpoint_minutes=1e-6), run)
+    assert refused == {"checkpoint": 0, "line": 0}
+    assert RunFolder(run).newest_checkpoint() is not None
+    assert [line["agent_steps"] // 200 for line in lines(run)] == [1, 2, 3, 4, 4]
+    told = [record.getMessage() for record in caplog.records]
+    assert len([line for line in told if "no checkpoint" in line and "the disk is full" in line]) == 2
+    assert len([line for line in told if "kept back until they can be written" in line]) == 1
+
+
+def test_a_folder_is_trained_in_by_one_process_alone(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    local.train(small(serial=True, steps=300), run)
+    with RunFolder.open(run).hold(), pytest.raises(RunFolderError, match=r"another process trains in .*--out"):
+        local.train(small(serial=True, steps=600), run, resume=True)
+    local.train(small(serial=True, steps=600), run, resume=True)
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    first = RunFolder.unused(tmp_path / "runs" / "cartpole-1")
+    second = RunFolder.unused(tmp_path / "runs" / "cartpole-1")
+    assert (first.name, second.name) == ("cartpole-1", "cartpole-1-2")
+    with second.hold():
+        second.begin(small())
+    with first.hold():
+        pass
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["cartpole-1-2"]
+
+
+def test_a_start_that_fails_leaves_no_folder_but_the_users_own(tmp_path: Path) -> None:
+    wrong = small(environment="NoSuchGame-v0")
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "mine", tmp_path / "new" / "run"):
+        with pytest.raises(UnavailableEnvironmentError):
+            local.train(wrong, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_actor_whose_environment_cannot_be_made_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replacement would say the same once more."""
+    monkeypatch.setattr(actors, "run_actor", fail_to_begin)
+    with actors.Actors(small(actor_restarts=3), "unix:///nowhere", "apex", 0) as running:
+        wait(list(running._pipes))
+        with pytest.raises(ActorError, match="no licence"):
+            running.reports(0)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

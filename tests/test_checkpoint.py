@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from innet_drl.train.checkpoints import load_checkpoint, save_checkpoint
 from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import RunFolderError
 from innet_drl.train.learner import Learner, Numerics
 from innet_drl.train.numerics import random_batch
 from innet_drl.train.presets import PRESETS
@@ -41,3 +43,14 @@ def test_it_goes_on_as_if_it_had_not_ended(tmp_path: Path, layout: torch.memory_
         torch.testing.assert_close(got.td_error, expected.td_error)
     for name, value in unbroken.tensors().items():
         torch.testing.assert_close(resumed.tensors()[name], value)
+
+
+def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "1.safetensors"
+    save_checkpoint(path, {"weights": torch.arange(64.0), "steps": torch.tensor(3, dtype=torch.bfloat16)}, {"a": 1})
+    assert load_checkpoint(path).state == {"a": 1}
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"its checksum differs.*remove it to use the one before"):
+        load_checkpoint(path)

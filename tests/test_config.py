@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RunFolderError
@@ -147,6 +148,28 @@ def test_a_wrong_flag_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]
 def test_an_unknown_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == 2
     assert "train" in capsys.readouterr().err
+
+
+def test_a_mistyped_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capsys.readouterr().err == "error: there is no command 'trian': did you mean train?\n"
+
+
+def test_the_release_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"innet-drl {innet.__version__}\n"
+
+
+def test_an_own_environment_inherits_nothing_of_breakout() -> None:
+    flags = parse_train(["--environment", "LunarLander-v3"])
+    assert flags.preset == "vector"
+    assert flags.name == "LunarLander-v3"
+    assert not flags.config.clip_rewards
+    assert not flags.config.life_loss_ends
+    assert parse_train(["--environment", "atari/space_invaders"]).name == "space_invaders"
+    assert parse_train(["--preset", "cartpole"]).name == "cartpole"
+    with pytest.raises(ConfigurationError, match=r"--preset breakout is for Atari games.*--preset vector"):
+        parse_train(["--preset", "breakout", "--environment", "LunarLander-v3"])
 
 
 def test_a_missing_extra_is_named() -> None:

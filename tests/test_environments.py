@@ -1,15 +1,20 @@
 """Environments: flags at the ends of games and lives, scores, seeds, and exact restoring."""
 
 import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 
-from innet_drl.train import environments
+from innet_drl.train import environments, video
 from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments, EnvironmentSpec
-from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
+from innet_drl.train.networks import make_network
 from innet_drl.train.presets import PRESETS
 
 BREAKOUT = PRESETS["breakout"]
@@ -144,3 +149,80 @@ def test_an_environment_that_does_not_tell_its_mode_is_refused() -> None:
 def test_an_environment_that_does_not_fit_is_refused(name: str, reason: str) -> None:
     with pytest.raises(UnavailableEnvironmentError, match=reason):
         environments.make(Config(environment=name), 1)
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """Walks along five cells; actions begin at -1, observations are of any dtype."""
+
+    def __init__(self, dtype: str, render_mode: str | None = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 4, (1,), np.dtype(dtype).type)
+        self.action_space = gymnasium.spaces.Discrete(3, start=-1)
+        self.cell = 2
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell = 2
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action in (-1, 0, 1)
+        self.cell += int(action)
+        return self._observe(), float(action), self.cell in (0, 4), False, {}
+
+    def _observe(self) -> Any:
+        return np.array([self.cell], self.observation_space.dtype)
+
+
+@pytest.fixture
+def corridor(request: pytest.FixtureRequest) -> Iterator[Config]:
+    gymnasium.register("Corridor-v0", lambda **kwargs: Corridor(request.param, **kwargs), disable_env_checker=True)
+    yield dataclasses.replace(CARTPOLE, environment="Corridor-v0")
+    del gymnasium.registry["Corridor-v0"]
+
+
+@pytest.mark.parametrize("corridor", ["float64", "uint8", "int64"], indirect=True)
+def test_vectors_of_any_dtype_and_actions_from_any_start(corridor: Config) -> None:
+    arena = environments.make(corridor, 2)
+    assert arena.spec.actions == 3
+    observation = arena.reset(0)
+    assert observation.dtype == np.float32
+    assert observation.tolist() == [[2.0], [2.0]]
+    step = arena.step(np.array([0, 2]))
+    assert step.observation.dtype == np.float32
+    assert step.observation.tolist() == [[1.0], [3.0]]
+    assert step.reward.tolist() == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("corridor", ["float64"], indirect=True)
+def test_an_environment_without_render_is_no_video_and_no_traceback(corridor: Config, tmp_path: Path) -> None:
+    network = make_network(corridor, environments.make(corridor, 1).spec)
+    with pytest.raises(UnavailableEnvironmentError, match="Corridor-v0 cannot be drawn"):
+        video.record(corridor, network, tmp_path / "game.mp4")
+    with pytest.raises(ConfigurationError, match=r"name it game\.mp4"):
+        video.record(corridor, network, tmp_path / "game.gif")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ALE/Breakout-v5", "did you mean atari/breakout?"),
+        ("breakout", "did you mean atari/breakout?"),
+        ("SpaceInvaders", "did you mean atari/space_invaders?"),
+        ("atari/Breakout", "did you mean breakout?"),
+        ("NoSuchGame-v1", "Atari games are named atari/<game>"),
+    ],
+)
+def test_other_names_of_a_game_get_the_right_hint(name: str, hint: str) -> None:
+    with pytest.raises(UnavailableEnvironmentError, match=re.escape(hint)):
+        environments.make(dataclasses.replace(BREAKOUT, environment=name), 1)
+
+
+def test_an_environment_that_raises_is_named() -> None:
+    def broken(**kwargs: Any) -> Corridor:
+        raise RuntimeError("no licence")
+
+    gymnasium.register("Broken-v0", broken)
+    with pytest.raises(UnavailableEnvironmentError, match=r"'Broken-v0' cannot be made: .*RuntimeError: no licence"):
+        environments.make(dataclasses.replace(CARTPOLE, environment="Broken-v0"), 1)
+    del gymnasium.registry["Broken-v0"]

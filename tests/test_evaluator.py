@@ -40,6 +40,18 @@ def test_a_good_agent_scores_500_and_a_bad_one_does_not() -> None:
     assert bad.mean < 20
 
 
+def test_an_evaluation_says_that_its_games_are_one_game() -> None:
+    down = torch.nn.Linear(1, 1)
+    down.forward = lambda frames: (torch.arange(18) == 5).float().expand(len(frames), 18)  # type: ignore
+    seaquest = dataclasses.replace(BREAKOUT, environment="atari/seaquest", evaluation_epsilon=0.0)
+    told = str(evaluate(dataclasses.replace(seaquest, evaluation_frames=4000), down))
+    assert "up to 30 no-ops at the start" in told
+    assert "all scores are equal" in told
+    perfect = evaluate(CARTPOLE, Balance())
+    assert "all scores" not in str(perfect)
+    assert "no-ops" not in str(perfect)
+
+
 def test_an_evaluation_is_a_function_of_its_seed() -> None:
     results = [evaluate(CARTPOLE, Balance(-1.0), seed=seed) for seed in (1, 1, 2)]
     scores = [result.scores for result in results if result is not None]

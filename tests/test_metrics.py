@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
 from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
-from innet_drl.train.page import Page, plain_line
+from innet_drl.train.page import Page, logs_on_console, plain_line
 
 TABLE = {
     "items": 90,
@@ -169,12 +169,20 @@ def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
 def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     line = filled_meter().line(10, 2, TABLE)
     shown = io.StringIO()
-    with Page("breakout", Console(file=shown, force_terminal=True, width=120)) as page:
-        page.show(line, {0: 5.0, 1: 5.0}, "learning")
+    with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)) as page:
+        page.say("measuring")
+        page.show(line, {0: 5.0, 1: 5.0}, "learning", seconds_left=95.0)
     assert "breakout" in shown.getvalue()
+    assert "measuring" in shown.getvalue()
+    assert "1:35 left" in shown.getvalue()
     assert "0: 5.0  1: 5.0" in shown.getvalue()
+    small = io.StringIO()
+    with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:
+        page.show(line, {}, "learning")
+    assert small.getvalue() == plain_line(line, "learning") + "\n"
     piped = io.StringIO()
-    with Page("breakout", Console(file=piped, width=40)) as page:
+    console = Console(file=piped, width=40)
+    with logs_on_console(console), Page("breakout", console) as page:
         page.show(line, {}, "learning")
         logging.getLogger("innet_drl").warning("a line of the core")
     assert plain_line(line, "learning") in piped.getvalue()

@@ -64,3 +64,15 @@ def test_normalised_hidden_units_do_not_depend_on_the_scale_of_the_features() ->
                 linear.weight.mul_(100.0)
                 linear.bias.mul_(100.0)
     torch.testing.assert_close(network(observation), before, rtol=1e-3, atol=1e-3)
+
+
+def test_q_values_are_precise_in_bfloat16() -> None:
+    """A head in bfloat16 has steps of 1/16 at Q-values of 8 to 16."""
+    torch.manual_seed(0)
+    network = make_network(PRESETS["breakout"], BREAKOUT)
+    torch.nn.init.constant_(network.value.bias, 12.0)
+    frames = torch.randint(0, 256, (64, *BREAKOUT.observation_shape), dtype=torch.uint8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        q = network(frames)
+    assert q.dtype == torch.float32
+    assert ((q * 16) % 1 != 0).float().mean() > 0.9

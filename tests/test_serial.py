@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import torch
 
 from innet_drl.launch import local
 from innet_drl.train.errors import RunFolderError
@@ -44,12 +45,33 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
         assert tensor.equal(weights[1][name]), name
 
 
+def test_a_journal_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many checkpoints: each has a file of its own with the rows since the one before, and resuming stays exact."""
+    written: list[int] = []
+    save = RunFolder.save_journal
+
+    def count(self: RunFolder, number: int, tensors: dict[str, torch.Tensor]) -> None:
+        written.append(len(tensors["journal.draws_after_row"]))
+        save(self, number, tensors)
+
+    monkeypatch.setattr(RunFolder, "save_journal", count)
+    local.train(small(serial=True, steps=600, checkpoint_minutes=1e-6), tmp_path / "cut")
+    assert len(written) > 10
+    # A row has a step of each of four environments, or the reset of one whose game has ended.
+    assert 600 / 4 <= sum(written) < 2 * 600 / 4
+    local.train(small(serial=True, checkpoint_minutes=1e-6), tmp_path / "cut", resume=True)
+    local.train(small(serial=True), tmp_path / "whole")
+    weights = [RunFolder(tmp_path / run).latest_checkpoint().tensors for run in ("whole", "cut")]
+    for name, tensor in weights[0].items():
+        assert tensor.equal(weights[1][name]), name
+
+
 def test_a_memory_that_draws_other_items_is_noticed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     local.train(small(serial=True, steps=600), run)
-    checkpoint = RunFolder(run).latest_checkpoint()
-    checkpoint.tensors["journal.keys"] += 1
-    RunFolder(run).save_checkpoint(601, checkpoint.tensors, checkpoint.state)
+    journal = RunFolder(run).load_journal(0)
+    journal["journal.keys"] += 1
+    RunFolder(run).save_journal(0, journal)
     with pytest.raises(RunFolderError, match="draws other items"):
         local.train(small(serial=True), run, resume=True)
 

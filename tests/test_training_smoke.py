@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import imageio_ffmpeg
 import pytest
+from loguru import logger
 
 import innet_drl as innet
 from innet_drl.cli import main
@@ -21,6 +23,42 @@ from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
 from training import lines, small
+
+
+def test_a_program_that_trains_keeps_its_logs_and_signals(tmp_path: Path) -> None:
+    """In a thread of its own, where no handler of a signal may be set."""
+    told: list[str] = []
+    sink = logger.add(told.append, format="{message}")
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as other:
+        result = other.submit(local.train, small(serial=True, steps=300), tmp_path / "run").result()
+    assert result.agent_steps >= 300
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    logger.info("still here")
+    assert told == ["still here\n"]
+    logger.remove(sink)
+
+
+def test_an_environment_in_the_current_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Mine-v0', CartPoleEnv, max_episode_steps=200)\n"
+    )
+    command = [sys.executable, "-c", "import sys; from innet_drl.cli import main; sys.exit(main(sys.argv[1:]))"]
+    flags = ["--environment", "mine:Mine-v0", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
+    done = subprocess.run(
+        [*command, "train", *flags, "--environments", "4", "--batch-size", "32"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("mine-Mine-v0-")
 
 
 def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

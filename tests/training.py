@@ -7,8 +7,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from innet_drl.launch.actors import ActorAssignment
+from innet_drl.launch.actors import ActorAssignment, run_actor
 from innet_drl.launch.processes import ProcessFailure
+from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.presets import PRESETS
 
@@ -45,6 +46,16 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def small(**changes: Any) -> Config:
     """The small run with some settings changed."""
     return dataclasses.replace(SMALL, **changes)
+
+
+def fail_to_begin(assignment: ActorAssignment, pipe: Connection) -> None:
+    """The main function of an actor whose environment cannot be made."""
+
+    def make(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no licence")
+
+    environments.make = make  # type: ignore[assignment]
+    run_actor(assignment, pipe)
 
 
 def fail_and_stay(assignment: ActorAssignment, pipe: Connection) -> None:

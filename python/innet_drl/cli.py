@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import difflib
 import json
 import os
 import sys
@@ -27,7 +28,7 @@ commands:
   bench      measure: bench paper is the evaluation of in-network experience sampling, bench gradients that of sums
              between learners
 
-innet-drl COMMAND --help lists the flags.
+innet-drl COMMAND --help lists the flags; innet-drl --version prints the release.
 """
 
 _TRAIN = (
@@ -49,11 +50,19 @@ EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "lz4": "redis", "redis": "redis"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    command = _COMMANDS.get(given[0]) if given else None
+    first = given[0] if given else ""
+    if first == "--version":
+        print(f"innet-drl {innet.__version__}")
+        return 0
+    if first in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    command = _COMMANDS.get(first)
     if command is None:
-        wants_help = bool(given) and given[0] in ("-h", "--help")
-        print(USAGE, file=sys.stdout if wants_help else sys.stderr, end="")
-        return 0 if wants_help else 2
+        close = difflib.get_close_matches(first, _COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(_COMMANDS)}"
+        print(f"error: there is no command {first!r}: {hint}" if first else USAGE.rstrip(), file=sys.stderr)
+        return 2
     return run_command(command, given[1:])
 
 
@@ -62,6 +71,9 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     # libgomp reads this when torch is loaded, which is later: threads that wait for work must leave the core to the
     # actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Environments of the user's own are modules of the current directory; last, so that they hide no package.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     from innet_drl.train.errors import TrainingError
 
     try:
@@ -91,12 +103,16 @@ def train(arguments: Sequence[str]) -> None:
         # The fork server imports torch at the same time as this process, in the next line.
         start_fork_server()
     from innet_drl.launch import local
+    from innet_drl.train.page import logs_on_console
 
-    if flags.resume is not None:
-        local.train(flags.config, flags.resume, resume=True)
-        return
-    moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    local.train(flags.config, flags.out or Path("runs") / f"{flags.preset}-{moment}")
+    with logs_on_console():
+        if flags.resume is not None:
+            local.train(flags.config, flags.resume, resume=True)
+        elif flags.out is not None:
+            local.train(flags.config, flags.out)
+        else:
+            moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+            local.train(flags.config, Path("runs") / f"{flags.name}-{moment}", unused=True)
 
 
 def evaluate(arguments: Sequence[str]) -> None:

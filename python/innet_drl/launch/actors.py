@@ -6,6 +6,7 @@ import contextlib
 import logging
 import multiprocessing.connection
 import signal
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field, replace
@@ -71,24 +72,26 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     silence_logs()
     end_with_parent()
+    playing = threading.Event()
     try:
         signal.signal(signal.SIGTERM, _stop)
         # A signal that was sent since the start is raised here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
-        _play(assignment, pipe)
+        _play(assignment, pipe, playing)
     except (_Stopped, BrokenPipeError):
         pass
     except TrainingError as error:
         pipe.send(ProcessFailure(str(error), fatal=True))
     except innet.ReplayError as error:
-        pipe.send(ProcessFailure(str(error), fatal=False))
+        pipe.send(ProcessFailure(str(error), fatal=isinstance(error, ValueError)))
     except Exception:
-        pipe.send(ProcessFailure(traceback.format_exc(), fatal=False))
+        # A replacement would meet the same before its first step.
+        pipe.send(ProcessFailure(traceback.format_exc(), fatal=not playing.is_set()))
     finally:
         pipe.close()
 
 
-def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection) -> None:
+def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection, playing: threading.Event) -> None:
     config = assignment.config
     torch.set_num_threads(config.actor_threads)
     envs = environments.make(config, config.environments, threads=config.environment_threads)
@@ -111,6 +114,7 @@ def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connecti
                 if vector_steps % config.pull_period == 0:
                     actor.pull(memory)
                 actor.step()
+                playing.set()
                 vector_steps += 1
                 if vector_steps % config.chunk_steps == 0:
                     # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with

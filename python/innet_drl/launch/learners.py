@@ -264,7 +264,7 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
     config = assignment.config
     torch.set_num_threads(assignment.threads)
     torch.manual_seed(config.seed)
-    learner = Learner(config, assignment.spec)
+    learner = Learner(config, assignment.spec, assignment.number)
     learner.use(assignment.numerics)
     if assignment.checkpoint is not None:
         learner.load(load_checkpoint(assignment.checkpoint).tensors, assignment.updates, 0)

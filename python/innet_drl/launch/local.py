@@ -33,19 +33,26 @@ WAIT_SECONDS = 0.5
 """Timeout of a batch, and the period at which the first learner checks its actors."""
 
 
-def train(config: Config, out: Path, *, resume: bool = False) -> Result:
+def train(config: Config, out: Path, *, resume: bool = False, unused: bool = False) -> Result:
     """Trains, evaluates, records a video, and writes everything to the run's folder.
 
     Args:
         config: The settings; a resumed run takes its own, with any changes.
         out: The run's folder: a new one, or with `resume` an existing one.
         resume: Continue from the folder's newest checkpoint.
+        unused: Where there is a folder `out` already, make `<out>-2`, `<out>-3`, ...
 
     Raises:
         TrainingError: A problem that the user can solve.
         innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
     """
-    folder = RunFolder.open(out) if resume else RunFolder.new(out)
+    folder = RunFolder.open(out) if resume else RunFolder.unused(out) if unused else RunFolder.new(out)
+    with folder.hold():
+        return _train(config, folder, resume=resume)
+
+
+def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
+    out = folder.path
     resumed = folder.latest_checkpoint() if resume else None
     if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
         raise ConfigurationError(
@@ -53,7 +60,7 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Result:
         )
     if not config.serial:
         start_fork_server()
-    title = f"{config.environment} in {folder.path}"
+    title = f"{config.environment} in {out}"
     with Page(title) as page, Trainer(config, folder, page, resumed) as trainer:
         if config.serial:
             serial.train(trainer)
@@ -65,6 +72,7 @@ def train(config: Config, out: Path, *, resume: bool = False) -> Result:
 def train_parallel(trainer: Trainer) -> None:
     """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
     config = trainer.config
+    trainer.page.say(f"starting the memory and {config.actors} actors")
     with (
         memory_class(config.replay).create(trainer.memory_settings()) as memory,
         contextlib.ExitStack() as running,
@@ -119,7 +127,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             if trainer.report_due_by_time:
                 trainer.report(memory)
             if trainer.checkpoint_due:
-                trainer.checkpoint(memory=memory)
+                trainer.checkpoint_on_the_way(lambda: trainer.checkpoint(memory=memory))
 
 
 def _check_actors(actors: Actors, trainer: Trainer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,16 +35,20 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     import safetensors.torch
 
     partial = path.with_suffix(".partial")
-    content = safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-        {"state": json.dumps(state)},
-    )
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = safetensors.torch.save(whole, {"state": json.dumps(state), "crc32": str(_checksum(whole))})
     try:
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+        # The new name is in the directory, which is written on its own.
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -59,9 +64,25 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            state = json.loads(file.metadata()["state"])
+            metadata = file.metadata()
+            state = json.loads(metadata["state"])
+        # Checkpoints of the first releases have no checksum.
+        if "crc32" in metadata and int(metadata["crc32"]) != _checksum(tensors):
+            raise ValueError("its checksum differs: the disk or a copy of the file is damaged")
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"the checkpoint {path} cannot be read ({error}): remove it to use the one before"
         ) from error
     return Checkpoint(path, tensors, state)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    import torch
+
+    checksum = 0
+    for name in sorted(tensors):
+        checksum = zlib.crc32(name.encode(), checksum)
+        # As bytes: NumPy has no bfloat16. The copy has a stride of 1, which a view of one value may not have.
+        flat = torch.empty(tensors[name].numel(), dtype=tensors[name].dtype).copy_(tensors[name].flatten())
+        checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
+    return checksum

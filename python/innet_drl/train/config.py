@@ -7,6 +7,7 @@ Every field has a default and a flag of the same name (`learning_rate` is `--lea
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +86,9 @@ class Config:
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     episode_frames: int = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of play."""
-    clip_rewards: bool = True
+    clip_rewards: bool = False
     """Learn from the sign of rewards; scores are always reported unclipped."""
-    life_loss_ends: bool = True
+    life_loss_ends: bool = False
     """Let the loss of a life end the learner's episode, but not the game and not the frame stack."""
 
     # Network.
@@ -254,6 +255,12 @@ class Config:
         for name in ("minutes", "steps"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            _require(not isinstance(value, float) or math.isfinite(value), field.name, value, "a finite number")
+        _require(
+            self.replay_ca is None or self.replay_ca.is_file(), "replay_ca", self.replay_ca, "a file with a certificate"
+        )
         _require(
             not (self.serial and self.relayed),
             "replay",

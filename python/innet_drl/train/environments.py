@@ -8,6 +8,7 @@ that scores are true; the actor clips the rewards that it stores.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from innet_drl.train.errors import UnavailableEnvironmentError
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
+ATARI_NO_OPS = 30
+"""Largest number of no-ops at the start of a game (Mnih et al., 2015)."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class EnvironmentSpec:
     """uint8 for images, float32 for vectors."""
     frames_per_step: int
     """Emulator frames of one agent step; 1 outside Atari."""
+    first_action: int = 0
+    """The environment's number of action 0 (`Discrete(n, start=...)`)."""
 
     @property
     def action_dtype(self) -> Literal["uint8", "int32"]:
@@ -98,19 +103,21 @@ class Environments:
         observation, info = self.vector.reset(seed=seed)
         self._ended[:] = False
         self._lives = np.array(info.get("lives", self._lives))
-        return np.ascontiguousarray(observation)
+        return self._observation(observation)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Takes one action in each environment, int64 [N], or resets it if its game ended at the last step."""
-        observation, reward, terminated, truncated, info = self.vector.step(actions)
+        observation, reward, terminated, truncated, info = self.vector.step(actions + self.spec.first_action)
         lives = info.get("lives", self._lives)
         # Lives also fall at the end of a game, which is not the loss of a life alone.
         life_lost = (lives < self._lives) & ~terminated & ~self._ended
         self._lives = np.array(lives)
         self._ended = terminated | truncated
+        return Step(self._observation(observation), np.asarray(reward, np.float32), terminated, truncated, life_lost)
+
+    def _observation(self, observation: NDArray[Any]) -> NDArray[Any]:
         # Always the same memory layout: sums over another layout round differently.
-        observation = np.ascontiguousarray(observation)
-        return Step(observation, np.asarray(reward, np.float32), terminated, truncated, life_lost)
+        return np.ascontiguousarray(observation, self.spec.frame_dtype)
 
     @property
     def restorable(self) -> bool:
@@ -173,6 +180,7 @@ def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
         reward_clipping=False,
         repeat_action_probability=config.sticky_actions,
         max_num_frames_per_episode=episode_frames,
+        noop_max=ATARI_NO_OPS,
         num_threads=1,
     )
 
@@ -186,7 +194,7 @@ def rom_name(environment: str) -> str:
     game = environment.removeprefix("atari/")
     games = roms.get_all_rom_ids()
     if game not in games:
-        close = difflib.get_close_matches(game, games, n=3)
+        close = difflib.get_close_matches(_snake_case(game), games, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "names are as in ale_py.roms.get_all_rom_ids()"
         raise UnavailableEnvironmentError(f"there is no Atari game {game!r}: {hint}")
     try:
@@ -212,6 +220,7 @@ def _make_atari(config: Config, count: int, episode_frames: int, threads: int) -
         repeat_action_probability=config.sticky_actions,
         reward_clipping=False,
         autoreset_mode=AutoresetMode.NEXT_STEP,
+        noop_max=ATARI_NO_OPS,
     )
     spec = EnvironmentSpec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
     return Environments(vector, spec)
@@ -221,12 +230,29 @@ def _make_gymnasium(name: str, count: int) -> Environments:
     try:
         vector = gymnasium.make_vec(name, count)
     except gymnasium.error.Error as error:
+        hint = _atari_name(name) or "; Atari games are named atari/<game>"
+        raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
+    except Exception as error:
         raise UnavailableEnvironmentError(
-            f"Gymnasium cannot make {name!r} ({error}); Atari games are named atari/<game>"
+            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{_atari_name(name)}"
         ) from error
     observation, action = vector.single_observation_space, vector.single_action_space
     if not isinstance(action, gymnasium.spaces.Discrete):
         raise UnavailableEnvironmentError(f"{name!r} has the actions {action}: Q-learning needs a few discrete ones")
     if not isinstance(observation, gymnasium.spaces.Box) or len(observation.shape) != 1:
-        raise UnavailableEnvironmentError(f"{name!r} has the observations {observation}: supported are flat vectors")
-    return Environments(vector, EnvironmentSpec(int(action.n), 1, observation.shape, "float32", 1))
+        raise UnavailableEnvironmentError(
+            f"{name!r} has the observations {observation}: supported are flat vectors{_atari_name(name)}"
+        )
+    spec = EnvironmentSpec(int(action.n), 1, observation.shape, "float32", 1, int(action.start))
+    return Environments(vector, spec)
+
+
+def _atari_name(name: str) -> str:
+    """The end of a message about an environment of another name for an Atari game, and otherwise nothing."""
+    game = _snake_case(name.removeprefix("ALE/").partition("-v")[0])
+    return f"; did you mean atari/{game}?" if game in roms.get_all_rom_ids() else ""
+
+
+def _snake_case(name: str) -> str:
+    """`SpaceInvaders` and `Space Invaders` are the game `space_invaders`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[ -]+", "_", name).lower()

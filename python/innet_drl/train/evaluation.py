@@ -19,7 +19,7 @@ from innet_drl.train.networks import QNetwork, make_network
 from innet_drl.train.run_folder import RunFolder
 
 PARALLEL_GAMES = 10
-"""Atari games played at a time; fewer leave cores idle, more wait longer for the last game."""
+"""Games played at a time; fewer leave cores idle, more wait longer for the last game."""
 SEED_OFFSET = 1_000_003
 """Difference between the seeds of training and evaluation."""
 
@@ -36,6 +36,8 @@ class Evaluation:
     """Emulator frames after which a game is truncated; `None` if the environment has a limit of its own."""
     cut_off: int
     """Number of truncated games."""
+    no_ops: int
+    """Largest number of no-ops at the start of a game, drawn at random for each; 0 outside Atari."""
 
     @property
     def mean(self) -> float:
@@ -46,9 +48,12 @@ class Evaluation:
         spread = statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
         limit = "their time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
         cut = f", {self.cut_off} ended by {limit}" if self.cut_off else ""
+        if spread == 0 and 1 < len(self.scores) > self.cut_off:
+            cut += "; all scores are equal: play that is nearly deterministic is one game many times"
+        starts = f", up to {self.no_ops} no-ops at the start" if self.no_ops else ""
         return (
             f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "
-            f"epsilon {self.epsilon}{cut}"
+            f"epsilon {self.epsilon}{starts}{cut}"
         )
 
 
@@ -58,7 +63,7 @@ def evaluate(
     """Plays `config.evaluation_games` games.
 
     Each environment plays the same number of games, so that short games do not count more than long ones.
-    Atari games start with up to 30 no-ops (`AtariVectorEnv`'s default) and end at `config.evaluation_frames`.
+    Atari games start with up to 30 no-ops (Mnih et al., 2015) and end at `config.evaluation_frames`.
 
     Args:
         config: The run's settings.
@@ -67,7 +72,7 @@ def evaluate(
         stopped: Called at every step; `True` ends the evaluation without a result.
     """
     games = config.evaluation_games
-    count = min(games, PARALLEL_GAMES) if config.is_atari else games
+    count = min(games, PARALLEL_GAMES)
     envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=cores())
     was_training = network.training
     network.eval()
@@ -105,8 +110,8 @@ def _play(
             running[environment] = 0.0
     # In the order of play, so that dropping surplus games favours no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
-    limit = config.evaluation_frames if config.is_atari else None
-    return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off)
+    limit, no_ops = (config.evaluation_frames, environments.ATARI_NO_OPS) if config.is_atari else (None, 0)
+    return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off, no_ops)
 
 
 def load_agent(run: Path) -> tuple[Config, QNetwork, Path]:

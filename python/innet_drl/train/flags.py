@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.presets import PRESETS
 from innet_drl.train.run_folder import RunFolder
 
-PresetName = Literal["breakout", "breakout-paper", "cartpole"]
+PresetName = Literal["breakout", "breakout-paper", "cartpole", "vector"]
 Flags = TypeVar("Flags")
 
 
@@ -25,11 +26,20 @@ class TrainFlags:
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     preset: PresetName = "breakout"
-    """Settings to start from; every flag below changes one setting."""
+    """Settings to start from; every flag below changes one setting. With another `--environment` than an Atari game
+    the default is `vector`."""
     out: Path | None = None
-    """The run's folder; `runs/<preset>-<date>-<time>` by default."""
+    """The run's folder; `runs/<name>-<date>-<time>` by default, with the name of the preset, or of the environment
+    where that is not the preset's."""
     resume: Path | None = None
     """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
+
+    @property
+    def name(self) -> str:
+        """The first part of the name of a run's folder."""
+        if self.config.environment == PRESETS[self.preset].environment:
+            return self.preset
+        return re.sub(r"[^\w.-]+", "-", self.config.environment.removeprefix("atari/"))
 
 
 @dataclass(frozen=True)
@@ -82,10 +92,17 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", choices=sorted(PRESETS))
     first.add_argument("--resume", type=Path)
+    first.add_argument("--environment", default="atari/")
     known, _ = first.parse_known_args(arguments)
     if known.resume is not None and known.preset is not None:
         raise ConfigurationError("--resume goes on with the run's own settings: leave --preset away")
-    preset: PresetName = known.preset or "breakout"
+    is_atari = known.environment.startswith("atari/")
+    preset: PresetName = known.preset or ("breakout" if is_atari else "vector")
+    if PRESETS[preset].is_atari and not is_atari:
+        raise ConfigurationError(
+            f"--preset {preset} is for Atari games, and --environment {known.environment} is none (they are named "
+            "atari/<game>): leave --preset away, or take --preset vector"
+        )
     config = PRESETS[preset] if known.resume is None else RunFolder.open(known.resume).config()
     flags = tyro.cli(
         TrainFlags,

@@ -3,7 +3,8 @@
 A seeded memory in this process, used by one thread, is a function of the calls made to it: rows written, batches
 sampled, priorities set. The same calls in the same order give the same memory, with the same keys and the same
 future samples. That makes resuming exact if the environments can be restored. It is meant for small runs: 16 bytes
-for each sampled transition, and a few hundred for a step of all environments.
+for each sampled transition, and a few hundred for a step of all environments. They are kept in files, one for each
+checkpoint with the calls since the one before.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Journal:
         self._writer.close(timeout)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the journal as tensors for a checkpoint."""
+        """Returns the calls since the last `forget` as tensors."""
         arrays: dict[str, NDArray[Any]] = {"draws_after_row": np.array(self._draws_after_row, np.int64)}
         if self._rows:
             arrays |= {_ROW_PREFIX + name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
@@ -72,8 +73,13 @@ class Journal:
             arrays |= {"keys": np.stack(self._keys), "priorities": np.stack(self._priorities)}
         return {_PREFIX + name: torch.from_numpy(array) for name, array in arrays.items()}
 
+    def forget(self) -> None:
+        """Drops the calls that are in a file."""
+        for calls in (self._rows, self._draws_after_row, self._keys, self._priorities):
+            calls.clear()
+
     def replay(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Repeats the journal of a checkpoint on a new memory, and continues it.
+        """Repeats calls on a memory that has had those before them, and continues the journal.
 
         Raises:
             RunFolderError: The memory samples other items than before.

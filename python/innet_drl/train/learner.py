@@ -64,12 +64,13 @@ class Learner:
     Args:
         config: The run's settings.
         spec: The environment's spec.
+        number: Number of this learner among several.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: Config, spec: EnvironmentSpec, number: int = 0) -> None:
         self.config = config
         self.spec = spec
-        self.device = choose_device(config)
+        self.device = choose_device(config, number)
         self.network = make_network(config, spec).to(self.device)
         self.target = make_network(config, spec).to(self.device).requires_grad_(False)
         self.target.load_state_dict(self.network.state_dict())
@@ -215,8 +216,10 @@ class Learner:
         return torch.autocast(self.device.type, self.numerics.dtype)
 
 
-def choose_device(config: Config) -> torch.device:
+def choose_device(config: Config, number: int = 0) -> torch.device:
     """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
+
+    Several learners take the GPUs in turn.
 
     Raises:
         ConfigurationError: CUDA is asked for, and torch finds none.
@@ -227,9 +230,12 @@ def choose_device(config: Config) -> torch.device:
             f"--device cuda: torch {torch.__version__} finds no CUDA here: take --device cpu, or install a torch "
             "with CUDA and a driver for it"
         )
-    if config.device == "auto":
-        return torch.device("cuda" if cuda and not config.serial else "cpu")
-    return torch.device(config.device)
+    name = config.device
+    if name == "auto":
+        name = "cuda" if cuda and not config.serial else "cpu"
+    if name == "cuda" and config.learners > 1:
+        return torch.device("cuda", number % torch.cuda.device_count())
+    return torch.device(name)
 
 
 def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

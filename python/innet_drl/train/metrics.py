@@ -23,7 +23,7 @@ class Metrics:
     """One line of `metrics.jsonl`. Values that do not exist yet are null."""
 
     time_s: float
-    """Seconds of training, over all sessions of the run."""
+    """Seconds of training, over all sessions of the run; without those of evaluations."""
     env_frames: int
     """Emulator frames played; equal to `agent_steps` outside Atari."""
     agent_steps: int
@@ -151,6 +151,11 @@ class Meter:
     def seconds_since_line(self) -> float:
         """Seconds since the last line of metrics."""
         return time.perf_counter() - self._last_time
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves seconds that were not training, such as those of an evaluation, out of times and rates."""
+        self._started += seconds
+        self._last_time += seconds
 
     def add_report(self, report: ActorReport) -> None:
         """Adds the report of an actor."""

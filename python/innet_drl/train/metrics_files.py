@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
+import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -48,41 +52,64 @@ class MetricsFiles:
 
     def __init__(self, folder: Path, agent_steps: int = 0) -> None:
         _drop_lines_beyond(agent_steps, folder / "metrics.jsonl")
-        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        # Without buffers, so that a full disk is an error of `write`, after which nothing of a line is left.
+        self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
-        # Written without TensorBoard's own thread, so that a full disk is an error of `write`.
-        self._events_file = events.open("wb")
-        self._events = RecordWriter(self._events_file)
-        self._events.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        start = Event(wall_time=time.time(), step=agent_steps + 1, session_log=SessionLog(status=SessionLog.START))
-        self._events.write(start.SerializeToString())
+        self._events = events.open("wb", buffering=0)
+        self._last_event: Metrics | None = None
+        start = SessionLog(status=SessionLog.START)
+        _append(self._events, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
+        _append(self._events, _record(Event(wall_time=time.time(), step=agent_steps + 1, session_log=start)))
 
     def write(self, metrics: Metrics) -> None:
         """Appends one line to both files.
 
         Raises:
-            OSError: The disk is full, or the folder is gone.
+            OSError: The disk is full, or the folder is gone. The same line may be written again later.
         """
         values = dataclasses.asdict(metrics)
-        self._lines.write(json.dumps(values) + "\n")
-        self._lines.flush()
-        scalars = [
-            Summary.Value(tag=tag, simple_value=values[name])
-            for name, tag in TENSORBOARD_NAMES.items()
-            if values[name] is not None
-        ]
-        for kind in ("learner_time", "actor_time"):
-            scalars += [Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()]
-        event = Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
-        self._events.write(event.SerializeToString())
-        self._events.flush()
+        if metrics is not self._last_event:
+            _append(self._events, _record(_event(metrics, values)))
+            self._last_event = metrics
+        _append(self._lines, (json.dumps(values) + "\n").encode())
 
     def close(self) -> None:
         """Closes both files."""
         try:
-            self._events_file.close()
+            self._events.close()
         finally:
             self._lines.close()
+
+
+def _event(metrics: Metrics, values: dict[str, Any]) -> Event:
+    scalars = [
+        Summary.Value(tag=tag, simple_value=values[name])
+        for name, tag in TENSORBOARD_NAMES.items()
+        if values[name] is not None
+    ]
+    for kind in ("learner_time", "actor_time"):
+        scalars += [Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()]
+    return Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
+
+
+def _record(event: Event) -> bytes:
+    framed = io.BytesIO()
+    RecordWriter(framed).write(event.SerializeToString())
+    return framed.getvalue()
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Writes all of the bytes, or none of them."""
+    end = os.fstat(file.fileno()).st_size
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+            file.seek(end)
+        raise
 
 
 def _drop_lines_beyond(agent_steps: int, path: Path) -> None:

@@ -70,9 +70,12 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Computes Q-values [B, actions] of observations [B, *observation_shape]: uint8 frames or float vectors."""
-        value_stream, advantage_stream = self._hidden(observation).chunk(2, dim=1)
-        advantage = self.advantage(advantage_stream)
-        q: Tensor = self.value(value_stream) + advantage - advantage.mean(1, keepdim=True)
+        hidden = self._hidden(observation)
+        # bfloat16 has 8 bits of precision: Q-values of 8 to 16 would be multiples of 1/16, and the best action a tie.
+        with torch.autocast(hidden.device.type, enabled=False):
+            value_stream, advantage_stream = hidden.float().chunk(2, dim=1)
+            advantage = self.advantage(advantage_stream)
+            q: Tensor = self.value(value_stream) + advantage - advantage.mean(1, keepdim=True)
         return q
 
     def _hidden(self, observation: Tensor) -> Tensor:

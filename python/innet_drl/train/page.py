@@ -1,12 +1,19 @@
-"""The page of a run: live in a terminal, plain lines elsewhere. Logs are printed through it too."""
+"""The page of a run: live in a terminal, plain lines elsewhere. The command line prints its logs above it.
+
+Logs are those of `logging`; a program that trains with the package decides where they go. `logs_on_console` is for
+the command line, whose process is its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Self
 
+import rich
 from loguru import logger
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +23,8 @@ from rich.text import Text
 
 from innet_drl.train.metrics import Metrics
 
+SMALLEST_PAGE = (80, 18)
+"""Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
 PLAIN_SECONDS = 10.0
 """Seconds between plain lines, which a log keeps, unlike a page."""
 TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
@@ -31,6 +40,24 @@ class _ToLoguru(logging.Handler):
             logger.log(record.levelname, record.getMessage())
 
 
+@contextlib.contextmanager
+def logs_on_console(console: Console | None = None) -> Iterator[None]:
+    """Prints the package's logs on the page's console, dressed by loguru, whose sinks it replaces."""
+    to_loguru, package = _ToLoguru(), logging.getLogger("innet_drl")
+    shown = console or rich.get_console()
+    logger.remove()
+    logger.add(lambda message: _print(shown, message), format=LOG_FORMAT, level="INFO", colorize=False)
+    package.addHandler(to_loguru)
+    for name in TRAINING_LOGGERS:
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(to_loguru)
+        logger.remove()
+        logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
+
+
 class Page:
     """The page of one run.
 
@@ -41,48 +68,46 @@ class Page:
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
-        self._console = console or Console()
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
-        self._handler: int | None = None
-        self._to_loguru = _ToLoguru()
+        self._console = console or rich.get_console()
+        fits = all(has >= needs for has, needs in zip(self._console.size, SMALLEST_PAGE, strict=True))
+        has_page = self._console.is_terminal and fits
+        self._live = Live(console=self._console, auto_refresh=False) if has_page else None
         self._last_line = -PLAIN_SECONDS
 
     def __enter__(self) -> Self:
-        logger.remove()
-        self._handler = logger.add(self._print, format=LOG_FORMAT, level="INFO", colorize=False)
-        logging.getLogger("innet_drl").addHandler(self._to_loguru)
-        for name in TRAINING_LOGGERS:
-            logging.getLogger(name).setLevel(logging.INFO)
         if self._live is not None:
-            self._live.update(Panel(Text("starting", style="italic"), title=self._title))
-            self._live.start(refresh=True)
+            self._live.start()
+        self.say("starting")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
-        logging.getLogger("innet_drl").removeHandler(self._to_loguru)
-        if self._handler is not None:
-            logger.remove(self._handler)
-        logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
 
-    def show(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> None:
+    def say(self, what: str) -> None:
+        """Shows what is being done before there are metrics."""
+        if self._live is not None:
+            self._live.update(Panel(Text(what, style="italic"), title=self._title), refresh=True)
+
+    def show(
+        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None = None
+    ) -> None:
         """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
         if self._live is not None:
-            self._live.update(self._render(metrics, scores_by_actor, note), refresh=True)
+            self._live.update(self._render(metrics, scores_by_actor, note, seconds_left), refresh=True)
         elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            self._print(plain_line(metrics, note))
+            _print(self._console, plain_line(metrics, note))
 
-    def _print(self, message: Any) -> None:
-        self._console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
-
-    def _render(self, metrics: Metrics, scores_by_actor: dict[int, float], note: str) -> Panel:
+    def _render(
+        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None
+    ) -> Panel:
+        left = "" if seconds_left is None else f", {_clock(seconds_left)} left"
         numbers = Table.grid(padding=(0, 3))
         for _ in range(4):
             numbers.add_column()
         cells = [
-            ("time", _clock(metrics.time_s)),
+            ("time", _clock(metrics.time_s) + left),
             ("frames", f"{metrics.env_frames:,}"),
             ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
             ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
@@ -112,6 +137,10 @@ class Page:
             ),
             title=self._title,
         )
+
+
+def _print(console: Console, message: Any) -> None:
+    console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
 
 
 def plain_line(metrics: Metrics, note: str = "") -> str:

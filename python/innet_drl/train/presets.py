@@ -6,6 +6,8 @@ from innet_drl.train.config import Config
 
 PRESETS: dict[str, Config] = {
     "breakout": Config(
+        clip_rewards=True,
+        life_loss_ends=True,
         environment_threads=2,
         layer_norm=True,
         learning_rate=5e-4,
@@ -15,6 +17,8 @@ PRESETS: dict[str, Config] = {
         target_period=500,
     ),
     "breakout-paper": Config(
+        clip_rewards=True,
+        life_loss_ends=True,
         actors=4,
         channels=(32, 64, 64),
         hidden=512,
@@ -34,8 +38,6 @@ PRESETS: dict[str, Config] = {
         environment="CartPole-v1",
         environments=8,
         stack=1,
-        clip_rewards=False,
-        life_loss_ends=False,
         steps=120_000,
         epsilon_anneal_steps=2_000,
         capacity=20_000,
@@ -55,5 +57,22 @@ PRESETS: dict[str, Config] = {
         report_seconds=1.0,
         video=False,
     ),
+    "vector": Config(
+        environment="CartPole-v1",
+        environments=8,
+        stack=1,
+        epsilon_anneal_steps=20_000,
+        capacity=200_000,
+        min_size=2_000,
+        samples_per_insert=8.0,
+        chunk_steps=4,
+        pull_period=4,
+        learning_rate=5e-4,
+        target_period=250,
+        publish_period=10,
+        learner_threads=1,
+        evaluation_epsilon=0.0,
+        report_seconds=1.0,
+    ),
 }
-"""Settings of each preset; a flag changes one field."""
+"""Settings of each preset; a flag changes one field. `vector` is for environments whose observations are vectors."""

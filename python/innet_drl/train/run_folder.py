@@ -7,6 +7,7 @@ runs/<name>/
     evaluation.json         the scores of the evaluation after training
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
+    journal/                the calls to the memory of a serial run, a file for each checkpoint
     replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it
     videos/                 <agent steps>.mp4
 """
@@ -14,7 +15,11 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import json
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,17 +35,22 @@ if TYPE_CHECKING:
 
     from innet_drl.train.memory import ReplayMemory
 
+logger = logging.getLogger(__name__)
+
 KEPT_CHECKPOINTS = 3
 
 
 class RunFolder:
-    """A run's folder. `new` and `open` check the path; `begin` makes the folder."""
+    """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it."""
 
-    def __init__(self, path: Path, advice: str = "make it writable for this user") -> None:
+    def __init__(self, path: Path, advice: str = "make it writable for this user", *, is_new: bool = False) -> None:
         self.path = path
         self._advice = advice
+        self._is_new = is_new
+        self._made: list[Path] = []
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
+        self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
 
     @property
@@ -50,14 +60,30 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path) -> RunFolder:
-        """The folder of a new run. Nothing is made before `begin`, so that a start that fails leaves nothing.
+        """The folder of a new run.
 
         Raises:
             RunFolderError: The folder holds a run already.
         """
-        if (path / "config.yaml").exists():
-            raise RunFolderError(f"{path} holds a run already: go on with --resume {path}, or choose another --out")
-        return cls(path, "choose another folder with --out")
+        folder = cls(path, "choose another folder with --out", is_new=True)
+        folder._check_free()
+        return folder
+
+    @classmethod
+    def unused(cls, path: Path) -> RunFolder:
+        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ...
+
+        Raises:
+            RunFolderError: It cannot be made.
+        """
+        number = 1
+        while True:
+            name = path.name if number == 1 else f"{path.name}-{number}"
+            folder = cls(path.with_name(name), "choose another folder with --out", is_new=True)
+            with folder.writing(), contextlib.suppress(FileExistsError):
+                folder._make()
+                return folder
+            number += 1
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -70,8 +96,55 @@ class RunFolder:
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
 
+    def _check_free(self) -> None:
+        if (self.path / "config.yaml").exists():
+            raise RunFolderError(
+                f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --out"
+            )
+
+    def _make(self) -> None:
+        missing = list(itertools.takewhile(lambda path: not path.exists(), (self.path, *self.path.parents)))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir()
+        self._made = missing
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Locks the folder, so that no other process trains in it, and makes it if it is missing.
+
+        The lock is on the directory itself and ends with the process. A folder made for a run that did not begin is
+        removed.
+
+        Raises:
+            RunFolderError: Another process holds the folder, or it cannot be made.
+        """
+        with self.writing():
+            if not self.path.exists():
+                with contextlib.suppress(FileExistsError):
+                    self._make()
+            directory = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunFolderError(
+                    f"another process trains in {self.path}: wait until it has ended, or start a run of its own with "
+                    "another --out"
+                ) from error
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
+            if self._is_new:
+                self._check_free()
+            yield
+        finally:
+            os.close(directory)
+            if not (self.path / "config.yaml").exists():
+                for made in self._made:
+                    with contextlib.suppress(OSError):
+                        made.rmdir()
+
     def begin(self, config: Config) -> None:
-        """Makes the missing parts of the folder, and writes the settings.
+        """Makes the parts of the folder, and writes the settings.
 
         Raises:
             RunFolderError: It cannot be written.
@@ -94,7 +167,8 @@ class RunFolder:
         Raises:
             RunFolderError: In place of an `OSError`.
         """
-        with writing(f"the run's folder {self.path}", self._advice, f" and go on with --resume {self.path}"):
+        afterwards = " and start again" if self.newest_checkpoint() is None else f" and go on with --resume {self.path}"
+        with writing(f"the run's folder {self.path}", self._advice, afterwards):
             yield
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
@@ -109,6 +183,27 @@ class RunFolder:
             for old in self._checkpoint_paths()[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
         return path
+
+    def save_journal(self, number: int, tensors: dict[str, Tensor]) -> None:
+        """Writes a file of a serial run's journal; the first one has the number 0.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        with self.writing():
+            self.journal.mkdir(exist_ok=True)
+            save_checkpoint(self._journal_path(number), tensors, {})
+
+    def load_journal(self, number: int) -> dict[str, Tensor]:
+        """Reads what `save_journal` wrote.
+
+        Raises:
+            RunFolderError: The file is missing or damaged.
+        """
+        return load_checkpoint(self._journal_path(number)).tensors
+
+    def _journal_path(self, number: int) -> Path:
+        return self.journal / f"{number:06d}.safetensors"
 
     def save_memory(self, memory: ReplayMemory) -> None:
         """Writes a snapshot of the replay memory, in place of the previous checkpoint's.

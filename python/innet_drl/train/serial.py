@@ -35,10 +35,14 @@ _ACTOR_PREFIX = "actor."
 
 @dataclass
 class _Counts:
-    """Transitions inserted into and sampled from the memory since it was made."""
+    """Counts since the memory was made."""
 
     inserted: int = 0
+    """Transitions inserted into it."""
     drawn: int = 0
+    """Transitions sampled from it."""
+    journal_files: int = 0
+    """Files of the journal."""
 
 
 def train(trainer: Trainer) -> None:
@@ -75,8 +79,11 @@ def train(trainer: Trainer) -> None:
             if journal is None:
                 trainer.checkpoint(memory=memory)
                 return
+            trainer.folder.save_journal(counts.journal_files, journal.tensors())
+            journal.forget()
+            counts.journal_files += 1
             published = {_ACTOR_PREFIX + key: value for key, value in actor.network.state_dict().items()}
-            trainer.checkpoint(journal.tensors() | published, {"actor": actor.state(), "memory": asdict(counts)})
+            trainer.checkpoint(published, {"actor": actor.state(), "memory": asdict(counts)})
 
         trainer.note = "serial"
         while not trainer.finished:
@@ -98,7 +105,7 @@ def train(trainer: Trainer) -> None:
             if trainer.report_due_by_steps:
                 trainer.report(memory)
             if trainer.checkpoint_due:
-                checkpoint()
+                trainer.checkpoint_on_the_way(checkpoint)
         trainer.report_rest(memory)
         checkpoint()
         actor.close()
@@ -111,7 +118,13 @@ def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Act
             f"a serial run goes on with the memory it had, which would not be the same with another {changed}: "
             "leave that away, or go on with --no-serial"
         )
-    journal.replay(resumed.tensors)
+    counts = _Counts(**resumed.state["memory"])
+    if counts.journal_files == 0:
+        # Earlier releases kept the journal in the checkpoint.
+        journal.replay(resumed.tensors)
+    for number in range(counts.journal_files):
+        journal.replay(trainer.folder.load_journal(number))
+        journal.forget()
     published = {
         key.removeprefix(_ACTOR_PREFIX): tensor
         for key, tensor in resumed.tensors.items()
@@ -119,4 +132,4 @@ def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Act
     }
     actor.network.load_state_dict(published)
     actor.restore(resumed.state["actor"])
-    return _Counts(**resumed.state["memory"])
+    return counts

@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import signal
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -21,7 +24,7 @@ from innet_drl.batches import TorchBatch
 from innet_drl.train import environments, video
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, DivergedError, TrainingError
+from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_settings
@@ -33,6 +36,10 @@ from innet_drl.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
+RETRY_SECONDS = 60.0
+"""Seconds from a checkpoint that could not be written to the next try."""
+KEPT_LINES = 10_000
+"""Lines of metrics kept for a disk that is full."""
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
@@ -76,6 +83,7 @@ class Trainer:
         self.resumed = resumed
         self.interrupted = False
         self.note = "starting"
+        page.say(f"making {config.environment}")
         probe = environments.make(config, 1)
         self.spec = probe.spec
         self.restorable = probe.restorable
@@ -83,6 +91,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
+        page.say("measuring which arithmetic is the fastest here")
         self.learner.use(choose_numerics(config, self.spec))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
         self.stopwatch = Stopwatch()
@@ -90,14 +99,17 @@ class Trainer:
             self._load(resumed)
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
-        self._last_checkpoint = time.monotonic()
+        self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
+        self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
         self._reached_target = False
         self._evaluated: tuple[int, Evaluation] | None = None
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            self._previous_handlers[name] = signal.signal(name, self._interrupt)
+        # Handlers belong to the main thread; a program that trains in another one handles signals itself.
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGINT, signal.SIGTERM):
+                self._previous_handlers[name] = signal.signal(name, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,9 +236,11 @@ class Trainer:
         """Evaluates the average of the newest parameters; `None` if a signal interrupts it."""
         if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
             return self._evaluated[1]
+        started = time.perf_counter()
         evaluation = evaluate(
             self.config, self.learner.average, seed=self.config.seed, stopped=lambda: self.interrupted
         )
+        self.meter.leave_out(time.perf_counter() - started)
         if evaluation is not None:
             self._evaluated = (self.learner.updates, evaluation)
             self.meter.evaluation_mean = evaluation.mean
@@ -234,11 +248,7 @@ class Trainer:
         return evaluation
 
     def report(self, memory: ReplayMemory) -> None:
-        """Writes a line of metrics and shows it.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Writes a line of metrics and shows it."""
         self.meter.add_learner_time(self.stopwatch.take())
         metrics = self.meter.line(self.learner.updates, self.learner.publications, memory.stats())
         self._write(metrics)
@@ -276,12 +286,33 @@ class Trainer:
 
     def _show(self, metrics: Metrics) -> None:
         scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.page.show(metrics, scores, self.note)
+        self.page.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
+
+    def _seconds_left(self, steps_per_s: float) -> float | None:
+        """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
+        config, ends = self.config, []
+        if config.minutes is not None:
+            ends.append(60 * config.minutes - self.meter.session_s)
+        if config.steps is not None and steps_per_s > 0:
+            ends.append((config.steps - self.meter.agent_steps) / steps_per_s)
+        return max(0.0, min(ends)) if ends else None
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether `checkpoint_minutes` passed since the last one."""
-        return time.monotonic() - self._last_checkpoint >= 60 * self.config.checkpoint_minutes
+        """Whether `checkpoint_minutes` passed since the last one, or `RETRY_SECONDS` since one that failed."""
+        return time.monotonic() >= self._next_checkpoint
+
+    def checkpoint_on_the_way(self, write: Callable[[], None]) -> None:
+        """Writes a checkpoint that training can do without: where the disk is full, training goes on and tries again.
+
+        Raises:
+            DivergedError: A weight is infinite or NaN.
+        """
+        try:
+            write()
+        except RunFolderError as error:
+            self._next_checkpoint = time.monotonic() + RETRY_SECONDS
+            logger.warning("no checkpoint: %s; the next try is in %g s", error, RETRY_SECONDS)
 
     def checkpoint(
         self,
@@ -306,14 +337,25 @@ class Trainer:
         self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
         if memory is not None and self.keeps_memory:
             self.folder.save_memory(memory)
-        self._last_checkpoint = time.monotonic()
+        self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
 
     def _write(self, metrics: Metrics) -> None:
+        """Writes a line of metrics, and first those that a full disk has kept from being written."""
+        self._last_line = metrics
+        self._unwritten.append(metrics)
+        try:
+            self._write_kept_lines()
+        except RunFolderError as error:
+            if len(self._unwritten) == 1:
+                logger.warning("lines of metrics are kept back until they can be written: %s", error)
+
+    def _write_kept_lines(self) -> None:
         assert self._files is not None
         with self.folder.writing():
-            self._files.write(metrics)
-        self._last_line = metrics
+            while self._unwritten:
+                self._files.write(self._unwritten[0])
+                self._unwritten.popleft()
 
     def _load(self, resumed: Checkpoint) -> None:
         counts = resumed.state["learner"]
@@ -335,7 +377,11 @@ class Trainer:
         logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
 
     def finish(self) -> Result:
-        """Evaluates the trained agent, records a video of it, and sums up the session."""
+        """Evaluates the trained agent, records a video of it, and sums up the session.
+
+        Raises:
+            RunFolderError: The scores, or lines of metrics, still cannot be written.
+        """
         config, meter, updates = self.config, self.meter, self.learner.updates
         seconds = meter.state()["time_s"]
         evaluation = None
@@ -349,6 +395,7 @@ class Trainer:
                 self.report_evaluation(evaluation)
             if config.video and not self.interrupted:
                 self._record_video()
+        self._write_kept_lines()
         best = "-" if meter.best is None else f"{meter.best:g}"
         logger.info(
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "

@@ -16,7 +16,7 @@ from torch import nn
 
 from innet_drl.train import environments
 from innet_drl.train.config import Config
-from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
 
 UPSCALE = 3
@@ -35,9 +35,12 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
         seconds: Length at which the video ends, at the speed of a human player.
 
     Raises:
+        ConfigurationError: The file's name does not end in `.mp4`.
         UnavailableEnvironmentError: The environment cannot be rendered.
         OSError: The file cannot be written.
     """
+    if path.suffix != ".mp4":
+        raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")
     # The error of a missing or read-only folder is clearer here than from ffmpeg.
     path.touch()
     try:
@@ -96,13 +99,20 @@ def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[t
     try:
         environment = gymnasium.make(config.environment, render_mode="rgb_array")
         observation, _ = environment.reset(seed=seed)
-        environment.render()
-    except gymnasium.error.DependencyNotInstalled as error:
+        picture: Any = environment.render()
+    except Exception as error:
+        # An environment of the user's own may raise anything.
         raise UnavailableEnvironmentError(f"{config.environment} cannot be drawn: {error}") from error
+    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
+        raise UnavailableEnvironmentError(
+            f"{config.environment} cannot be drawn: its render returns {type(picture).__name__}, and a video wants "
+            "arrays [height, width, 3] of the render mode rgb_array"
+        )
+    first_action = int(getattr(environment.action_space, "start", 0))
     ended = False
     while not ended:
         action = _act(config, network, np.asarray(observation, np.float32)[None], random)
-        observation, reward, terminated, truncated, _ = environment.step(int(action[0]))
+        observation, reward, terminated, truncated, _ = environment.step(int(action[0]) + first_action)
         ended = terminated or truncated
         yield np.asarray(environment.render(), np.uint8), float(reward)
 
