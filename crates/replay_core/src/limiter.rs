@@ -243,11 +243,15 @@ impl Limiter {
 
     /// Starts counting from nothing. Only under the table's insert lock.
     pub fn reset(&self) {
-        let next = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
+        self.restart(0, 0);
+    }
+
+    fn restart(&self, inserted: u64, drawn: u64) {
+        let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
         // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw`), and
         // one that read both before fails its compare-and-exchange.
-        self.drawn.store(next, Ordering::Release);
-        self.inserted.store(next, Ordering::Release);
+        self.drawn.store(epoch | drawn, Ordering::Release);
+        self.inserted.store(epoch | inserted, Ordering::Release);
     }
 
     /// Continues the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). If they differ
@@ -255,7 +259,7 @@ impl Limiter {
     /// Only under the table's insert lock.
     ///
     /// # Panics
-    /// With debug assertions, for counts that have no room (48 bits).
+    /// With debug assertions, for counts of more than 48 bits.
     pub fn go_on_from(&self, inserted: u64, drawn: u64, settings: (f64, f64, u64)) {
         debug_assert!(inserted < 1 << 48 && drawn < 1 << 48);
         let same = settings == (self.samples_per_insert, self.slack, self.min_size);
@@ -266,10 +270,7 @@ impl Limiter {
             let (least, most) = (even - self.slack, even + self.slack);
             (drawn as f64).clamp(least.max(0.0), most.max(0.0)) as u64
         };
-        let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
-        // As in `reset`.
-        self.drawn.store(epoch | drawn, Ordering::Release);
-        self.inserted.store(epoch | inserted, Ordering::Release);
+        self.restart(inserted, drawn);
     }
 
     /// Items drawn and items inserted since the last reset.

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::Listing;
 use crate::schema::TableConfig;
+use crate::sync::lock;
 use crate::table::Table;
 
 /// Limits of a memory, and the seed of its draws.
@@ -92,7 +93,7 @@ impl Memory {
     /// limit; [`Error::TableDiffers`] when a table of that name has another definition.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let _making = lock(&self.making);
         let (found, count) = {
             let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
             (tables.get(&config.name).cloned(), tables.len())

@@ -2,12 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority};
 use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
-use crate::sum_tree::{Strata, SumTree, Update};
-use crate::table::Table;
+use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 
 /// Draws indexes by priority. Threads may share one: every method may be called from any of them.
 #[derive(Debug)]
@@ -78,9 +77,8 @@ impl PriorityIndex {
                 capacity - 1
             )));
         }
-        let refused = |p: &&f64| !(p.is_finite() && **p >= 0.0);
-        if let Some(&value) = priorities.iter().find(refused) {
-            return Err(Error::Priority { value });
+        for &priority in &priorities {
+            check_priority(priority)?;
         }
         if self.exponent == 0.0 {
             priorities.fill(1.0);
@@ -103,9 +101,9 @@ impl PriorityIndex {
     ///
     /// # Errors
     /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
-    /// that is negative or not finite; [`Error::TooLarge`] for more than [`Table::MAX_DRAW`].
+    /// that is negative or not finite; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
     pub fn draw(&self, count: u32, beta: f64) -> Result<DrawnIndexes> {
-        Table::check_draw(count)?;
+        check_samples(count)?;
         // Relaxed: each batch needs a number of its own, and nothing else is read by it.
         let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
         let mut index = Vec::with_capacity(count as usize);

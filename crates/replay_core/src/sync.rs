@@ -18,6 +18,13 @@ pub use loom::{
     thread,
 };
 
+/// Takes a lock whose data stay whole if a holder panics.
+pub(crate) fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Stand-in for crossbeam's queue, whose atomics loom does not see: a lock orders the pop of a value after its push.
 #[cfg(feature = "loom")]
 #[derive(Debug)]

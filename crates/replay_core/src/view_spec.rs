@@ -165,16 +165,18 @@ impl ViewSpec {
     /// or has the name of an array that the view makes.
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
-        match self {
-            ViewSpec::NStep(view) => {
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
-                refuse_names(config, &["next_observation", "discount"])?;
-                self.refuse_other_observation(config)?;
+        let mut made = vec!["weight", "probability", "key", "age"];
+        if let Some(observation) = self.observation() {
+            find_column(config, observation)?;
+            find_scalar(config, REWARD)?;
+            // Another column of this name would hide the view's array.
+            if observation != "observation" {
+                made.push("observation");
             }
+        }
+        match self {
+            ViewSpec::NStep(_) => made.extend(["next_observation", "discount"]),
             ViewSpec::Sequence(view) => {
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
                 for name in &view.state {
                     if *name == view.observation || name == REWARD {
                         return Err(Error::Config(format!(
@@ -183,28 +185,23 @@ impl ViewSpec {
                     }
                     find_column(config, name)?;
                 }
-                refuse_names(
-                    config,
-                    &["discount", "mask", "terminated", "truncated", "first"],
-                )?;
-                self.refuse_other_observation(config)?;
+                made.extend(["discount", "mask", "terminated", "truncated", "first"]);
             }
             ViewSpec::Window(_) => {
-                refuse_names(
-                    config,
-                    &["mask", "terminated", "truncated", "first", "final"],
-                )?;
+                made.extend(["mask", "terminated", "truncated", "first", "final"]);
             }
         }
-        refuse_names(config, &["weight", "probability", "key", "age"])
-    }
-
-    /// Refuses a column `observation` that is not the view's: it would hide the view's array.
-    fn refuse_other_observation(&self, config: &TableConfig) -> Result<()> {
-        if self.observation() == Some("observation") {
-            return Ok(());
+        let mut columns = config.columns.iter();
+        match columns.find(|column| made.contains(&column.name.as_str())) {
+            None => Ok(()),
+            Some(column) => Err(Error::schema(
+                &config.name,
+                format!(
+                    "column {:?} has the name of an array that the view makes; rename it",
+                    column.name
+                ),
+            )),
         }
-        refuse_names(config, &["observation"])
     }
 }
 
@@ -226,13 +223,6 @@ fn check_gamma(gamma: f64) -> Result<()> {
     )))
 }
 
-fn refuse(config: &TableConfig, reason: String) -> Error {
-    Error::Schema {
-        table: config.name.clone(),
-        reason,
-    }
-}
-
 /// The index of a column.
 pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
     config
@@ -241,8 +231,8 @@ pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
         .position(|column| column.name == name)
         .ok_or_else(|| {
             let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
-            refuse(
-                config,
+            Error::schema(
+                &config.name,
                 format!(
                     "the view reads column {name:?}, the table has {}",
                     names.join(", ")
@@ -258,25 +248,8 @@ pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
     if config.columns[index].bytes() == dtype.bytes() {
         return Ok(index);
     }
-    Err(refuse(
-        config,
+    Err(Error::schema(
+        &config.name,
         format!("column {name:?} has to be one number a step, it has shape {shape:?}"),
     ))
-}
-
-fn refuse_names(config: &TableConfig, taken: &[&str]) -> Result<()> {
-    match config
-        .columns
-        .iter()
-        .find(|column| taken.contains(&column.name.as_str()))
-    {
-        None => Ok(()),
-        Some(column) => Err(refuse(
-            config,
-            format!(
-                "column {:?} has the name of an array that the view makes; rename it",
-                column.name
-            ),
-        )),
-    }
 }

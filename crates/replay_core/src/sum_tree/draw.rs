@@ -4,13 +4,13 @@ use crate::sync::{Ordering, fence};
 
 use super::SumTree;
 use super::leaf::Leaf;
-use super::node::{Level, Node, Running};
+use super::node::{ChildSums, Level, Node};
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 use super::vector;
 
 /// A drawn leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drawn {
+pub struct SampledLeaf {
     /// The leaf.
     pub slot: u32,
     /// The generation of the item in it.
@@ -53,7 +53,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// while drawing. A leaf whose priority rises while drawing may have more units than the total.
     /// O(n depth); O(capacity + n log n) when restarts did not help, or the root shows no mass: writers under way
     /// may hide what there is.
-    pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
+    pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         out.clear();
         out.reserve(targets.len());
         let total = self.total();
@@ -72,7 +72,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     /// Goes down once for each target. Returns the targets that missed.
-    fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+    fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
         #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
         if FANOUT == vector::FANOUT && vector::is_available() {
             // SAFETY: the processor has AVX2.
@@ -83,16 +83,16 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
     #[target_feature(enable = "avx2,bmi1")]
-    fn descend_avx2(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+    fn descend_avx2(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
         self.descend_by(targets, total, out, |node, level| vector::read(node, level))
     }
 
     #[inline(always)]
-    fn descend_by<R: Running>(
+    fn descend_by<R: ChildSums>(
         &self,
         targets: &[f64],
         total: u64,
-        out: &mut Vec<Drawn>,
+        out: &mut Vec<SampledLeaf>,
         read: impl Fn(&Node<FANOUT>, Level) -> R,
     ) -> Vec<f64> {
         if total == 0 {
@@ -132,7 +132,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                     (child, Leaf::from_word(word.load(Ordering::Relaxed)))
                 });
                 match leaf {
-                    Some((child, leaf)) if leaf.units() > 0 => out.push(Drawn {
+                    Some((child, leaf)) if leaf.units() > 0 => out.push(SampledLeaf {
                         slot: descent.node << Self::CHILD_BITS | child as u32,
                         generation: leaf.generation(),
                         units: leaf.units(),
@@ -148,14 +148,14 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Draws from one scan of the leaves: right whatever the sums above are. Returns the total that it saw.
     #[cold]
-    fn scan(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
+    fn scan(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         let mut total = 0u64;
         let mut running = Vec::new();
         for (slot, leaf) in self.leaves().filter(|(_, leaf)| leaf.units() > 0) {
             total = total.wrapping_add(leaf.units());
             running.push((
                 total,
-                Drawn {
+                SampledLeaf {
                     slot,
                     generation: leaf.generation(),
                     units: leaf.units(),
@@ -178,7 +178,7 @@ impl Descent {
     /// Descends to the child that the position falls in, within the sum that the children have now. `None`, now
     /// and on every level below, when that is 0.
     #[inline(always)]
-    fn choose(&mut self, children: &impl Running) -> Option<usize> {
+    fn choose(&mut self, children: &impl ChildSums) -> Option<usize> {
         let sum = children.sum();
         if sum != self.expected || sum == 0 {
             self.adjust(sum);
@@ -208,7 +208,7 @@ impl Descent {
 /// Visits descents with the sums of their nodes. A node is read once for neighbours that go through it together:
 /// the upper ones, where targets ascend.
 #[inline(always)]
-fn for_each<R: Running>(
+fn for_each<R: ChildSums>(
     descents: &mut [Descent],
     read: impl Fn(u32) -> R,
     mut visit: impl FnMut(usize, &mut Descent, &R),

@@ -3,10 +3,11 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::sync::lock;
+
 use super::Table;
 use super::prepare::Prepared;
 use super::residents::{Resident, Residents};
-use super::writers::lock;
 
 /// Chunks taken out under the lock, to be dropped after it.
 pub type Evicted = Vec<Box<Resident>>;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::chunk::PackedRows;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority, check_size};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
 
@@ -53,10 +53,7 @@ pub struct PreparedItem {
 
 impl Table {
     fn refuse(&self, reason: String) -> Error {
-        Error::Schema {
-            table: self.config.name.clone(),
-            reason,
-        }
+        Error::schema(&self.config.name, reason)
     }
 
     /// Checks everything about a push that does not depend on other writers, and builds what it stores.
@@ -72,14 +69,8 @@ impl Table {
                 self.items.capacity() as u64,
             ),
         ] {
-            if size > limit {
-                return Err(Error::TooLarge {
-                    what,
-                    size,
-                    limit,
-                    advice: "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity",
-                });
-            }
+            let advice = "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity";
+            check_size(what, size, limit, advice)?;
         }
         let charge = Charge::new(&self.held);
         let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
@@ -228,13 +219,7 @@ impl Table {
                 writer.streams.len() - 1
             )));
         };
-        if let Some(priority) = item.priority
-            && !(priority.is_finite() && priority >= 0.0)
-        {
-            return Err(Error::Priority {
-                value: f64::from(priority),
-            });
-        }
+        item.priority.map(check_priority).transpose()?;
         let identity = &writer.identity;
         if item.before > identity.window_before || item.after > identity.window_after {
             return Err(missing(format!(
@@ -258,8 +243,8 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
+    use crate::sync::lock;
     use crate::table::Attempt;
-    use crate::table::writers::lock;
 
     use super::*;
 

@@ -9,13 +9,13 @@ use std::sync::atomic::Ordering;
 use crate::error::Result;
 use crate::limiter::Inserting;
 use crate::replay::Push;
+use crate::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
 use super::items::ItemRows;
 use super::prepare::Prepared;
 use super::residents::Residents;
 use super::streams::FirstChunk;
-use super::writers::lock;
 use super::{Attempt, Table};
 
 impl Table {

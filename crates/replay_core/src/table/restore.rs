@@ -10,14 +10,15 @@ use bytes::Bytes;
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
-use crate::snapshot::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
-use crate::snapshot::record::RecordKind;
+use crate::snapshot_records::RecordKind;
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::sync::lock;
 
 use super::Table;
 use super::items::ItemRows;
 use super::residents::Residents;
 use super::stored::{Charge, NewChunk, StoredChunk};
-use super::writers::{WriterIdentity, Writers, lock};
+use super::writers::{WriterIdentity, Writers};
 
 /// Limit of every count in a file, so that counting on from it does not overflow.
 const MOST_COUNTED: u64 = 1 << 47;

@@ -7,18 +7,18 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_size};
 use crate::limiter::{Admitted, Limiter};
 use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::schema::flags;
 use crate::slab::Pinned;
-use crate::sum_tree::{Drawn, Strata};
+use crate::sum_tree::{self, SampledLeaf, Strata};
+use crate::sync::lock;
 
 use super::items::{Claim, ItemKey, ItemRows, Metadata};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::{Held, StoredChunk};
-use super::writers::lock;
 use super::{Attempt, Table};
 
 /// How often a batch draws again for items that were evicted under it before it gives up.
@@ -71,8 +71,6 @@ struct Sampling<'a> {
 }
 
 impl Table {
-    /// Most items of one draw.
-    pub const MAX_DRAW: u32 = 1 << 16;
     /// Most bytes of one drawn batch, rows and blobs.
     pub const MAX_BATCH_BYTES: u64 = 1 << 30;
 
@@ -86,7 +84,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
-    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`Self::MAX_DRAW`] items or
+    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items or
     /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter or
     /// `max_times_sampled` can ever admit;
     /// [`Error::UnknownTable`] when the table was dropped.
@@ -101,24 +99,8 @@ impl Table {
         Ok(attempt)
     }
 
-    /// Checks the number of items of a draw.
-    pub(crate) fn check_draw(count: u32) -> Result<()> {
-        if count == 0 {
-            return Err(Error::Config("a draw has at least one item".into()));
-        }
-        if count > Self::MAX_DRAW {
-            return Err(Error::TooLarge {
-                what: "a draw, in items,",
-                size: u64::from(count),
-                limit: u64::from(Self::MAX_DRAW),
-                advice: "draw fewer items at a time",
-            });
-        }
-        Ok(())
-    }
-
     fn check_request(&self, request: &SampleRequest) -> Result<()> {
-        Self::check_draw(request.count)?;
+        sum_tree::check_samples(request.count)?;
         if request.allow_short {
             return Ok(());
         }
@@ -259,7 +241,7 @@ impl<'a> Sampling<'a> {
 
     /// Takes drawn leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
     /// chunk, chunk, rows each wait for the one before.
-    fn take_side_by_side(&mut self, leaves: &[Drawn], total: u64) -> Result<()> {
+    fn take_side_by_side(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = self.table;
         for leaf in leaves {
             items.prefetch(leaf.slot);
@@ -409,15 +391,12 @@ impl<'a> Sampling<'a> {
                 segments += 1;
             }
         }
-        let size = row_bytes as u64 + blob_bytes as u64;
-        if size > Table::MAX_BATCH_BYTES {
-            return Err(Error::TooLarge {
-                what: "a drawn batch, in bytes,",
-                size,
-                limit: Table::MAX_BATCH_BYTES,
-                advice: "draw fewer items at a time",
-            });
-        }
+        check_size(
+            "a drawn batch, in bytes,",
+            row_bytes as u64 + blob_bytes as u64,
+            Table::MAX_BATCH_BYTES,
+            "draw fewer items at a time",
+        )?;
         let mut rows = Vec::with_capacity(row_bytes);
         let mut blobs = Vec::with_capacity(segments);
         for piece in self.pieces.drain(..) {

@@ -7,11 +7,11 @@ use crate::error::Result;
 use crate::power;
 use crate::schema::{Sampler, TableConfig};
 use crate::sum_tree::{SumTree, Update};
+use crate::sync::lock;
 
 use super::heap::{Heap, RankBy};
 use super::items::{ItemKey, Items};
 use super::order::InsertionOrder;
-use super::writers::lock;
 
 /// The mass of every item where all have the same, in units.
 pub const EQUAL_MASS: u64 = 1;

@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
-use crate::snapshot::record::{RecordKind, RecordWriter};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::snapshot_records::{RecordKind, RecordWriter};
+use crate::sync::lock;
 
 use super::Table;
 use super::items::ItemKey;
 use super::stored::StoredChunk;
-use super::writers::{WriterIdentity, lock};
+use super::writers::WriterIdentity;
 
 /// Chunks named under one hold of the insert lock.
 const NAMED_AT_ONCE: usize = 64;

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::snapshot::content::TableState;
+use crate::snapshot_records::content::TableState;
+use crate::sync::lock;
 
 use super::Table;
-use super::writers::lock;
 
 /// Events since the table was made. Statistics only: nothing is published with them.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority};
 use crate::replay::UpdateReceipt;
 
 use super::Table;
@@ -27,9 +27,8 @@ impl Table {
                 priorities.len()
             )));
         }
-        let refused = |p: &&f64| !(p.is_finite() && **p >= 0.0);
-        if let Some(&value) = priorities.iter().find(refused) {
-            return Err(Error::Priority { value });
+        for &priority in priorities {
+            check_priority(priority)?;
         }
         let mut items = Vec::with_capacity(keys.len());
         let mut new = Vec::with_capacity(keys.len());

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_size};
 use crate::replay::{OpenWriter, WriterOpened};
+use crate::sync::lock;
 
 use super::streams::Stream;
 
@@ -89,8 +90,7 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Most streams of all writers of a table. A new writer that needs more room expires the ones that have
-    /// been idle the longest.
+    /// Most streams of all writers of a table. To stay within it, a new writer expires the longest idle ones.
     pub const MAX_STREAMS: u32 = 65_536;
     /// Most bytes of a writer's name.
     pub const MAX_NAME_BYTES: usize = 256;
@@ -113,30 +113,19 @@ impl Writers {
         if open.streams == 0 {
             return Err(Error::Protocol("a writer has at least one stream".into()));
         }
-        for (what, size, limit, advice) in [
-            (
-                "a writer, in streams,",
-                u64::from(open.streams),
-                u64::from(Self::MAX_STREAMS),
-                "open several writers",
-            ),
-            (
-                "a writer's name, in bytes,",
-                open.name.len() as u64,
-                Self::MAX_NAME_BYTES as u64,
-                "give it a shorter name",
-            ),
-        ] {
-            if size > limit {
-                return Err(Error::TooLarge {
-                    what,
-                    size,
-                    limit,
-                    advice,
-                });
-            }
-        }
-        let mut entries = self.lock();
+        check_size(
+            "a writer, in streams,",
+            u64::from(open.streams),
+            u64::from(Self::MAX_STREAMS),
+            "open several writers",
+        )?;
+        check_size(
+            "a writer's name, in bytes,",
+            open.name.len() as u64,
+            Self::MAX_NAME_BYTES as u64,
+            "give it a shorter name",
+        )?;
+        let mut entries = lock(&self.entries);
         if let Some(entry) = entries.get(&open.writer) {
             let writer = Arc::clone(&entry.writer);
             drop(entries);
@@ -182,7 +171,7 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it was closed, was idle while others needed its room, or was never opened.
     pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
             writer: format!("{writer:#018x}"),
         })?;
@@ -201,13 +190,13 @@ impl Writers {
         // Held until the writer is removed, so that no connection takes over in between.
         let guard = lock(&found);
         guard.check_epoch(epoch)?;
-        self.lock().remove(&writer);
+        lock(&self.entries).remove(&writer);
         Ok(())
     }
 
     /// Open writers, and streams of all of them.
     pub fn counts(&self) -> (usize, u64) {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let streams = entries.values().map(|e| u64::from(e.streams)).sum();
         (entries.len(), streams)
     }
@@ -234,10 +223,6 @@ impl Writers {
     fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, KnownWriter>> {
-        lock(&self.entries)
-    }
 }
 
 fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened> {
@@ -259,11 +244,6 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
         epoch: writer.epoch,
         last_sequence: writer.last_sequence,
     })
-}
-
-/// Takes a lock whose data stay whole if a holder panics.
-pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -38,13 +38,13 @@ impl<'a> Unpacker<'a> {
     pub(super) fn new(layout: &'a RowLayout) -> Self {
         Unpacker {
             layout,
-            keys: vec![KeyValue::default(); layout.blob_columns().len()],
+            keys: vec![KeyValue::default(); layout.blob_columns.len()],
         }
     }
 
     /// Bytes of one value.
     pub(super) fn bytes(&self, column: usize) -> usize {
-        self.layout.columns()[column].bytes
+        self.layout.columns[column].bytes
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
@@ -54,7 +54,7 @@ impl<'a> Unpacker<'a> {
         column: usize,
         out: &mut [u8],
     ) -> Decoded<()> {
-        let layout = &self.layout.columns()[column];
+        let layout = &self.layout.columns[column];
         let number = match layout.location {
             ValueLocation::Row(offset) => {
                 out.copy_from_slice(&row.parts.fields[offset..offset + layout.bytes]);
@@ -64,9 +64,9 @@ impl<'a> Unpacker<'a> {
         };
         let codec = layout.column.codec;
         let unpacked = match (row.parts.blob(self.layout, number), row.role) {
-            (Blob::Value(_), Role::Key) => self.unpack_key(row.parts, codec, number, out),
+            (Blob::Value(_), KeyRole::Key) => self.unpack_key(row.parts, codec, number, out),
             (Blob::Value(blob), _) => codec.unpack(blob, out),
-            (Blob::Difference(difference), Role::DifferenceTo(key)) => self
+            (Blob::Difference(difference), KeyRole::DifferenceTo(key)) => self
                 .unpack_key(key, codec, number, out)
                 .and_then(|()| Ok(difference::apply(difference, out)?)),
             (Blob::Difference(_), _) => Err("a difference in a key row".into()),
@@ -100,7 +100,7 @@ impl<'a> Unpacker<'a> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
-        Ok(self.layout.columns()[column].column.dtype.read(value))
+        Ok(self.layout.columns[column].column.dtype.read(value))
     }
 
     fn unpack_key(
@@ -131,12 +131,12 @@ impl<'a> Unpacker<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct DrawnRow<'a> {
     parts: RowParts<'a>,
-    role: Role<'a>,
+    role: KeyRole<'a>,
 }
 
-/// A row's part in differences.
+/// Relation of a row to key rows.
 #[derive(Clone, Copy)]
-enum Role<'a> {
+enum KeyRole<'a> {
     /// Blobs of the row may be differences to this key row's.
     DifferenceTo(RowParts<'a>),
     /// The next row is one with differences to this key row: its values are worth remembering.
@@ -192,6 +192,28 @@ impl<'a> DrawnWindow<'a> {
         let index = self.before.checked_add_signed(offset)?;
         self.rows.get(index).copied()
     }
+
+    /// The steps from the anchor on, at most `most`, up to the end of the episode (or life), and whether the last of them
+    /// terminates. Otherwise the observation to bootstrap from follows.
+    pub(super) fn steps(&self, most: usize) -> Decoded<(&'a [DrawnRow<'a>], bool)> {
+        let rows = &self.rows[self.before..];
+        for (index, row) in rows.iter().enumerate() {
+            let steps = index + 1;
+            if row.has(flags::FINAL) {
+                break;
+            }
+            if row.has(flags::TERMINATED) {
+                return Ok((&rows[..steps], true));
+            }
+            if steps == most || row.has(flags::TRUNCATED) {
+                if steps == rows.len() {
+                    return Err("the observation to bootstrap from is missing".into());
+                }
+                return Ok((&rows[..steps], false));
+            }
+        }
+        Err("the window ends before its episode does".into())
+    }
 }
 
 /// Finds the rows of a draw, their blobs and their key rows.
@@ -202,7 +224,7 @@ pub(super) fn split_rows<'a>(
     sampled: &'a Sampled,
     layout: &RowLayout,
 ) -> Result<Vec<DrawnRow<'a>>> {
-    let row_bytes = layout.row_bytes();
+    let row_bytes = layout.row_bytes;
     if !sampled.rows.len().is_multiple_of(row_bytes) {
         return Err(Error::Corrupt(format!(
             "a draw has {} bytes of rows, which is no multiple of {}",
@@ -234,12 +256,12 @@ pub(super) fn split_rows<'a>(
             if let Some(before) = rows.last_mut()
                 && std::ptr::eq(before.parts.fields, key.fields)
             {
-                before.role = Role::Key;
+                before.role = KeyRole::Key;
             }
-            Role::DifferenceTo(key)
+            KeyRole::DifferenceTo(key)
         } else {
             key = Some(parts);
-            Role::Alone
+            KeyRole::Alone
         };
         if !parts.has(flags::REFERENCE) {
             rows.push(DrawnRow { parts, role });

@@ -60,7 +60,7 @@ pub(super) struct Packer {
 impl Packer {
     pub(super) fn new(config: &TableConfig) -> Self {
         let layout = RowLayout::of(config);
-        let largest = layout.columns().iter().map(|column| column.bytes).max();
+        let largest = layout.columns.iter().map(|column| column.bytes).max();
         let largest = largest.unwrap_or_default();
         Packer {
             layout,
@@ -79,10 +79,10 @@ impl Packer {
         flags: u8,
         value: impl Fn(usize) -> Option<&'a [u8]>,
     ) {
-        let columns = self.layout.columns();
+        let columns = &self.layout.columns;
         let value = |column: usize| value(column).unwrap_or(&self.zeros[..columns[column].bytes]);
         let blob_values = || {
-            let indexes = self.layout.blob_columns().iter();
+            let indexes = self.layout.blob_columns.iter();
             indexes.map(|&index| (columns[index].column.codec, value(index)))
         };
         let blobs = &mut self.blobs;
@@ -104,7 +104,7 @@ impl Packer {
         for length in &self.blobs.lengths {
             chunk.rows.extend_from_slice(&length.to_le_bytes());
         }
-        debug_assert_eq!(chunk.rows.len() - row_start, self.layout.row_bytes());
+        debug_assert_eq!(chunk.rows.len() - row_start, self.layout.row_bytes);
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
         for (frame, state) in steps {
             packer.pack(&mut chunk, 0, |column| Some([&frame[..], state][column]));
         }
-        let rows = chunk.rows.chunks_exact(packer.layout.row_bytes());
+        let rows = chunk.rows.chunks_exact(packer.layout.row_bytes);
         rows.map(|row| {
             let lengths: Vec<_> = packer.layout.blob_lengths(row).collect();
             (row[FLAGS_OFFSET], lengths.try_into().unwrap())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::episode_windows::{EpisodeWindows, Estimate};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority};
 use crate::schema::{Dtype, TableConfig, flags};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
@@ -115,13 +115,8 @@ impl StepChecker {
             self.check_length(name, bits.map(<[bool]>::len))?;
         }
         self.check_length("priority", step.priority.map(<[f32]>::len))?;
-        if let Some(&bad) = step
-            .priority
-            .unwrap_or_default()
-            .iter()
-            .find(|p| !(p.is_finite() && **p >= 0.0))
-        {
-            return Err(Error::Priority { value: bad.into() });
+        for &priority in step.priority.unwrap_or_default() {
+            check_priority(priority)?;
         }
         let last = step
             .final_observations
@@ -275,10 +270,7 @@ impl StepChecker {
     }
 
     fn refuse(&self, reason: String) -> Error {
-        Error::Schema {
-            table: self.config.name.clone(),
-            reason,
-        }
+        Error::schema(&self.config.name, reason)
     }
 }
 

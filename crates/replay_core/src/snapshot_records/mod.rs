@@ -1,6 +1,27 @@
-//! The records of a snapshot file: kinds, lengths and checksums.
+//! The records of a snapshot file: kinds, lengths and checksums here, bodies in [`content`].
+//!
+//! ```text
+//! file     magic b"innetmem", version u32, then records
+//! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all before it but the
+//!          checksums
+//!   1 table    its definition ([`TableConfig`]) as JSON, in format 2 as a Cap'n Proto message; what follows up to the next
+//!              table is of this one
+//!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
+//!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
+//!              wire has it; in the order of arrival
+//!   4 items    32 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
+//!              order, of their insertion or update
+//!   5 state    numbers, see [`content::TableState`]; the table ends with it
+//!   6 end      nothing; the file ends with it
+//! ```
+//!
+//! Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
+//! out of place is found at the record.
+
+pub mod content;
 
 use std::fmt::Display;
+use std::io;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +36,7 @@ const VERSION: u32 = 3;
 /// The version before, which is read, too: a table's definition was a Cap'n Proto message.
 pub const CAPNP_VERSION: u32 = 2;
 
-/// Content of a record; see [`super`].
+/// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RecordKind {
@@ -33,6 +54,22 @@ impl RecordKind {
         [Table, Stream, Chunk, Items, State, End]
             .into_iter()
             .find(|&kind| kind as u32 == number)
+    }
+}
+
+/// The error of a failed write to the file.
+pub fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io {
+        what: format!("the snapshot {} cannot be written", path.display()),
+        source,
+    }
+}
+
+/// The error of a failed read of the file.
+pub fn cannot_read(path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io {
+        what: format!("the snapshot {} cannot be read", path.display()),
+        source,
     }
 }
 
@@ -87,10 +124,7 @@ impl<W: Write> RecordWriter<W> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).map_err(|source| Error::Io {
-            what: format!("the snapshot {} cannot be written", self.path.display()),
-            source,
-        })
+        self.out.write_all(bytes).map_err(cannot_write(&self.path))
     }
 }
 
@@ -188,10 +222,7 @@ impl<R: Read> RecordReader<R> {
         let mut bytes = vec![0; length as usize];
         self.from
             .read_exact(&mut bytes)
-            .map_err(|source| Error::Io {
-                what: format!("the snapshot {} cannot be read", self.path.display()),
-                source,
-            })?;
+            .map_err(cannot_read(&self.path))?;
         Ok(bytes)
     }
 }
