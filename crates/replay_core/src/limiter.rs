@@ -20,6 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 
+/// Result of an attempt; `Err` names the cause of the wait.
+pub type Outcome<T> = std::result::Result<T, String>;
+
 /// Rounding of `samples_per_insert * inserted` must not delay a draw by a whole item.
 const TOLERANCE: f64 = 1e-6;
 
@@ -110,12 +113,7 @@ impl Limiter {
 
     /// Admits a push of `items` items to a table of `live` ones; `Err` names the cause of the wait. A push without items
     /// always passes, and a `needed` one whatever the counts say.
-    pub fn admit_insert(
-        &self,
-        live: u64,
-        items: u64,
-        needed: bool,
-    ) -> std::result::Result<Inserting<'_>, String> {
+    pub fn admit_insert(&self, live: u64, items: u64, needed: bool) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
         let mut refused = None;
         let admit = |ahead: u64| {
@@ -175,59 +173,55 @@ impl Limiter {
 
     /// Admits a draw of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` names the cause of
     /// the wait.
-    pub fn admit_draw(
-        &self,
-        live: u64,
-        wanted: u32,
-        short: bool,
-    ) -> std::result::Result<Admitted, String> {
+    pub fn admit_draw(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
             return Err(format!(
                 "table {:?} holds {live} items of the {} that min_size asks for; waiting for writers",
                 self.table, self.min_size
             ));
         }
-        let mut seen = self.drawn.load(Ordering::Acquire);
-        loop {
-            let drawn = Count(seen);
-            // Pairs with the Release stores of `reset`: an epoch that agrees means counts of one epoch.
-            let inserted = Count(self.inserted.load(Ordering::Acquire));
-            if inserted.epoch() != drawn.epoch() {
-                return Err(format!("table {:?} is being emptied", self.table));
-            }
-            let items = match self.allowance(inserted.items(), drawn.items()) {
-                None => wanted,
-                Some(allowed) if allowed >= f64::from(wanted) => wanted,
-                Some(allowed) if short && allowed >= 1.0 => allowed as u32,
-                Some(allowed) => {
-                    let missing = f64::from(wanted) - allowed;
-                    return Err(format!(
-                        "table {:?} has {} items drawn for {} inserted, at samples_per_insert {} and slack {}; a \
-                         draw of {wanted} waits for writers to insert {} more",
-                        self.table,
-                        drawn.items(),
-                        inserted.items(),
-                        self.samples_per_insert,
-                        self.slack,
-                        (missing / self.samples_per_insert).ceil().max(1.0)
-                    ));
-                }
-            };
-            match self.drawn.compare_exchange_weak(
-                seen,
-                seen + u64::from(items),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => {
-                    return Ok(Admitted {
-                        epoch: drawn.epoch(),
-                        items,
-                    });
-                }
-                Err(now) => seen = now,
-            }
+        let mut outcome = Err(String::new());
+        let admit = |seen: u64| {
+            outcome = self.grant(Count(seen), wanted, short);
+            let admitted = outcome.as_ref().ok()?;
+            Some(seen + u64::from(admitted.items))
+        };
+        // The refusal is in `outcome`.
+        let _ = self
+            .drawn
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
+        outcome
+    }
+
+    /// The part of a draw that the counts allow.
+    fn grant(&self, drawn: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
+        // Pairs with the Release stores of `restart`: an epoch that agrees means counts of one epoch.
+        let inserted = Count(self.inserted.load(Ordering::Acquire));
+        if inserted.epoch() != drawn.epoch() {
+            return Err(format!("table {:?} is being emptied", self.table));
         }
+        let items = match self.allowance(inserted.items(), drawn.items()) {
+            None => wanted,
+            Some(allowed) if allowed >= f64::from(wanted) => wanted,
+            Some(allowed) if short && allowed >= 1.0 => allowed as u32,
+            Some(allowed) => {
+                let missing = f64::from(wanted) - allowed;
+                return Err(format!(
+                    "table {:?} has {} items drawn for {} inserted, at samples_per_insert {} and slack {}; a \
+                     draw of {wanted} waits for writers to insert {} more",
+                    self.table,
+                    drawn.items(),
+                    inserted.items(),
+                    self.samples_per_insert,
+                    self.slack,
+                    (missing / self.samples_per_insert).ceil().max(1.0)
+                ));
+            }
+        };
+        Ok(Admitted {
+            epoch: drawn.epoch(),
+            items,
+        })
     }
 
     /// Takes back draws that were not delivered; those from before a `reset` are void.

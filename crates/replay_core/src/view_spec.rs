@@ -194,13 +194,12 @@ impl ViewSpec {
         let mut columns = config.columns.iter();
         match columns.find(|column| made.contains(&column.name.as_str())) {
             None => Ok(()),
-            Some(column) => Err(Error::schema(
-                &config.name,
-                format!(
-                    "column {:?} has the name of an array that the view makes; rename it",
-                    column.name
-                ),
-            )),
+            Some(Column { name, .. }) => {
+                let reason = format!(
+                    "column {name:?} has the name of an array that the view makes; rename it"
+                );
+                Err(Error::schema(&config.name, reason))
+            }
         }
     }
 }
@@ -225,20 +224,12 @@ fn check_gamma(gamma: f64) -> Result<()> {
 
 /// The index of a column.
 pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
-    config
-        .columns
-        .iter()
-        .position(|column| column.name == name)
-        .ok_or_else(|| {
-            let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
-            Error::schema(
-                &config.name,
-                format!(
-                    "the view reads column {name:?}, the table has {}",
-                    names.join(", ")
-                ),
-            )
-        })
+    config.column_index(name).ok_or_else(|| {
+        let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
+        let names = names.join(", ");
+        let reason = format!("the view reads column {name:?}, the table has {names}");
+        Error::schema(&config.name, reason)
+    })
 }
 
 /// The index of a column that holds one number.
@@ -248,8 +239,6 @@ pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
     if config.columns[index].bytes() == dtype.bytes() {
         return Ok(index);
     }
-    Err(Error::schema(
-        &config.name,
-        format!("column {name:?} has to be one number a step, it has shape {shape:?}"),
-    ))
+    let reason = format!("column {name:?} has to be one number a step, it has shape {shape:?}");
+    Err(Error::schema(&config.name, reason))
 }

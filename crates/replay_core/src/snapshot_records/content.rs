@@ -147,19 +147,17 @@ impl TableState {
     pub const COUNTERS: usize = 11;
     const NUMBERS: usize = 5 + Self::COUNTERS;
 
-    /// The counts among them.
-    pub fn counts(&self) -> impl Iterator<Item = u64> {
-        [
-            self.evicted_chunks,
-            self.limiter_inserted,
-            self.limiter_drawn,
-            self.draws,
-        ]
-        .into_iter()
-        .chain(self.counters)
+    /// The numbers that are counts: all but the largest priority, which is 0 here.
+    pub fn counts(self) -> impl Iterator<Item = u64> {
+        let max_priority = 0;
+        TableState {
+            max_priority,
+            ..self
+        }
+        .numbers()
     }
 
-    pub fn to_bytes(self) -> Vec<u8> {
+    fn numbers(self) -> impl Iterator<Item = u64> {
         [
             self.evicted_chunks,
             self.limiter_inserted,
@@ -169,8 +167,10 @@ impl TableState {
         ]
         .into_iter()
         .chain(self.counters)
-        .flat_map(u64::to_le_bytes)
-        .collect()
+    }
+
+    pub fn to_bytes(self) -> Vec<u8> {
+        self.numbers().flat_map(u64::to_le_bytes).collect()
     }
 
     pub fn from_bytes(mut body: Bytes) -> Result<Self, String> {

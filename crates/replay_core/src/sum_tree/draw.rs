@@ -1,5 +1,8 @@
 //! Draws: many descents side by side, level by level, so that the cache misses of one level overlap.
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
 use crate::sync::{Ordering, fence};
 
 use super::SumTree;
@@ -26,6 +29,29 @@ const SIDE_BY_SIDE: usize = 32;
 /// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
 /// mass since its parent was read. Under loom every read multiplies the executions to explore.
 const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
+
+/// Random targets of a batch, one in each of as many equal parts of the sum of priorities (Schaul et al., 2016, appendix
+/// B.2.1). They follow from a seed and the batch's number alone: no lock between threads.
+pub struct Strata(StdRng);
+
+impl Strata {
+    /// Targets of batch `number` under `seed`.
+    pub fn new(seed: u64, number: u64) -> Self {
+        let step = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Strata(StdRng::seed_from_u64(seed.wrapping_add(step)))
+    }
+
+    /// Puts `count` ascending targets in [0, 1) into `targets`, cleared first.
+    pub fn fill(&mut self, count: u32, targets: &mut Vec<f64>) {
+        let strata = f64::from(count);
+        targets.clear();
+        targets.extend((0..count).map(|stratum| {
+            let target = (f64::from(stratum) + self.0.random::<f64>()) / strata;
+            // Rounding may reach 1, which is outside.
+            target.min(1.0 - f64::EPSILON)
+        }));
+    }
+}
 
 /// One descent on its way down.
 #[derive(Clone, Copy)]

@@ -34,7 +34,6 @@ mod batch;
 mod draw;
 mod leaf;
 mod node;
-mod strata;
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 mod vector;
 
@@ -45,8 +44,7 @@ use leaf::Leaf;
 use node::{ChildSums, Level, Node};
 
 pub use batch::Update;
-pub use draw::SampledLeaf;
-pub use strata::Strata;
+pub use draw::{SampledLeaf, Strata};
 
 /// Most leaves of one batch of samples.
 pub const MAX_SAMPLES: u32 = 1 << 16;

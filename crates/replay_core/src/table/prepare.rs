@@ -143,14 +143,12 @@ impl Table {
             packed.push(PackedRows::check(&self.layout, head.rows, chunk)?);
             let stream = &mut writer.streams[head.stream as usize];
             stream.forget_before(first_arrival);
-            if head.first_step < stream.next_step()
+            if head.first_step < stream.next_step
                 || head.first_step.checked_add(u64::from(head.rows)).is_none()
             {
                 return Err(self.refuse(format!(
                     "step {} of stream {} after step {}: step numbers do not go back",
-                    head.first_step,
-                    head.stream,
-                    stream.next_step()
+                    head.first_step, head.stream, stream.next_step
                 )));
             }
         }

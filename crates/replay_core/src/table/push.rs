@@ -1,5 +1,5 @@
-//! Pushes: admitted by the rate limiter, checked and built as a whole (`prepare`), given room (`evict`), then put in
-//! place as a whole.
+//! Pushes, each applied as a whole: the rate limiter admits one, `prepare` checks and builds it, `evict` frees space, and
+//! [`Table::place`] inserts it.
 //!
 //! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
 //! Evicted chunks are dropped after that lock is released, and new ones are built before it is taken.
@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
-use crate::limiter::Inserting;
+use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
 use crate::sync::lock;
 
@@ -20,8 +20,8 @@ use super::{Attempt, Table};
 
 impl Table {
     /// Applies a push, once, and returns the steps that the table has taken from this writer so far; a push that
-    /// was applied before is answered and not applied again. Blocked by the rate limiter, or when evicted chunks
-    /// that readers hold leave no room.
+    /// was applied before is answered and not applied again. Blocked by the rate limiter, or by evicted chunks that
+    /// readers still hold.
     ///
     /// # Errors
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
@@ -39,7 +39,15 @@ impl Table {
             Ok(inserting) => inserting,
             Err(waits) => return Ok(self.blocked_push(waits)),
         };
-        let mut prepared = self.prepare(&mut writer, &push.body)?;
+        let mut prepared = match self.prepare(&mut writer, &push.body) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Other pushes may have been refused because of these items.
+                drop(inserting);
+                self.held.changed.notify(usize::MAX);
+                return Err(error);
+            }
+        };
         let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
             let mut residents = lock(&self.residents);
@@ -71,7 +79,7 @@ impl Table {
 
     /// Asks the rate limiter about a push. It passes in any case while a draw waits for more draws than are left: only
     /// a push can help. `Err` names the cause of the wait.
-    fn admit_push(&self, items: usize) -> std::result::Result<Inserting<'_>, String> {
+    fn admit_push(&self, items: usize) -> Outcome<Inserting<'_>> {
         // Hints, both: a blocked call looks again soon.
         let wanted = self.draws_wanted.load(Ordering::Relaxed);
         let needed = self.items.draws_left() < i64::from(wanted);
@@ -86,11 +94,7 @@ impl Table {
 
     /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left
     /// for a chunk: then nothing is in place, and the caller retires the chunks that have one.
-    fn place(
-        &self,
-        residents: &mut Residents,
-        push: &mut Prepared,
-    ) -> std::result::Result<bool, String> {
+    fn place(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<bool> {
         let mut chunks = push.chunks.iter_mut();
         if !chunks.all(|chunk| chunk.new.enter(&self.chunks)) {
             return Err(format!(

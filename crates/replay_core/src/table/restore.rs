@@ -381,7 +381,7 @@ impl Table {
     fn check_empty(&self, residents: &Residents) -> Result<()> {
         let free = self.items.free() == self.items.capacity();
         let has_room = self.sampler.has_room(&self.items, self.items.capacity());
-        if residents.steps() == 0 && self.held.bytes() == 0 && free && has_room {
+        if residents.steps == 0 && self.held.bytes() == 0 && free && has_room {
             return Ok(());
         }
         Err(self.not_empty(residents))
@@ -390,7 +390,7 @@ impl Table {
     fn not_empty(&self, residents: &Residents) -> Error {
         Error::NotEmpty {
             table: self.config.name.clone(),
-            steps: residents.steps(),
+            steps: residents.steps,
             bytes: self.held.bytes(),
         }
     }
@@ -398,7 +398,7 @@ impl Table {
     /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then
     /// the rate limiter holds draws back.
     fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
-        for (counter, value) in self.counters.all().into_iter().zip(state.counters) {
+        for ((_, counter), value) in self.counters.all().into_iter().zip(state.counters) {
             counter.store(value, Ordering::Relaxed);
         }
         self.max_priority

@@ -51,7 +51,7 @@ impl Table {
         let mut saved = Saved::default();
         self.save_chunks(end, &mut saved, out)?;
         self.save_items(taken, &saved, out)?;
-        let first = lock(&self.residents).first();
+        let first = lock(&self.residents).first;
         let evicted = saved.arrivals.partition_point(|&arrival| arrival < first);
         let state = self.state(evicted as u64);
         out.record(RecordKind::State, &[&state.to_bytes()])
@@ -69,7 +69,7 @@ impl Table {
         loop {
             {
                 let mut residents = lock(&self.residents);
-                next = residents.first().max(next);
+                next = residents.first.max(next);
                 while next < end && named.len() < NAMED_AT_ONCE {
                     named.extend(residents.get_mut(next).map(|chunk| (next, chunk.handle)));
                     next += 1;
@@ -152,7 +152,10 @@ impl Table {
             limiter_drawn,
             max_priority: self.max_priority.load(Ordering::Relaxed),
             draws: self.draws.load(Ordering::Relaxed),
-            counters: self.counters.all().map(|c| c.load(Ordering::Relaxed)),
+            counters: self
+                .counters
+                .all()
+                .map(|(_, counter)| counter.load(Ordering::Relaxed)),
         }
     }
 }

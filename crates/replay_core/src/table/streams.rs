@@ -25,8 +25,8 @@ impl ChunkSpan {
 /// One environment's steps, by number.
 #[derive(Debug, Default)]
 pub struct Stream {
-    /// The number the next step has unless there is a gap.
-    next_step: u64,
+    /// The number of the next step unless there is a gap.
+    pub next_step: u64,
     spans: VecDeque<ChunkSpan>,
 }
 
@@ -40,17 +40,10 @@ pub enum FirstChunk {
 }
 
 impl Stream {
-    /// The number of the next step.
-    pub fn next_step(&self) -> u64 {
-        self.next_step
-    }
-
     /// Forgets chunks that were evicted: those before `first_arrival`.
     pub fn forget_before(&mut self, first_arrival: u64) {
-        while self
-            .spans
-            .front()
-            .is_some_and(|span| span.arrival < first_arrival)
+        while let Some(span) = self.spans.front()
+            && span.arrival < first_arrival
         {
             self.spans.pop_front();
         }
@@ -206,7 +199,7 @@ mod tests {
         assert_eq!(s.locate(3, 5, None), Ok(None));
         s.forget_before(10);
         assert_eq!(s.locate(10, 12, None), Ok(None));
-        assert_eq!(s.next_step(), 14);
+        assert_eq!(s.next_step, 14);
         assert_eq!(s.locate(13, 14, Some((0, 14, 1))), Ok(None));
     }
 }

@@ -45,7 +45,7 @@ impl Table {
         let applied = self.sampler.update(&self.items, &items, new)?;
         let stale = keys.len() - applied;
         self.counters
-            .updated
+            .updated_priorities
             .fetch_add(applied as u64, Ordering::Relaxed);
         self.counters
             .stale_updates

@@ -306,7 +306,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         assert!(matches!(
             pool.take(usize::MAX, 2),
-            Err(Error::TooLarge { .. })
+            Err(crate::Error::TooLarge { .. })
         ));
     }
 

@@ -72,9 +72,8 @@ impl StepChecker {
                 Dtype::Float16 | Dtype::Float32 | Dtype::Float64
             )
         };
-        let observation = view
-            .observation()
-            .and_then(|name| config.columns.iter().position(|column| column.name == name));
+        let observation = view.observation();
+        let observation = observation.and_then(|name| config.column_index(name));
         StepChecker {
             streams,
             observation,
@@ -94,12 +93,7 @@ impl StepChecker {
         windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
         for (name, _) in step.columns {
-            if !self
-                .config
-                .columns
-                .iter()
-                .any(|column| column.name == *name)
-            {
+            if self.config.column_index(name).is_none() {
                 return Err(self.refuse(format!("the table has no column {name:?}")));
             }
         }
@@ -165,13 +159,8 @@ impl StepChecker {
             bytes: values.bytes,
             each: 4 * actions,
         });
-        match q
-            .0
-            .bytes
-            .chunks_exact(4)
-            .map(read_f32)
-            .find(|q| !q.is_finite())
-        {
+        let mut numbers = values.bytes.chunks_exact(4).map(read_f32);
+        match numbers.find(|q| !q.is_finite()) {
             Some(value) => Err(self.refuse(format!("{name} has to be finite, got {value}"))),
             None => Ok(q),
         }
@@ -400,16 +389,13 @@ impl<'a> CheckedStep<'a> {
                 ..Estimate::default()
             };
         }
-        let action = self
-            .checker
-            .action
-            .map(|column| self.number(column, stream));
+        let taken = self.q.zip(self.checker.action).map(|(q, column)| {
+            let action = self.number(column, stream);
+            q.of(stream, action as usize)
+        });
         Estimate {
             reward: self.reward(stream),
-            taken: self
-                .q
-                .zip(action)
-                .map(|(q, action)| q.of(stream, action as usize)),
+            taken,
             greedy,
             priority: self.step.priority.map(|priority| priority[stream]),
         }
@@ -418,10 +404,9 @@ impl<'a> CheckedStep<'a> {
     /// The final row to append after a stream's row.
     pub(super) fn last_observation(&self, stream: usize) -> Option<LastObservation<'a>> {
         let last = self.last.as_ref()?;
-        let ended = match last.ended {
-            Some(ended) => ended[stream],
-            None => self.ends(stream),
-        };
+        let ended = last
+            .ended
+            .map_or_else(|| self.ends(stream), |ended| ended[stream]);
         (ended && !self.is_final(stream)).then(|| LastObservation {
             column: last.column,
             value: last.values.of(stream),
