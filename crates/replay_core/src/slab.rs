@@ -96,11 +96,6 @@ impl<T> Slab<T> {
         u64::from(capacity) * size_of::<Slot<T>>() as u64
     }
 
-    /// Number of slots.
-    pub fn capacity(&self) -> u32 {
-        self.slots.len() as u32
-    }
-
     /// Stores a value.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! Draws. A random draw takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item is
-//! still live.
+//! Sampling. A random sample takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item
+//! is still live.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -150,25 +150,24 @@ impl Table {
                 )));
             }
         }
-        let live_items;
-        let min_probability;
-        match &self.sampler {
+        let (live_items, min_probability) = match &self.sampler {
             ItemSampler::InOrder(queue) => {
-                live_items = live;
                 batch.take_in_order(queue)?;
-                min_probability = request.min_probability.then_some(1.0);
+                (live, request.min_probability.then_some(1.0))
             }
             ItemSampler::Random { .. } => {
-                live_items = self.items.tree.live_with_mass();
+                let live_items = self.items.tree.live_with_mass();
                 let total = batch.take_by_mass()?;
-                min_probability = (request.min_probability && total > 0).then(|| {
+                let least = || {
                     let least = self.items.tree.min_positive().unwrap_or(total);
-                    let drawn = batch.items.iter().map(|i| i.probability);
+                    let sampled = batch.items.iter().map(|item| item.probability);
                     // An item may have been updated since it was drawn.
-                    drawn.fold(least as f64 / total as f64, f64::min)
-                });
+                    sampled.fold(least as f64 / total as f64, f64::min)
+                };
+                let asked = request.min_probability && total > 0;
+                (live_items, asked.then(least))
             }
-        }
+        };
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
             if batch.items.is_empty() && self.is_massless() {
                 return Err(Error::NoMass {
@@ -188,8 +187,8 @@ impl Table {
             .map(Attempt::Ready)
     }
 
-    /// Whether there are items and none has mass, for a draw that found nothing. The only lock on the way of a prioritized draw:
-    /// a push counts an item before it has its mass, and an eviction after it has lost it.
+    /// Whether there are items and none has mass, for a draw that found nothing. Prioritized draws take no other lock: a
+    /// push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> bool {
         let _no_births_or_evictions = lock(&self.residents);
         // The mass first: batches that settle meanwhile may take the last items with them.

@@ -13,10 +13,10 @@ use super::heap::{Heap, RankBy};
 use super::items::{ItemKey, Items};
 use super::order::InsertionOrder;
 
-/// The mass of every item where all have the same, in units.
+/// Mass of an item, in units, under a sampler that ignores priorities.
 pub const EQUAL_MASS: u64 = 1;
 
-/// The sampler of one table. Every item has its mass in the sum tree, whatever the sampler: nothing is drawn without.
+/// The sampler of one table. Items of every sampler have mass in the sum tree; an item without mass is never drawn.
 pub enum ItemSampler {
     /// Draws at random, in proportion to mass.
     Random {

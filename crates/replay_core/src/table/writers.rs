@@ -85,7 +85,7 @@ struct KnownWriter {
 pub struct Writers {
     table: String,
     entries: Mutex<HashMap<u64, KnownWriter>>,
-    /// Counts pushes, to find the writer that was idle the longest.
+    /// Number of accesses so far, to find the longest idle writer.
     clock: AtomicU64,
 }
 
@@ -104,7 +104,8 @@ impl Writers {
         }
     }
 
-    /// Opens a writer, or takes over one that is open under the same number: its epoch rises.
+    /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
+    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers the longest idle ones expire.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for too many streams, [`Error::Protocol`] without a stream, or when the writer is open
@@ -155,7 +156,8 @@ impl Writers {
         })
     }
 
-    /// Takes over a writer that is known.
+    /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
+    /// repeat may have been applied already.
     ///
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Protocol`] when it is open with other streams or another window.
@@ -169,7 +171,7 @@ impl Writers {
     /// The writer of that number.
     ///
     /// # Errors
-    /// [`Error::Expired`] when it was closed, was idle while others needed its room, or was never opened.
+    /// [`Error::Expired`] when it was closed, has expired, or was never opened.
     pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
         let entries = lock(&self.entries);
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
@@ -215,7 +217,7 @@ impl Writers {
             tracing::warn!(
                 table = self.table,
                 streams = entry.streams,
-                "a writer that was idle has expired to make room for a new one"
+                "an idle writer has expired: a new one needs its streams"
             );
         }
     }

@@ -74,25 +74,30 @@ impl<'a> Unpacker<'a> {
         unpacked.map_err(|what| format!("column {:?}: {what}", layout.column.name))
     }
 
-    /// Unpacks the observation `offset` steps after the anchor, or what pads a stack where the episode had not
-    /// begun.
-    pub(super) fn unpack_stacked(
+    /// Unpacks observations into the slots of a buffer: `offset` gives the steps from the anchor to a slot's, or `None` for
+    /// zeros. Slots before the episode's first observation are padded.
+    pub(super) fn unpack_slots(
         &mut self,
         window: &DrawnWindow<'a>,
         column: usize,
         padding: Padding,
-        offset: isize,
-        out: &mut [u8],
+        slots: &mut [u8],
+        offset: impl Fn(usize) -> Option<isize>,
     ) -> Decoded<()> {
-        let begun = -(window.before as isize);
-        if offset < begun && padding == Padding::Zero {
-            out.fill(0);
-            return Ok(());
+        let first = -(window.before as isize);
+        let slots = slots.chunks_exact_mut(self.bytes(column));
+        for (slot, value) in slots.enumerate() {
+            let offset = offset(slot).filter(|&at| at >= first || padding != Padding::Zero);
+            let Some(offset) = offset else {
+                value.fill(0);
+                continue;
+            };
+            let row = window
+                .row(offset.max(first))
+                .ok_or("an observation of the window is missing")?;
+            self.unpack(row, column, value)?;
         }
-        let row = window
-            .row(offset.max(begun))
-            .ok_or("an observation of the window is missing")?;
-        self.unpack(row, column, out)
+        Ok(())
     }
 
     /// Unpacks a column that holds one number.

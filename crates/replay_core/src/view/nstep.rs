@@ -111,27 +111,16 @@ impl NStepView {
 
         let next = if terminated { self.n() } else { steps.len() };
         let newest = self.stack() as isize - 1;
-        for (slot, value) in observations
-            .chunks_exact_mut(unpacker.bytes(self.observation))
-            .enumerate()
-        {
-            let offset = if slot < self.stack() {
-                slot as isize - newest
+        let offset = |slot: usize| {
+            let step = if slot < self.stack() {
+                slot
             } else {
-                (slot - slots.shift + next) as isize - newest
+                slot - slots.shift + next
             };
-            if terminated && offset > 0 {
-                value.fill(0);
-            } else {
-                unpacker.unpack_stacked(
-                    window,
-                    self.observation,
-                    self.spec.padding,
-                    offset,
-                    value,
-                )?;
-            }
-        }
+            Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0)
+        };
+        let padding = self.spec.padding;
+        unpacker.unpack_slots(window, self.observation, padding, observations, offset)?;
 
         for (&column, value) in self.others.iter().zip(others) {
             unpacker.unpack(steps[0], column, value)?;

@@ -102,23 +102,12 @@ impl SequenceView {
 
         let newest = self.stack() as isize - 1;
         let observations = steps.len() + usize::from(!terminates);
-        for (slot, value) in slots
-            .chunks_exact_mut(unpacker.bytes(self.observation))
-            .enumerate()
-        {
+        let offset = |slot: usize| {
             let offset = slot as isize - newest;
-            if offset < observations as isize {
-                unpacker.unpack_stacked(
-                    window,
-                    self.observation,
-                    self.spec.padding,
-                    offset,
-                    value,
-                )?;
-            } else {
-                value.fill(0);
-            }
-        }
+            (offset < observations as isize).then_some(offset)
+        };
+        let padding = self.spec.padding;
+        unpacker.unpack_slots(window, self.observation, padding, slots, offset)?;
 
         reward.fill(0);
         discount.fill(0);

@@ -6,13 +6,13 @@ use crate::row_layout::{BlobLength, RowLayout, ValueLocation};
 use crate::schema::TableConfig;
 use crate::schema::flags::DIFFERENCE;
 
-/// A difference is worth its while up to this fraction of the key row's blob: one part in so many.
+/// Divisor of the length of the key row's blob: no difference is longer than the quotient.
 const DIFFERENCE_PART: usize = 3;
 
 /// The steps of one stream that have not been pushed yet.
 #[derive(Default)]
 pub(super) struct OpenChunk {
-    steps: u32,
+    pub(super) steps: u32,
     rows: Vec<u8>,
     blobs: Vec<u8>,
     key: KeyRow,
@@ -31,10 +31,6 @@ struct KeyRow {
 }
 
 impl OpenChunk {
-    pub(super) fn steps(&self) -> u32 {
-        self.steps
-    }
-
     pub(super) fn bytes(&self) -> usize {
         self.rows.len() + self.blobs.len()
     }
