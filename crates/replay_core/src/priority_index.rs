@@ -40,15 +40,13 @@ impl PriorityIndex {
     /// 2^-30 to 1.
     pub fn new(capacity: u64, exponent: f64, unit_log2: i32, seed: Option<u64>) -> Result<Self> {
         TableConfig::check_priorities(exponent, unit_log2).map_err(Error::Config)?;
-        let leaves = u32::try_from(capacity)
-            .ok()
-            .filter(|leaves| (1..=SumTree::<16>::MAX_CAPACITY).contains(leaves))
-            .ok_or_else(|| {
-                let most = SumTree::<16>::MAX_CAPACITY;
-                Error::Config(format!("capacity is 1 to {most} indexes, got {capacity}"))
-            })?;
+        let most = u64::from(SumTree::<16>::MAX_CAPACITY);
+        if !(1..=most).contains(&capacity) {
+            let reason = format!("capacity is 1 to {most} indexes, got {capacity}");
+            return Err(Error::Config(reason));
+        }
         Ok(PriorityIndex {
-            tree: SumTree::live(leaves, unit_log2),
+            tree: SumTree::live(capacity as u32, unit_log2),
             exponent,
             unit_log2,
             seed: seed.unwrap_or_else(rand::random),

@@ -3,14 +3,12 @@
 
 use bytes::{Buf, Bytes};
 
-/// A stream of some writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamRecord {
     pub window_before: u16,
     pub window_after: u16,
     /// The writer's number of it.
     pub number: u32,
-    /// The writer's name.
     pub writer: String,
 }
 
@@ -82,9 +80,7 @@ pub struct ItemRecord {
     pub chunk: u32,
     /// Its first row, counted in that chunk.
     pub first_row: u32,
-    /// Rows before the anchor.
     pub before: u16,
-    /// Rows after the anchor.
     pub after: u16,
     pub times_sampled: u32,
     /// Steps the table had taken when it was inserted.
@@ -106,7 +102,6 @@ impl ItemRecord {
         out.extend(self.units.to_le_bytes());
     }
 
-    /// The items of a record.
     pub fn read_all(body: Bytes) -> Result<impl Iterator<Item = Self>, String> {
         if !body.len().is_multiple_of(Self::BYTES) {
             return Err(format!("items of {} bytes", body.len()));

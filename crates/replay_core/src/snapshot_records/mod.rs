@@ -78,7 +78,6 @@ fn checksum(sum: &Hasher) -> [u8; 4] {
     sum.clone().finalize().to_le_bytes()
 }
 
-/// Writes records.
 pub struct RecordWriter<W> {
     out: W,
     sum: Hasher,
@@ -113,7 +112,6 @@ impl<W: Write> RecordWriter<W> {
         self.write(&checksum)
     }
 
-    /// The file.
     pub fn into_inner(self) -> W {
         self.out
     }
@@ -128,7 +126,6 @@ impl<W: Write> RecordWriter<W> {
     }
 }
 
-/// Reads records.
 pub struct RecordReader<R> {
     from: R,
     /// Bytes that are left of the file: nothing longer is allocated.
@@ -164,7 +161,6 @@ impl<R: Read> RecordReader<R> {
         Ok(reader)
     }
 
-    /// Version of the file's format.
     pub fn version(&self) -> u32 {
         self.version
     }

@@ -22,6 +22,17 @@ pub struct SampledLeaf {
     pub units: u64,
 }
 
+impl SampledLeaf {
+    #[inline(always)]
+    fn new(slot: u32, leaf: Leaf) -> Self {
+        SampledLeaf {
+            slot,
+            generation: leaf.generation(),
+            units: leaf.units(),
+        }
+    }
+}
+
 /// Descents side by side: enough to hide the misses, few enough that their nodes stay in the
 /// first-level cache.
 const SIDE_BY_SIDE: usize = 32;
@@ -158,11 +169,10 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                     (child, Leaf::from_word(word.load(Ordering::Relaxed)))
                 });
                 match leaf {
-                    Some((child, leaf)) if leaf.units() > 0 => out.push(SampledLeaf {
-                        slot: descent.node << Self::CHILD_BITS | child as u32,
-                        generation: leaf.generation(),
-                        units: leaf.units(),
-                    }),
+                    Some((child, leaf)) if leaf.units() > 0 => out.push(SampledLeaf::new(
+                        descent.node << Self::CHILD_BITS | child as u32,
+                        leaf,
+                    )),
                     _ => missed.push(targets[i]),
                 }
             });
@@ -179,14 +189,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         let mut running = Vec::new();
         for (slot, leaf) in self.leaves().filter(|(_, leaf)| leaf.units() > 0) {
             total = total.wrapping_add(leaf.units());
-            running.push((
-                total,
-                SampledLeaf {
-                    slot,
-                    generation: leaf.generation(),
-                    units: leaf.units(),
-                },
-            ));
+            running.push((total, SampledLeaf::new(slot, leaf)));
         }
         // As in `descend`.
         fence(Ordering::Acquire);

@@ -9,7 +9,6 @@ pub struct InsertionOrder {
     ring: Box<[AtomicU64]>,
     /// Position of the oldest key that may be live; never goes back.
     head: AtomicU64,
-    /// Position of the next key.
     tail: AtomicU64,
 }
 

@@ -12,6 +12,7 @@ use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
 
 use super::Table;
+use super::items::ItemRows;
 use super::residents::EXTRA_ITEMS;
 use super::stored::{Charge, NewChunk, StoredChunk};
 use super::streams::{ChunkSpan, FirstChunk};
@@ -28,7 +29,6 @@ pub struct Prepared {
     pub late: u64,
 }
 
-/// A checked chunk.
 pub struct PreparedChunk {
     pub new: NewChunk,
     pub stream: u32,
@@ -38,16 +38,11 @@ pub struct PreparedChunk {
     pub continues: Option<u64>,
 }
 
-/// A checked item.
 pub struct PreparedItem {
     pub first_chunk: FirstChunk,
-    /// Its first row, counted in that chunk.
-    pub first_row: u32,
-    pub before: u16,
-    pub after: u16,
+    pub rows: ItemRows,
     /// Before the exponent.
     pub priority: f64,
-    /// Its mass.
     pub units: u64,
 }
 
@@ -86,14 +81,10 @@ impl Table {
             let stored = StoredChunk::new(packed, writer_name, head.stream, head.first_step);
             let freed_bytes = if index == last { bytes } else { 0 };
             PreparedChunk {
-                // Room for the items of later pushes too, which may begin in this chunk: no growth under the lock.
+                // Capacity for items of later pushes that begin in this chunk, too: no growth under the lock.
                 new: NewChunk::new(stored, freed_bytes, head.rows as usize + extra),
                 stream: head.stream,
-                span: ChunkSpan {
-                    arrival: u64::MAX,
-                    first_step: head.first_step,
-                    rows: head.rows,
-                },
+                span: ChunkSpan::arriving(head.first_step, head.rows),
                 continues: writer.streams[head.stream as usize].continues(head.first_step),
             }
         });
@@ -167,7 +158,8 @@ impl Table {
     fn check_items(&self, writer: &TableWriter, body: &PushBody) -> Result<Vec<PreparedItem>> {
         let mut chunk_of = vec![None; writer.streams.len()];
         for (index, head) in body.chunks.iter().enumerate() {
-            chunk_of[head.stream as usize] = Some((index, head.first_step, head.rows));
+            let span = ChunkSpan::arriving(head.first_step, head.rows);
+            chunk_of[head.stream as usize] = Some((FirstChunk::Pushed(index), span));
         }
         let mut items = Vec::with_capacity(body.items.len());
         let mut priorities = Vec::with_capacity(body.items.len());
@@ -182,9 +174,11 @@ impl Table {
             priorities.push(priority);
             items.push(PreparedItem {
                 first_chunk,
-                first_row,
-                before: item.before,
-                after: item.after,
+                rows: ItemRows {
+                    first_row,
+                    before: item.before,
+                    after: item.after,
+                },
                 priority,
                 units: 0,
             });
@@ -203,7 +197,7 @@ impl Table {
         &self,
         writer: &TableWriter,
         item: &NewItem,
-        pushed: &[Option<(usize, u64, u32)>],
+        pushed: &[Option<(FirstChunk, ChunkSpan)>],
     ) -> Result<Option<(FirstChunk, u32)>> {
         let missing = |reason: String| {
             self.refuse(format!(

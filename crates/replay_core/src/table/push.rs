@@ -12,7 +12,6 @@ use crate::replay::Push;
 use crate::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
-use super::items::ItemRows;
 use super::prepare::Prepared;
 use super::residents::Residents;
 use super::streams::FirstChunk;
@@ -128,15 +127,9 @@ impl Table {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let window = ItemRows {
-                oldest: resident.handle,
-                first_row: item.first_row,
-                before: item.before,
-                after: item.after,
-            };
             let key = self
                 .items
-                .insert(window, born, item.units)
+                .insert(resident.handle, item.rows, born, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
             self.sampler.insert(key, item.priority);
             resident.items.push(key);

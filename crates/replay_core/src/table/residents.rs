@@ -12,9 +12,7 @@ pub const EXTRA_ITEMS: usize = 12;
 
 /// A live chunk and the items that die with it.
 pub struct Resident {
-    /// The chunk in the slab.
     pub handle: Handle,
-    /// Its steps.
     pub rows: u32,
     /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
     pub freed_bytes: u64,
@@ -54,7 +52,6 @@ impl Residents {
         self.first + self.chunks.len() as u64
     }
 
-    /// The live chunk of that number.
     pub fn get_mut(&mut self, arrival: u64) -> Option<&mut Resident> {
         let index = arrival.checked_sub(self.first)?;
         self.chunks.get_mut(index as usize).map(Box::as_mut)
@@ -68,7 +65,6 @@ impl Residents {
         self.end() - 1
     }
 
-    /// Takes the oldest out.
     pub fn pop(&mut self) -> Option<Box<Resident>> {
         let chunk = self.chunks.pop_front()?;
         self.first += 1;

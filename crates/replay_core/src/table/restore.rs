@@ -29,7 +29,6 @@ type Checked = std::result::Result<(), String>;
 /// A table's part of a snapshot, as far as it was read: at most the newest steps for which the table has room.
 pub(crate) struct Staged {
     table: Arc<Table>,
-    /// The definition in the snapshot.
     saved: TableConfig,
     streams: Vec<StagedStream>,
     chunks: VecDeque<StagedChunk>,
@@ -56,7 +55,6 @@ struct StagedChunk {
     first_step: u64,
     /// The chunk whose first row follows this one's last.
     continued_by: Option<u64>,
-    /// Items whose first row is in it.
     items: usize,
 }
 
@@ -108,7 +106,6 @@ impl Staged {
         })
     }
 
-    /// The table's name.
     pub fn name(&self) -> &str {
         &self.table.config.name
     }
@@ -149,12 +146,13 @@ impl Staged {
 
         let mut residents = lock(&table.residents);
         table.check_open()?;
-        table.check_empty(&residents)?;
-        if !chunks
-            .iter_mut()
-            .all(|chunk| chunk.new.enter(&table.chunks))
-        {
-            let refused = table.not_empty(&residents);
+        let mut news = chunks.iter_mut().map(|chunk| &mut chunk.new);
+        if !(table.is_unused(&residents) && news.all(|new| new.enter(&table.chunks))) {
+            let refused = Error::NotEmpty {
+                table: table.config.name.clone(),
+                steps: residents.steps,
+                bytes: table.held.bytes(),
+            };
             drop(residents);
             for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
                 table.chunks.retire(handle);
@@ -182,8 +180,7 @@ impl Staged {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let window = ItemRows {
-                oldest: resident.handle,
+            let rows = ItemRows {
                 first_row: item.first_row,
                 before: item.before,
                 after: item.after,
@@ -191,7 +188,7 @@ impl Staged {
             // Without mass until its draws are counted, so that no draw finds it before.
             let key = table
                 .items
-                .insert(window, item.born, 0)
+                .insert(resident.handle, rows, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
             table.items.count_earlier_draws(key, item.times_sampled);
             table.sampler.insert_saved(&table.items, key, item.units);
@@ -203,7 +200,6 @@ impl Staged {
         Ok(table)
     }
 
-    /// Builds the chunks.
     fn build(&mut self) -> Vec<ReadyChunk> {
         let first = self.first;
         let build = |chunk: StagedChunk| {
@@ -378,21 +374,11 @@ impl Staged {
 }
 
 impl Table {
-    fn check_empty(&self, residents: &Residents) -> Result<()> {
+    /// Whether the table has no step, and no reader holds bytes or items of it.
+    fn is_unused(&self, residents: &Residents) -> bool {
         let free = self.items.free() == self.items.capacity();
         let has_room = self.sampler.has_room(&self.items, self.items.capacity());
-        if residents.steps == 0 && self.held.bytes() == 0 && free && has_room {
-            return Ok(());
-        }
-        Err(self.not_empty(residents))
-    }
-
-    fn not_empty(&self, residents: &Residents) -> Error {
-        Error::NotEmpty {
-            table: self.config.name.clone(),
-            steps: residents.steps,
-            bytes: self.held.bytes(),
-        }
+        residents.steps == 0 && self.held.bytes() == 0 && free && has_room
     }
 
     /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then

@@ -248,7 +248,7 @@ impl<'a> Sampling<'a> {
         let mut candidates = Vec::with_capacity(leaves.len());
         for leaf in leaves {
             let metadata = items.metadata(leaf.slot);
-            chunks.prefetch(metadata.window.oldest);
+            chunks.prefetch(metadata.oldest);
             candidates.push(Candidate {
                 key: ItemKey {
                     slot: leaf.slot,
@@ -262,14 +262,14 @@ impl<'a> Sampling<'a> {
             });
         }
         for candidate in &mut candidates {
-            candidate.oldest = chunks.pin(candidate.metadata.window.oldest);
+            candidate.oldest = chunks.pin(candidate.metadata.oldest);
             if let Some(chunk) = &candidate.oldest {
                 prefetch::<StoredChunk>(chunk);
             }
         }
         for candidate in &candidates {
             if let Some(chunk) = &candidate.oldest {
-                chunk.packed.prefetch(candidate.metadata.window.first_row);
+                chunk.packed.prefetch(candidate.metadata.rows.first_row);
             }
         }
         for candidate in candidates {
@@ -288,7 +288,7 @@ impl<'a> Sampling<'a> {
                 units: EQUAL_MASS,
                 probability: 1.0,
                 metadata,
-                oldest: chunks.pin(metadata.window.oldest),
+                oldest: chunks.pin(metadata.oldest),
             })
         })
     }
@@ -297,14 +297,13 @@ impl<'a> Sampling<'a> {
     fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
         let Candidate { key, metadata, .. } = candidate;
         let items = &self.table.items;
-        let window = metadata.window;
-        let before = window.before.min(self.request.before);
-        let after = window.after.min(self.request.after);
+        let before = metadata.rows.before.min(self.request.before);
+        let after = metadata.rows.after.min(self.request.after);
         let pinned = self.pieces.len();
         // The metadata and pins may be a later item's until `confirm` has said no.
         let claim = candidate
             .oldest
-            .and_then(|oldest| self.pin(oldest, &window, before, after))
+            .and_then(|oldest| self.pin(oldest, &metadata.rows, before, after))
             .filter(|()| items.confirm(key))
             .map(|()| self.check_view(&self.pieces[pinned].chunk))
             .transpose()?
@@ -329,16 +328,16 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it, from its oldest chunk
+    /// Pins `before` rows before the anchor of `item`, the anchor and `after` rows after it, from its oldest chunk
     /// on; `None` when a chunk is gone.
     fn pin(
         &mut self,
         oldest: PinnedChunk<'a>,
-        window: &ItemRows,
+        item: &ItemRows,
         before: u16,
         after: u16,
     ) -> Option<()> {
-        let mut skip = window.first_row + u32::from(window.before - before);
+        let mut skip = item.first_row + u32::from(item.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
         let mut chunk = oldest;
         loop {

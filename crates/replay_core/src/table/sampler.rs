@@ -23,7 +23,7 @@ pub enum ItemSampler {
         /// Mass is the priority to this power; 0 gives every item the same.
         exponent: f64,
     },
-    /// Draws the first item of a queue, again and again until it has no draw left.
+    /// Samples the first item of a queue until it has reached `max_times_sampled`, then the next one.
     InOrder(Queue),
 }
 

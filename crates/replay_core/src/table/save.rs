@@ -20,7 +20,6 @@ use super::writers::WriterIdentity;
 /// Chunks named under one hold of the insert lock.
 const NAMED_AT_ONCE: usize = 64;
 
-/// Items of one record.
 const ITEMS_AT_ONCE: usize = 4096;
 
 /// Records written so far.
@@ -134,10 +133,10 @@ impl Table {
             return None;
         }
         Some(ItemRecord {
-            chunk: *saved.chunks.get(&metadata.window.oldest)?,
-            first_row: metadata.window.first_row,
-            before: metadata.window.before,
-            after: metadata.window.after,
+            chunk: *saved.chunks.get(&metadata.oldest)?,
+            first_row: metadata.rows.first_row,
+            before: metadata.rows.before,
+            after: metadata.rows.after,
             times_sampled,
             born: metadata.born,
             units,

@@ -45,16 +45,9 @@ impl TableCounters {
 }
 
 impl Table {
-    /// Counters and gauges.
-    ///
-    /// Gauges: `items`, `items_with_mass`, `steps`, `bytes` (held: live and pinned, with
-    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk), `live_bytes`, `pinned_bytes` (evicted, still
-    /// read), `capacity`, `capacity_bytes`, `writers`, `streams`, `total_priority` (after the
-    /// exponent), `max_priority` (ever, before the exponent; null when none was above 0), `limiter_drawn` and
-    /// `limiter_inserted` (items since the table was last emptied; undelivered draws are taken back).
-    /// Counters since the table was made: `inserted_steps`, `inserted_items`, `late_items` (first row evicted
-    /// before the item came), `evicted_steps`, `evicted_items`, `sampled_items`, `updated_priorities`,
-    /// `stale_updates`, `saturated_priorities`, `corrupt_items`, `blocked_pushes` and `blocked_draws` (attempts).
+    /// Gauges, and counters since the table was made, by the names of `docs/api.md`. `bytes` (live and pinned) has
+    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, ever and before the exponent, is null
+    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered draws.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             let residents = lock(&self.residents);

@@ -62,8 +62,8 @@ impl Table {
     /// `None` when it is gone.
     pub fn report_corrupt(&self, key: u64, reason: &str) -> Option<String> {
         let key = ItemKey::from_bits(key).filter(|&key| self.items.contains_slot(key))?;
-        let window = self.items.metadata(key.slot).window;
-        let chunk = self.chunks.pin(window.oldest)?;
+        let metadata = self.items.metadata(key.slot);
+        let chunk = self.chunks.pin(metadata.oldest)?;
         // Of the item, if it is still there; and only one report of it counts.
         if !(self.items.confirm(key) && self.items.kill(key)) {
             return None;
@@ -73,7 +73,7 @@ impl Table {
             table = self.config.name,
             writer = chunk.writer.name,
             stream = chunk.stream,
-            step = chunk.first_step + u64::from(window.first_row),
+            step = chunk.first_step + u64::from(metadata.rows.first_row),
             reason = shortened(reason),
             "removed an item that does not decode"
         );

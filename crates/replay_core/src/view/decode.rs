@@ -11,7 +11,6 @@ use crate::schema::flags;
 /// The error is the reason why an item does not decode.
 pub(super) type Decoded<T> = std::result::Result<T, String>;
 
-/// A packed value.
 enum Blob<'a> {
     /// Packed by the column's codec.
     Value(&'a [u8]),
@@ -29,7 +28,6 @@ pub(super) struct Unpacker<'a> {
 /// An unpacked value of a key row.
 #[derive(Clone, Default)]
 struct KeyValue<'a> {
-    /// The blob of the value.
     blob: Option<&'a [u8]>,
     value: Vec<u8>,
 }
@@ -42,7 +40,6 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    /// Bytes of one value.
     pub(super) fn bytes(&self, column: usize) -> usize {
         self.layout.columns[column].bytes
     }
@@ -132,7 +129,6 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// One row of a window.
 #[derive(Clone, Copy)]
 pub(super) struct DrawnRow<'a> {
     parts: RowParts<'a>,
@@ -150,7 +146,6 @@ enum KeyRole<'a> {
     Alone,
 }
 
-/// The two parts of a row.
 #[derive(Clone, Copy)]
 struct RowParts<'a> {
     /// Flags, raw values and blob lengths, where [`RowLayout`] has them.
@@ -163,7 +158,6 @@ impl<'a> RowParts<'a> {
         self.fields[FLAGS_OFFSET] & flag != 0
     }
 
-    /// The blob of a number.
     fn blob(self, layout: &RowLayout, number: usize) -> Blob<'a> {
         let mut lengths = layout.blob_lengths(self.fields);
         let start: usize = lengths.by_ref().take(number).map(BlobLength::bytes).sum();

@@ -88,7 +88,6 @@ impl NStepView {
         specs
     }
 
-    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
@@ -128,7 +127,6 @@ impl NStepView {
         Ok(())
     }
 
-    /// The arrays in the filled buffers.
     pub(super) fn arrays(
         &self,
         slots: &SlotLayout,

@@ -30,7 +30,6 @@ impl Window {
         specs
     }
 
-    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,

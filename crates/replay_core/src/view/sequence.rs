@@ -78,7 +78,6 @@ impl SequenceView {
         specs
     }
 
-    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
@@ -145,7 +144,6 @@ impl SequenceView {
         Ok(())
     }
 
-    /// The arrays in the filled buffers.
     pub(super) fn arrays(
         &self,
         specs: &[ArraySpec],

@@ -104,11 +104,9 @@ impl Packer {
     }
 }
 
-/// Makes the blobs of one row.
 struct BlobPacker {
     /// As many bytes as the largest column: a longer blob would save nothing.
     scratch: Vec<u8>,
-    /// Lengths of the row's blobs.
     lengths: Vec<BlobLength>,
 }
 
@@ -151,7 +149,6 @@ impl BlobPacker {
         true
     }
 
-    /// Packs a row by itself.
     fn pack_key_row<'a>(
         &mut self,
         chunk: &mut OpenChunk,

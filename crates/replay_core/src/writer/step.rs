@@ -54,7 +54,6 @@ pub struct StepBatch<'a> {
     pub priority: Option<&'a [f32]>,
 }
 
-/// Checks steps against a table.
 pub(super) struct StepChecker {
     config: Arc<TableConfig>,
     streams: usize,
@@ -325,7 +324,6 @@ impl<'a> LastObservation<'a> {
     }
 }
 
-/// A step that passed the checks.
 pub(super) struct CheckedStep<'a> {
     checker: &'a StepChecker,
     columns: Vec<Strided<'a>>,
