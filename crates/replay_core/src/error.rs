@@ -37,7 +37,7 @@ pub enum ErrorCode {
     Gradients,
 }
 
-/// Every error of the workspace but those of gradients. Messages say what is wrong and what to do.
+/// Every error of the workspace except errors of gradients. Messages name the fault and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "fields whose names say it have none")]

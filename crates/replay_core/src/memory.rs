@@ -14,15 +14,15 @@ use crate::schema::TableConfig;
 use crate::sync::lock;
 use crate::table::Table;
 
-/// Limits of a memory, and the seed of its draws.
+/// Limits of a memory, and the seed of its sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Bytes of all tables at their capacity with their indexes, all parameters and all receive buffers.
     pub max_bytes: u64,
-    /// Bytes of `max_bytes` that are for receive buffers: one half for pushes, which may have to wait, the other for
-    /// all else, which therefore does not wait for them. A frame longer than a half is never received.
+    /// Part of `max_bytes` for receive buffers: one half for pushes, the other for all other requests, so that these
+    /// never wait for pushes. A frame longer than a half is never received.
     pub receive_bytes: u64,
-    /// Makes draws reproducible where one thread pushes and draws; `None` draws a seed.
+    /// Makes sampling reproducible where one thread pushes and samples; `None` is a random seed.
     pub seed: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ impl Default for MemoryLimits {
 /// Tables by name, parameters, and the limit that they share.
 pub struct Memory {
     limits: MemoryLimits,
-    /// Of tables and parameters.
+    /// Bytes of tables and parameters.
     kept: Arc<Budget>,
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
@@ -132,7 +132,7 @@ impl Memory {
         Ok(table)
     }
 
-    /// Says why a table of `steps` and `index` bytes has no room, and which of its limits to change.
+    /// The reason why a table of `steps` and `index` bytes exceeds the limit, and the settings to change.
     fn too_large(&self, config: &TableConfig, steps: u64, index: u64) -> String {
         let left = self.kept.left();
         let advice = match (left.saturating_sub(index), config.capacity_bytes) {

@@ -113,8 +113,8 @@ impl Column {
 }
 
 /// How items are chosen. `Fifo` and what follows draw one item again and again, until it has been drawn
-/// `max_times_sampled` times or, without that, until another one comes first; its probability is 1. Among equal
-/// priorities the item that was inserted or updated the longest ago comes first; the exponent does not count.
+/// `max_times_sampled` times or, without that, until another one ranks first; its probability is 1. Among equal
+/// priorities the item that was inserted or updated the longest ago is first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampler {
@@ -208,7 +208,7 @@ pub mod flags {
     pub const TRUNCATED: u8 = 4;
     /// The last observation of an episode, without action and reward.
     pub const FINAL: u8 = 8;
-    /// Blobs of the row are differences to those of its key row.
+    /// Blobs of the row are differences to its key row's.
     pub const DIFFERENCE: u8 = 16;
     /// In a reply: a key row that its window does not have.
     pub const REFERENCE: u8 = 32;
@@ -281,7 +281,7 @@ impl TableConfig {
                 ));
             }
             if self.columns[..i].iter().any(|c| c.name == column.name) {
-                return refuse(format!("column {:?} stands twice", column.name));
+                return refuse(format!("column {:?} appears twice", column.name));
             }
             if column.bytes() == 0 {
                 return refuse(format!("column {:?} has an empty shape", column.name));

@@ -49,7 +49,7 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
 /// another release), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
-/// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (no room for a new table).
+/// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (too many bytes for a new table).
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
     restore_any(memory, path, |_| {
         Err(Error::Config(
@@ -143,7 +143,7 @@ fn read(
                     }
                 };
                 if tables.iter().any(|known| known.name() == config.name) {
-                    return Err(records.damaged(format!("table {:?} stands twice", config.name)));
+                    return Err(records.damaged(format!("table {:?} appears twice", config.name)));
                 }
                 tables.push(Staged::new(table, config)?);
             }

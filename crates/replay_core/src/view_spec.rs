@@ -1,4 +1,4 @@
-//! Definitions of views: the arrays that a client makes of drawn windows, and so the extents of a writer's windows.
+//! Definitions of views: the arrays that a client makes of sampled windows, and so the extents of a writer's windows.
 //! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
 
 use crate::error::{Error, Result};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! file     magic b"innetmem", version u32, then records
-//! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all before it but the
+//! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
 //!   1 table    its definition ([`TableConfig`]) as JSON, in format 2 as a Cap'n Proto message; what follows up to the next
 //!              table is of this one

@@ -187,8 +187,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         dead.next_generation(units).generation()
     }
 
-    /// Ends the item in `slot` and takes its priority away. True for exactly one caller, who then owns the slot
-    /// and may hand it on for reuse; false when `generation` has passed. O(depth).
+    /// Ends the item in `slot` and removes its priority. True for exactly one caller, which then owns the slot and
+    /// may free it for reuse; false when `generation` has passed. O(depth).
     pub fn kill(&self, slot: u32, generation: u32) -> bool {
         // Acquire: pairs with the Release in `activate`, so that the winner sees the item's metadata.
         let Some((live, dead)) = self.exchange(slot, generation, Ordering::Acquire, |live| {

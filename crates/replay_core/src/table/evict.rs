@@ -1,4 +1,4 @@
-//! Eviction: the oldest chunks make room, in steps, bytes and items. Under the insert lock chunks leave the order of
+//! Eviction of the oldest chunks, by steps, bytes and items. Under the insert lock chunks leave the order of
 //! arrival and their items die; the chunks themselves are dropped after it is released.
 
 use std::sync::atomic::Ordering;

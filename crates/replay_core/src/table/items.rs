@@ -108,10 +108,13 @@ pub struct Items {
 }
 
 impl Items {
-    /// Room for `capacity` items (at most 2^24).
+    /// `capacity` free slots (at most 2^24).
     pub fn new(capacity: u32, priority_unit_log2: i32, max_times_sampled: u32) -> Self {
         let free = ArrayQueue::new(capacity as usize);
-        (0..capacity).for_each(|slot| free.push(slot).expect("the queue has room for every slot"));
+        (0..capacity).for_each(|slot| {
+            free.push(slot)
+                .expect("the queue has the capacity of all slots")
+        });
         let dead = |_| Words {
             oldest: AtomicU64::new(0),
             window: AtomicU64::new(0),
@@ -136,7 +139,7 @@ impl Items {
         <SumTree>::bytes(capacity) + u64::from(capacity) * (size_of::<Words>() + queued) as u64
     }
 
-    /// Items it has room for.
+    /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.words.len()
     }

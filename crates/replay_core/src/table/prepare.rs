@@ -55,18 +55,12 @@ impl Table {
     pub(super) fn prepare(&self, writer: &mut TableWriter, body: &PushBody) -> Result<Prepared> {
         let rows = body.chunks.iter().map(|c| u64::from(c.rows)).sum();
         let bytes = body.payload.len() as u64 + TableConfig::CHUNK_BYTES * body.chunks.len() as u64;
-        for (what, size, limit) in [
-            ("a push, in steps,", rows, self.config.capacity),
-            ("a push, in bytes,", bytes, self.capacity_bytes),
-            (
-                "a push, in items,",
-                body.items.len() as u64,
-                self.items.capacity() as u64,
-            ),
-        ] {
-            let advice = "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity";
-            check_size(what, size, limit, advice)?;
-        }
+        let advice = "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity";
+        let check = |what, size, limit| check_size(what, size, limit, advice);
+        check("a push, in steps,", rows, self.config.capacity)?;
+        check("a push, in bytes,", bytes, self.capacity_bytes)?;
+        let slots = self.items.capacity() as u64;
+        check("a push, in items,", body.items.len() as u64, slots)?;
         let charge = Charge::new(&self.held);
         let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
         let items = self.check_items(writer, body)?;

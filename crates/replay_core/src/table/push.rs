@@ -123,7 +123,7 @@ impl Table {
                 FirstChunk::Stored(arrival) => arrival,
                 FirstChunk::Pushed(index) => push.chunks[index].span.arrival,
             };
-            // None: it was evicted since the check, perhaps to make room for this push.
+            // None: it was evicted since the check, perhaps for this push.
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };

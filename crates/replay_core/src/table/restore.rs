@@ -26,7 +26,7 @@ const MOST_COUNTED: u64 = 1 << 47;
 /// `Err` describes the fault of a record.
 type Checked = std::result::Result<(), String>;
 
-/// A table's part of a snapshot, as far as it was read: at most the newest steps for which the table has room.
+/// A table of a snapshot, as far as it was read: at most the newest steps that the table can hold.
 pub(crate) struct Staged {
     table: Arc<Table>,
     saved: TableConfig,
@@ -59,7 +59,7 @@ struct StagedChunk {
 }
 
 impl StagedChunk {
-    /// Its bytes in the table's limit: those of a push of this chunk alone.
+    /// Bytes in the table's limit, as of a push of this chunk alone.
     fn bytes(&self) -> u64 {
         self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
     }

@@ -111,7 +111,7 @@ impl ItemSampler {
         }
     }
 
-    /// Takes up an item that was just inserted; there has to be room. Only under the insert lock.
+    /// Adds an item that was just inserted, after [`Self::has_room`]. Only under the insert lock.
     pub fn insert(&self, key: ItemKey, priority: f64) {
         match self {
             ItemSampler::Random { .. } => {}
@@ -147,7 +147,7 @@ impl ItemSampler {
         Ok(items.tree.set_batch(&updates))
     }
 
-    /// The live items, in the order in which another table has to take them up to draw as this one does: as they were
+    /// The live items, in the order in which another table has to insert them to sample as this one does: as they were
     /// inserted where that counts, else by slot, since draws find equal masses in equal order.
     pub fn keys<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemKey> + 'a> {
         match self {
@@ -193,7 +193,7 @@ impl ItemSampler {
         }
     }
 
-    /// Takes up an item of a snapshot that was just inserted without mass. Only under the insert lock.
+    /// Adds an item of a snapshot that was just inserted without mass. Only under the insert lock.
     pub fn insert_saved(&self, items: &Items, key: ItemKey, saved: u64) {
         let units = match self.exponent() {
             Some(_) => saved,

@@ -31,7 +31,7 @@ struct Saved {
     arrivals: Vec<u64>,
     /// Number of each stream's record, by writer and the writer's number of it.
     streams: HashMap<(*const WriterIdentity, u32), u32>,
-    /// Of `streams`: they stay, so that no other writer gets the address of one.
+    /// The writers of `streams`, kept so that no other writer gets the address of one.
     writers: Vec<Arc<WriterIdentity>>,
 }
 

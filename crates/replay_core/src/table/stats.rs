@@ -56,7 +56,6 @@ impl Table {
         let bytes = self.held.bytes();
         let (limiter_drawn, limiter_inserted) = self.limiter.counts();
         let (writers, streams) = self.writers.counts();
-        let unit = f64::from(self.config.priority_unit_log2).exp2();
         let mut stats = json!({
             "items": self.items.live(),
             "items_with_mass": self.items.tree.live_with_mass(),
@@ -68,7 +67,7 @@ impl Table {
             "capacity_bytes": self.capacity_bytes,
             "writers": writers,
             "streams": streams,
-            "total_priority": (self.items.tree.total() as i64).max(0) as f64 * unit,
+            "total_priority": self.items.tree.from_units(self.items.tree.total()),
             "max_priority": self.max_priority(),
             "limiter_drawn": limiter_drawn,
             "limiter_inserted": limiter_inserted,

@@ -1,4 +1,4 @@
-//! Priorities from learners, priorities at birth, and items that turned out corrupt.
+//! Priorities from learners, the largest priority, and corrupt items.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use super::items::ItemKey;
 const MAX_REASON: usize = 200;
 
 impl Table {
-    /// Sets priorities, before the exponent. Of a repeated key the last value counts. Keys of items that are gone are
+    /// Sets priorities, before the exponent. The last value of a repeated key counts. Keys of items that are gone are
     /// counted and ignored.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Table {
         let key = ItemKey::from_bits(key).filter(|&key| self.items.contains_slot(key))?;
         let metadata = self.items.metadata(key.slot);
         let chunk = self.chunks.pin(metadata.oldest)?;
-        // Of the item, if it is still there; and only one report of it counts.
+        // The metadata are the item's if it is still there, and only one report of it counts.
         if !(self.items.confirm(key) && self.items.kill(key)) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Rows and blobs of a draw, unpacked with every bound checked: what comes from a server is not trusted.
+//! Rows and blobs of a sampled batch, unpacked with every bound checked: a server's reply is not trusted.
 
 use super::Padding;
 use crate::codec::Codec;

@@ -33,12 +33,6 @@ pub(super) struct NStepView {
     others: Vec<usize>,
 }
 
-/// The slots of a batch's observation buffer.
-pub(super) struct SlotLayout {
-    /// Slots from `observation` to `next_observation`.
-    shift: usize,
-}
-
 impl NStepView {
     pub(super) fn new(spec: NStep, config: &TableConfig) -> Result<Self> {
         let observation = find_column(config, &spec.observation)?;
@@ -62,21 +56,20 @@ impl NStepView {
         usize::from(self.spec.n)
     }
 
-    /// The slots that fit every window of a batch.
-    pub(super) fn slot_layout(&self, windows: &[DrawnWindow<'_>]) -> SlotLayout {
+    /// Slots from `observation` to `next_observation` that fit every window of a batch.
+    pub(super) fn shift(&self, windows: &[DrawnWindow<'_>]) -> usize {
         let short = |window: &DrawnWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
-        let shift = if self.n() < self.stack() && !windows.iter().any(short) {
+        if self.n() < self.stack() && !windows.iter().any(short) {
             self.n()
         } else {
             self.stack()
-        };
-        SlotLayout { shift }
+        }
     }
 
     /// The arrays of a batch: observations, reward, discount, then the other columns.
-    pub(super) fn array_specs(&self, layout: &RowLayout, slots: &SlotLayout) -> Vec<ArraySpec> {
+    pub(super) fn array_specs(&self, layout: &RowLayout, shift: usize) -> Vec<ArraySpec> {
         let mut specs = vec![
-            ArraySpec::of_column(layout, self.observation, Some(slots.shift + self.stack())),
+            ArraySpec::of_column(layout, self.observation, Some(shift + self.stack())),
             ArraySpec::new(REWARD, Dtype::Float32, vec![]),
             ArraySpec::new("discount", Dtype::Float32, vec![]),
         ];
@@ -91,7 +84,7 @@ impl NStepView {
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        slots: &SlotLayout,
+        shift: usize,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
@@ -114,7 +107,7 @@ impl NStepView {
             let step = if slot < self.stack() {
                 slot
             } else {
-                slot - slots.shift + next
+                slot - shift + next
             };
             Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0)
         };
@@ -129,7 +122,7 @@ impl NStepView {
 
     pub(super) fn arrays(
         &self,
-        slots: &SlotLayout,
+        shift: usize,
         specs: &[ArraySpec],
         items: usize,
         buffers: Vec<Arc<Buffer>>,
@@ -139,7 +132,7 @@ impl NStepView {
             // A stack of one observation has no dimension of its own.
             let stack = &[self.stack()][usize::from(self.stack() == 1)..];
             arrays[0] = window.overlapping("observation", 0, stack);
-            arrays.push(window.overlapping("next_observation", slots.shift, stack));
+            arrays.push(window.overlapping("next_observation", shift, stack));
         }
         arrays
     }
