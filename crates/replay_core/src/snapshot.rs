@@ -1,5 +1,5 @@
 //! Snapshots: all tables of a memory in one file, written while they are in use, and put back into empty tables. The
-//! format is in [`crate::snapshot_records`]. Parameters and writers are not in it: writers have to be opened anew.
+//! format is in `snapshot_records.rs`. Parameters and writers are not in it: writers have to be opened anew.
 //!
 //! [`save`] holds no lock over I/O: chunks are named a few at a time under the table's insert lock, and
 //! each is pinned while it is written. Chunks evicted meanwhile are left out, with their items, and so is every

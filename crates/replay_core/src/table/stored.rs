@@ -108,7 +108,7 @@ impl NewChunk {
         self.stored.is_none().then_some(resident.handle)
     }
 
-    /// The entry for [`Residents`](super::residents::Residents): `Some` on the first call only.
+    /// The entry for `Residents`: `Some` on the first call only.
     pub fn take_resident(&mut self) -> Option<Box<Resident>> {
         self.resident.take()
     }

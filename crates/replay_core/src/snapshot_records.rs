@@ -21,8 +21,7 @@
 pub mod content;
 
 use std::fmt::Display;
-use std::io;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
