@@ -152,8 +152,7 @@ impl Table {
     fn check_items(&self, writer: &TableWriter, body: &PushBody) -> Result<Vec<PreparedItem>> {
         let mut chunk_of = vec![None; writer.streams.len()];
         for (index, head) in body.chunks.iter().enumerate() {
-            let span = ChunkSpan::arriving(head.first_step, head.rows);
-            chunk_of[head.stream as usize] = Some((FirstChunk::Pushed(index), span));
+            chunk_of[head.stream as usize] = Some((index, head.first_step, head.rows));
         }
         let mut items = Vec::with_capacity(body.items.len());
         let mut priorities = Vec::with_capacity(body.items.len());
@@ -191,7 +190,7 @@ impl Table {
         &self,
         writer: &TableWriter,
         item: &NewItem,
-        pushed: &[Option<(FirstChunk, ChunkSpan)>],
+        pushed: &[Option<(usize, u64, u32)>],
     ) -> Result<Option<(FirstChunk, u32)>> {
         let missing = |reason: String| {
             self.refuse(format!(
@@ -218,9 +217,11 @@ impl Table {
         let (Some(first), Some(last)) = (first, last) else {
             return Err(missing("steps that no stream has".into()));
         };
-        stream
-            .locate(first, last, pushed[item.stream as usize])
-            .map_err(missing)
+        let pushed = pushed[item.stream as usize].map(|(index, first_step, rows)| {
+            let span = ChunkSpan::arriving(first_step, rows);
+            (FirstChunk::Pushed(index), span)
+        });
+        stream.locate(first, last, pushed).map_err(missing)
     }
 }
 
