@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use replay_core::sum_tree::{Drawn, SumTree, Update};
+use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 
 const BATCH: usize = 512;
 /// Different inputs that a benchmark goes through, so that the branch predictor and the caches cannot learn one.
@@ -130,7 +130,7 @@ impl Bench {
         let mut rng = StdRng::seed_from_u64(seed);
         let inputs: Vec<_> = (0..INPUTS).map(|_| targets(&mut rng, BATCH)).collect();
         let units: Vec<_> = (0..BATCH).map(|_| priority(&mut rng)).collect();
-        let mut drawn: Vec<Drawn> = Vec::new();
+        let mut drawn: Vec<SampledLeaf> = Vec::new();
         let mut updates = Vec::new();
         move |turn| {
             black_box(self.tree.draw_batch(&inputs[turn % INPUTS], &mut drawn));

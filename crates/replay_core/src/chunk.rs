@@ -40,16 +40,11 @@ impl PackedRows {
     /// [`Error::Schema`] when there is no row, a flag is unknown, a difference has no key row, a blob is longer than
     /// its column, or empty and no difference, or the bytes are fewer or more than rows and blobs take.
     pub fn check(layout: &RowLayout, rows: u32, bytes: Bytes) -> Result<PackedRows> {
-        let refuse = |reason: String| {
-            Err(Error::Schema {
-                table: layout.table().to_owned(),
-                reason,
-            })
-        };
+        let refuse = |reason| Err(Error::schema(&layout.table, reason));
         if rows == 0 {
             return refuse("a chunk has at least one step".into());
         }
-        let row_bytes = layout.row_bytes();
+        let row_bytes = layout.row_bytes;
         let blobs_offset = row_bytes.checked_mul(rows as usize);
         let (Some(blobs_offset), Ok(total)) = (
             blobs_offset.filter(|&end| end <= bytes.len()),
@@ -60,7 +55,7 @@ impl PackedRows {
                 bytes.len()
             ));
         };
-        let blob_columns = layout.blob_columns();
+        let blob_columns = &layout.blob_columns;
         let mut blobs = Vec::new();
         if !blob_columns.is_empty() {
             blobs.reserve_exact(rows as usize + 1);
@@ -91,16 +86,16 @@ impl PackedRows {
                 if length.is_difference() && !has_differences {
                     return refuse(format!(
                         "step {index} has a difference for column {:?}, and is a key row",
-                        layout.columns()[column].column.name
+                        layout.columns[column].column.name
                     ));
                 }
                 let least = usize::from(!length.is_difference());
-                let most = layout.columns()[column].bytes;
+                let most = layout.columns[column].bytes;
                 if !(least..=most).contains(&length.bytes()) {
                     return refuse(format!(
                         "step {index} has {} bytes for column {:?}; packed it takes {least} to {most}",
                         length.bytes(),
-                        layout.columns()[column].column.name
+                        layout.columns[column].column.name
                     ));
                 }
                 end += length.bytes() as u64;
@@ -228,7 +223,7 @@ mod tests {
         let layout = RowLayout::of(&config());
         let bytes = chunk(&[row(1, [3, 1]), row(0, [10, 4]), row(2, [1, 2])], 21);
         let packed = PackedRows::check(&layout, 3, bytes).unwrap();
-        assert_eq!(layout.row_bytes(), 11);
+        assert_eq!(layout.row_bytes, 11);
         assert_eq!(packed.row_slice(1..2), row(0, [10, 4]));
         let blobs = |r: Range<u32>| &packed.as_bytes()[packed.blob_range(r)];
         assert_eq!(blobs(0..1), [0, 1, 2, 3]);
@@ -292,7 +287,7 @@ mod tests {
             let layout = RowLayout::of(&config());
             if let Ok(packed) = PackedRows::check(&layout, rows, bytes.clone().into()) {
                 let ends: Vec<_> = (0..rows).map(|r| packed.blob_range(r..r + 1)).collect();
-                prop_assert_eq!(ends[0].start, rows as usize * layout.row_bytes());
+                prop_assert_eq!(ends[0].start, rows as usize * layout.row_bytes);
                 prop_assert!(ends.windows(2).all(|w| w[0].end == w[1].start));
                 prop_assert_eq!(ends.last().unwrap().end, bytes.len());
                 prop_assert!((0..rows).filter_map(|r| packed.key_row(r)).all(|key| packed.key_row(key).is_none()));

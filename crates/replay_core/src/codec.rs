@@ -14,15 +14,13 @@ const ZSTD_LEVEL: i32 = 3;
 
 thread_local! {
     // A context keeps its tables from value to value: 150 and 100 KB a thread, once it meets a column of this codec.
-    static ZSTD_PACKER: RefCell<CCtx<'static>> = RefCell::new(zstd_packer());
+    static ZSTD_PACKER: RefCell<CCtx<'static>> = RefCell::new({
+        let mut zstd = CCtx::create();
+        zstd.set_parameter(CParameter::CompressionLevel(ZSTD_LEVEL))
+            .expect("zstd has this level");
+        zstd
+    });
     static ZSTD_UNPACKER: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
-}
-
-fn zstd_packer() -> CCtx<'static> {
-    let mut zstd = CCtx::create();
-    zstd.set_parameter(CParameter::CompressionLevel(ZSTD_LEVEL))
-        .expect("zstd has this level");
-    zstd
 }
 
 /// How the values of a column are packed.

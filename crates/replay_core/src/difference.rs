@@ -20,7 +20,7 @@ const BLOCK: usize = 64;
 /// Most equal bytes between two runs that are joined: a run's two lengths take no less.
 const BRIDGE: usize = 2;
 
-/// Bytes copied for a short run: one vector register in place of a loop.
+/// Bytes copied for a short run: one vector register instead of a loop.
 const SHORT: usize = 16;
 
 /// Writes the difference of `value` to `base` into `out`, and returns its length; `None` when it does not fit.

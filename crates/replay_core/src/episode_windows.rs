@@ -1,5 +1,5 @@
-//! Episode windows: which items of a stream are complete, and their priorities at birth. [`EpisodeWindows::append`]
-//! takes a row and returns the items that the row completes.
+//! Episode windows: the complete items of a stream and their initial priorities. [`EpisodeWindows::append`] returns the
+//! items that a row completes.
 //!
 //! A window opens at its anchor. It completes with the row `reach` steps after the anchor, or earlier at the end of the
 //! episode (or life): at once where the episode terminates, with the final row where it is truncated. It never extends
@@ -27,19 +27,6 @@ pub struct Estimate {
     pub priority: Option<f32>,
 }
 
-/// The extents of a view's windows.
-#[derive(Debug, Clone, Copy)]
-struct WindowExtents {
-    /// Most rows before the anchor.
-    before: u64,
-    /// Rows after the anchor of a full window.
-    reach: u64,
-    /// Steps from one anchor to the next.
-    period: u64,
-    /// Least steps of a window that an episode's end cuts short.
-    shortest: u64,
-}
-
 /// The priority of a new item that is given none.
 #[derive(Debug, Clone, Copy)]
 enum BirthPriority {
@@ -56,7 +43,7 @@ enum BirthPriority {
 pub struct DroppedWindows {
     /// Cut by a reset without an end of the episode.
     pub by_reset: u64,
-    /// Of truncated episodes whose final row did not follow.
+    /// Dropped because the final row of a truncated episode did not follow.
     pub without_final_row: u64,
 }
 
@@ -74,24 +61,32 @@ enum LastRow {
 #[derive(Debug)]
 pub struct EpisodeWindows {
     stream: u32,
-    extents: WindowExtents,
+    /// Most rows before the anchor.
+    before: u64,
+    /// Rows after the anchor of a full window.
+    reach: u64,
+    /// Steps from one anchor to the next.
+    period: u64,
+    /// Least steps of a window that an episode's end cuts short.
+    shortest: u64,
     birth: BirthPriority,
     last: LastRow,
     /// Number of the next row.
-    next: u64,
+    pub next_step: u64,
     /// First row of the current observation stack.
     stack_start: u64,
     /// First row of the current episode, or life.
     life_start: u64,
     /// Anchors of open windows, oldest first.
     open: VecDeque<u64>,
-    /// Estimates of the newest rows, up to row `next - 1`: enough for the oldest open window.
+    /// Estimates of the newest rows, up to row `next_step - 1`: enough for the oldest open window.
     estimates: VecDeque<Estimate>,
-    dropped: DroppedWindows,
+    /// Windows dropped so far.
+    pub dropped: DroppedWindows,
 }
 
 impl EpisodeWindows {
-    /// No window yet, of `view` on stream `stream`.
+    /// An empty set of windows of `view` on stream `stream`.
     pub fn new(stream: u32, view: &ViewSpec) -> Self {
         let (period, shortest, birth) = match view {
             ViewSpec::NStep(view) => (1, 1, BirthPriority::NStep { gamma: view.gamma }),
@@ -107,31 +102,19 @@ impl EpisodeWindows {
         };
         EpisodeWindows {
             stream,
-            extents: WindowExtents {
-                before: u64::from(view.before()),
-                reach: u64::from(view.after()),
-                period,
-                shortest,
-            },
+            before: u64::from(view.before()),
+            reach: u64::from(view.after()),
+            period,
+            shortest,
             birth,
             last: LastRow::None,
-            next: 0,
+            next_step: 0,
             stack_start: 0,
             life_start: 0,
             open: VecDeque::new(),
             estimates: VecDeque::new(),
             dropped: DroppedWindows::default(),
         }
-    }
-
-    /// The number of the next row.
-    pub fn next_step(&self) -> u64 {
-        self.next
-    }
-
-    /// Windows dropped so far.
-    pub fn dropped(&self) -> DroppedWindows {
-        self.dropped
     }
 
     /// Whether a final row may follow: the last row ended an episode or life.
@@ -151,8 +134,8 @@ impl EpisodeWindows {
 
     /// Appends a row with these [`flags`], and adds the items that it completes to `items`.
     pub fn append(&mut self, row_flags: u8, estimate: Estimate, items: &mut Vec<NewItem>) {
-        let row = self.next;
-        self.next += 1;
+        let row = self.next_step;
+        self.next_step += 1;
         self.remember(estimate);
         if row_flags & flags::FINAL != 0 {
             self.complete_all(row, false, items);
@@ -175,11 +158,11 @@ impl EpisodeWindows {
             self.life_start = row;
         }
 
-        if (row - self.life_start).is_multiple_of(self.extents.period) {
+        if (row - self.life_start).is_multiple_of(self.period) {
             self.open.push_back(row);
         }
         if let Some(&anchor) = self.open.front()
-            && anchor + self.extents.reach == row
+            && anchor + self.reach == row
         {
             self.open.pop_front();
             self.complete(anchor, row, false, items);
@@ -204,21 +187,21 @@ impl EpisodeWindows {
     fn complete(&self, anchor: u64, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
         let after = row - anchor;
         let steps = after + u64::from(terminated);
-        if steps < self.extents.shortest && after < self.extents.reach {
+        if steps < self.shortest && after < self.reach {
             return;
         }
         // A view's extents are u16.
         items.push(NewItem {
             anchor,
             stream: self.stream,
-            before: (anchor - self.stack_start).min(self.extents.before) as u16,
+            before: (anchor - self.stack_start).min(self.before) as u16,
             after: after as u16,
             priority: self.priority(after as usize, steps as usize, terminated),
         });
     }
 
     fn remember(&mut self, estimate: Estimate) {
-        if self.estimates.len() as u64 > self.extents.reach {
+        if self.estimates.len() as u64 > self.reach {
             self.estimates.pop_front();
         }
         self.estimates.push_back(estimate);
@@ -302,7 +285,7 @@ mod tests {
             windows.append(row, Estimate::default(), &mut items);
         }
         let items = items.iter().map(|i| (i.anchor, i.before, i.after));
-        (items.collect(), windows.dropped())
+        (items.collect(), windows.dropped)
     }
 
     const NOTHING: DroppedWindows = DroppedWindows {

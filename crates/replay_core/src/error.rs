@@ -5,95 +5,62 @@ use std::path::PathBuf;
 
 use crate::wait::Interrupted;
 
-/// Kind of an error, as the wire and other languages carry it. The numbers are part of the wire: new codes go to the end.
+/// Kind of an error, as the wire and other languages carry it: the name of its variant of [`Error`]. The numbers are part
+/// of the wire: new codes go to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
+#[expect(missing_docs, reason = "the variants of `Error` have them")]
 pub enum ErrorCode {
-    /// A fault of this program.
     Internal,
-    /// A priority that is NaN, infinite or negative.
     Priority,
-    /// A draw from a table or sum tree without any priority above zero.
     NoMass,
-    /// A table that does not exist.
     UnknownTable,
-    /// A table that exists with another definition.
     TableDiffers,
-    /// An invalid table definition.
     Table,
-    /// Data that does not fit the table's columns.
     Schema,
-    /// A size over a limit.
     TooLarge,
-    /// A deadline that passed.
     Deadline,
-    /// A view that needs more rows than the items' windows have.
     View,
-    /// A writer that a newer connection has taken over.
     Fenced,
-    /// A writer that the server no longer knows.
     Expired,
-    /// A peer that breaks the protocol.
     Protocol,
-    /// A peer with another version of the protocol.
     Version,
-    /// A missing or wrong token, or a failed TLS handshake.
     Authentication,
-    /// An address without a server.
     Connect,
-    /// A broken connection.
     Disconnected,
-    /// Stored data that cannot be decoded.
     Corrupt,
-    /// An invalid configuration or argument.
     Config,
-    /// Parameters that are too large or not a safetensors file.
     Parameters,
-    /// A closed replay or writer.
     Closed,
-    /// An error of the operating system.
     Io,
-    /// A signal during a wait.
     Interrupted,
-    /// A sum of gradients came to nothing.
     Gradients,
 }
 
-/// Every error of the workspace but those of gradients. Messages say what is wrong and what to do.
+/// Every error of the workspace except errors of gradients. Messages name the fault and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "fields whose names say it have none")]
 pub enum Error {
     /// A fault of this program.
     #[error("internal error: {0}; please report it")]
     Internal(String),
     /// A priority that is NaN, infinite or negative.
     #[error("a priority has to be finite and not negative, got {value}")]
-    Priority {
-        /// The value.
-        value: f64,
-    },
+    Priority { value: f64 },
     /// A draw from a table in which no item has a priority above zero.
     #[error(
         "table {table:?} has nothing to draw: of its {items} items none has a priority above zero; raise some with `update_priorities`"
     )]
-    NoMass {
-        /// The table.
-        table: String,
-        /// Its live items.
-        items: u64,
-    },
+    NoMass { table: String, items: u64 },
     /// A draw from a sum tree without any priority above zero.
     #[error(
         "the sum tree has nothing to draw: none of its {capacity} indexes has a priority above zero; set some with `update`"
     )]
-    NothingSet {
-        /// Number of its indexes.
-        capacity: u32,
-    },
+    NothingSet { capacity: u32 },
     /// A table that does not exist.
     #[error("there is no table {table:?}; {known}")]
     UnknownTable {
-        /// The requested name.
         table: String,
         /// The existing names, as a sentence.
         known: String,
@@ -101,7 +68,6 @@ pub enum Error {
     /// A table that exists with another definition.
     #[error("table {table:?} exists with another definition: {difference}")]
     TableDiffers {
-        /// The table.
         table: String,
         /// Each field that differs, with the existing and the requested value.
         difference: String,
@@ -109,7 +75,6 @@ pub enum Error {
     /// An invalid table definition.
     #[error("table {table:?} cannot be made: {reason}")]
     Table {
-        /// The table.
         table: String,
         /// The field, and valid values for it.
         reason: String,
@@ -117,7 +82,6 @@ pub enum Error {
     /// Data that does not fit the table's columns.
     #[error("data for table {table:?} was refused: {reason}")]
     Schema {
-        /// The table.
         table: String,
         /// The column and the difference.
         reason: String,
@@ -127,9 +91,7 @@ pub enum Error {
     TooLarge {
         /// The sized thing, with its unit.
         what: &'static str,
-        /// Its size.
         size: u64,
-        /// The limit.
         limit: u64,
         /// How to get below the limit.
         advice: &'static str,
@@ -145,23 +107,15 @@ pub enum Error {
         "the view needs {before} steps before and {after} after the anchor, but the items of table {table:?} were written with {window_before} and {window_after}; write with a view at least as wide"
     )]
     View {
-        /// The table.
         table: String,
-        /// Steps the view needs before the anchor.
         before: u16,
-        /// Steps the view needs after the anchor.
         after: u16,
-        /// Steps the items have before the anchor.
         window_before: u16,
-        /// Steps the items have after the anchor.
         window_after: u16,
     },
     /// A writer that a newer connection has taken over.
     #[error("writer {writer:?} was fenced off: a newer connection of the same writer took over")]
-    Fenced {
-        /// The writer's name.
-        writer: String,
-    },
+    Fenced { writer: String },
     /// A writer that the server no longer knows.
     #[error("writer {writer:?} has expired: the server no longer knows it; open a new writer")]
     Expired {
@@ -176,13 +130,9 @@ pub enum Error {
         "the server speaks protocol {server} (release {server_release}), this client {client} (release {client_release}); install the same release at both ends"
     )]
     Version {
-        /// The server's protocol number.
         server: u32,
-        /// The server's release.
         server_release: String,
-        /// The client's protocol number.
         client: u32,
-        /// The client's release.
         client_release: String,
     },
     /// A missing or wrong token, or a failed TLS handshake.
@@ -190,16 +140,10 @@ pub enum Error {
     Authentication(String),
     /// An address without a server.
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
-    Connect {
-        /// The address.
-        address: String,
-        /// The operating system's reason.
-        source: io::Error,
-    },
+    Connect { address: String, source: io::Error },
     /// A broken connection.
     #[error("the connection to {address} broke: {reason}")]
     Disconnected {
-        /// The address.
         address: String,
         /// The cause as far as it is known.
         reason: String,
@@ -209,20 +153,13 @@ pub enum Error {
     Corrupt(String),
     /// A file that is not a snapshot of this release, or damaged.
     #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
-    Snapshot {
-        /// The file.
-        path: PathBuf,
-        /// The fault.
-        reason: String,
-    },
+    Snapshot { path: PathBuf, reason: String },
     /// A restore into a table that is not empty.
     #[error(
         "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before the first write, or empty the table and drop its batches first"
     )]
     NotEmpty {
-        /// The table.
         table: String,
-        /// Its steps.
         steps: u64,
         /// Bytes of its steps, with evicted ones that readers still pin.
         bytes: u64,
@@ -232,12 +169,7 @@ pub enum Error {
     Config(String),
     /// Parameters that are too large or not a safetensors file.
     #[error("parameters {name:?} were refused: {reason}")]
-    Parameters {
-        /// Their name.
-        name: String,
-        /// The fault.
-        reason: String,
-    },
+    Parameters { name: String, reason: String },
     /// A closed replay or writer.
     #[error("{0} is closed")]
     Closed(&'static str),
@@ -246,7 +178,6 @@ pub enum Error {
     Io {
         /// The failed operation.
         what: String,
-        /// The operating system's reason.
         source: io::Error,
     },
     /// A signal during a wait.
@@ -258,7 +189,6 @@ pub enum Error {
     /// An error reply of a server.
     #[error("{message}")]
     Remote {
-        /// Kind of the error.
         code: ErrorCode,
         /// The server's message, complete.
         message: String,
@@ -277,7 +207,45 @@ impl From<Interrupted> for Error {
     }
 }
 
+/// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static str) -> Result<()> {
+    if size <= limit {
+        return Ok(());
+    }
+    Err(Error::TooLarge {
+        what,
+        size,
+        limit,
+        advice,
+    })
+}
+
+/// Checks a priority.
+///
+/// # Errors
+/// [`Error::Priority`] when it is NaN, infinite or negative.
+#[inline]
+pub fn check_priority(priority: impl Into<f64>) -> Result<f64> {
+    let value = priority.into();
+    if value.is_finite() && value >= 0.0 {
+        Ok(value)
+    } else {
+        Err(Error::Priority { value })
+    }
+}
+
 impl Error {
+    /// Data that does not fit the columns of `table`.
+    pub fn schema(table: &str, reason: String) -> Self {
+        Error::Schema {
+            table: table.to_owned(),
+            reason,
+        }
+    }
+
     /// Kind of the error, as it crosses the wire.
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -298,8 +266,7 @@ impl Error {
             Error::Authentication(_) => ErrorCode::Authentication,
             Error::Connect { .. } => ErrorCode::Connect,
             Error::Disconnected { .. } => ErrorCode::Disconnected,
-            Error::Corrupt(_) => ErrorCode::Corrupt,
-            Error::Snapshot { .. } => ErrorCode::Corrupt,
+            Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,
             Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,
             Error::Parameters { .. } => ErrorCode::Parameters,
             Error::Closed(_) => ErrorCode::Closed,

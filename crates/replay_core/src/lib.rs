@@ -18,6 +18,7 @@
 //! | [`budget`] | byte limit of tables, parameters and receive buffers |
 //! | [`parameters`] | versioned parameter store |
 //! | [`snapshot`] | tables to a file, and back |
+//! | `snapshot_records` | the format of that file |
 //! | | **lock-free parts** |
 //! | [`sum_tree`] | prioritized sampling and updates |
 //! | [`priority_index`] | a sum tree over indices, for items that are kept elsewhere |
@@ -56,6 +57,7 @@ pub mod row_layout;
 pub mod schema;
 pub mod slab;
 pub mod snapshot;
+mod snapshot_records;
 pub mod sum_tree;
 pub mod sync;
 pub mod table;

@@ -20,6 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 
+/// Result of an attempt; `Err` names the cause of the wait.
+pub type Outcome<T> = std::result::Result<T, String>;
+
 /// Rounding of `samples_per_insert * inserted` must not delay a draw by a whole item.
 const TOLERANCE: f64 = 1e-6;
 
@@ -110,12 +113,7 @@ impl Limiter {
 
     /// Admits a push of `items` items to a table of `live` ones; `Err` names the cause of the wait. A push without items
     /// always passes, and a `needed` one whatever the counts say.
-    pub fn admit_insert(
-        &self,
-        live: u64,
-        items: u64,
-        needed: bool,
-    ) -> std::result::Result<Inserting<'_>, String> {
+    pub fn admit_insert(&self, live: u64, items: u64, needed: bool) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
         let mut refused = None;
         let admit = |ahead: u64| {
@@ -175,59 +173,55 @@ impl Limiter {
 
     /// Admits a draw of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` names the cause of
     /// the wait.
-    pub fn admit_draw(
-        &self,
-        live: u64,
-        wanted: u32,
-        short: bool,
-    ) -> std::result::Result<Admitted, String> {
+    pub fn admit_draw(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
             return Err(format!(
                 "table {:?} holds {live} items of the {} that min_size asks for; waiting for writers",
                 self.table, self.min_size
             ));
         }
-        let mut seen = self.drawn.load(Ordering::Acquire);
-        loop {
-            let drawn = Count(seen);
-            // Pairs with the Release stores of `reset`: an epoch that agrees means counts of one epoch.
-            let inserted = Count(self.inserted.load(Ordering::Acquire));
-            if inserted.epoch() != drawn.epoch() {
-                return Err(format!("table {:?} is being emptied", self.table));
-            }
-            let items = match self.allowance(inserted.items(), drawn.items()) {
-                None => wanted,
-                Some(allowed) if allowed >= f64::from(wanted) => wanted,
-                Some(allowed) if short && allowed >= 1.0 => allowed as u32,
-                Some(allowed) => {
-                    let missing = f64::from(wanted) - allowed;
-                    return Err(format!(
-                        "table {:?} has {} items drawn for {} inserted, at samples_per_insert {} and slack {}; a \
-                         draw of {wanted} waits for writers to insert {} more",
-                        self.table,
-                        drawn.items(),
-                        inserted.items(),
-                        self.samples_per_insert,
-                        self.slack,
-                        (missing / self.samples_per_insert).ceil().max(1.0)
-                    ));
-                }
-            };
-            match self.drawn.compare_exchange_weak(
-                seen,
-                seen + u64::from(items),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => {
-                    return Ok(Admitted {
-                        epoch: drawn.epoch(),
-                        items,
-                    });
-                }
-                Err(now) => seen = now,
-            }
+        let mut outcome = Err(String::new());
+        let admit = |seen: u64| {
+            outcome = self.grant(Count(seen), wanted, short);
+            let admitted = outcome.as_ref().ok()?;
+            Some(seen + u64::from(admitted.items))
+        };
+        // The refusal is in `outcome`.
+        let _ = self
+            .drawn
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
+        outcome
+    }
+
+    /// The part of a draw that the counts allow.
+    fn grant(&self, drawn: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
+        // Pairs with the Release stores of `restart`: an epoch that agrees means counts of one epoch.
+        let inserted = Count(self.inserted.load(Ordering::Acquire));
+        if inserted.epoch() != drawn.epoch() {
+            return Err(format!("table {:?} is being emptied", self.table));
         }
+        let items = match self.allowance(inserted.items(), drawn.items()) {
+            None => wanted,
+            Some(allowed) if allowed >= f64::from(wanted) => wanted,
+            Some(allowed) if short && allowed >= 1.0 => allowed as u32,
+            Some(allowed) => {
+                let missing = f64::from(wanted) - allowed;
+                return Err(format!(
+                    "table {:?} has {} items drawn for {} inserted, at samples_per_insert {} and slack {}; a \
+                     draw of {wanted} waits for writers to insert {} more",
+                    self.table,
+                    drawn.items(),
+                    inserted.items(),
+                    self.samples_per_insert,
+                    self.slack,
+                    (missing / self.samples_per_insert).ceil().max(1.0)
+                ));
+            }
+        };
+        Ok(Admitted {
+            epoch: drawn.epoch(),
+            items,
+        })
     }
 
     /// Takes back draws that were not delivered; those from before a `reset` are void.
@@ -243,11 +237,15 @@ impl Limiter {
 
     /// Starts counting from nothing. Only under the table's insert lock.
     pub fn reset(&self) {
-        let next = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
+        self.restart(0, 0);
+    }
+
+    fn restart(&self, inserted: u64, drawn: u64) {
+        let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
         // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw`), and
         // one that read both before fails its compare-and-exchange.
-        self.drawn.store(next, Ordering::Release);
-        self.inserted.store(next, Ordering::Release);
+        self.drawn.store(epoch | drawn, Ordering::Release);
+        self.inserted.store(epoch | inserted, Ordering::Release);
     }
 
     /// Continues the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). If they differ
@@ -255,7 +253,7 @@ impl Limiter {
     /// Only under the table's insert lock.
     ///
     /// # Panics
-    /// With debug assertions, for counts that have no room (48 bits).
+    /// With debug assertions, for counts of more than 48 bits.
     pub fn go_on_from(&self, inserted: u64, drawn: u64, settings: (f64, f64, u64)) {
         debug_assert!(inserted < 1 << 48 && drawn < 1 << 48);
         let same = settings == (self.samples_per_insert, self.slack, self.min_size);
@@ -266,10 +264,7 @@ impl Limiter {
             let (least, most) = (even - self.slack, even + self.slack);
             (drawn as f64).clamp(least.max(0.0), most.max(0.0)) as u64
         };
-        let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
-        // As in `reset`.
-        self.drawn.store(epoch | drawn, Ordering::Release);
-        self.inserted.store(epoch | inserted, Ordering::Release);
+        self.restart(inserted, drawn);
     }
 
     /// Items drawn and items inserted since the last reset.

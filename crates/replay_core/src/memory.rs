@@ -11,17 +11,18 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::Listing;
 use crate::schema::TableConfig;
+use crate::sync::lock;
 use crate::table::Table;
 
-/// Limits of a memory, and the seed of its draws.
+/// Limits of a memory, and the seed of its sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Bytes of all tables at their capacity with their indexes, all parameters and all receive buffers.
     pub max_bytes: u64,
-    /// Bytes of `max_bytes` that are for receive buffers: one half for pushes, which may have to wait, the other for
-    /// all else, which therefore does not wait for them. A frame longer than a half is never received.
+    /// Part of `max_bytes` for receive buffers: one half for pushes, the other for all other requests, so that these
+    /// never wait for pushes. A frame longer than a half is never received.
     pub receive_bytes: u64,
-    /// Makes draws reproducible where one thread pushes and draws; `None` draws a seed.
+    /// Makes sampling reproducible where one thread pushes and samples; `None` is a random seed.
     pub seed: Option<u64>,
 }
 
@@ -39,7 +40,7 @@ impl Default for MemoryLimits {
 /// Tables by name, parameters, and the limit that they share.
 pub struct Memory {
     limits: MemoryLimits,
-    /// Of tables and parameters.
+    /// Bytes of tables and parameters.
     kept: Arc<Budget>,
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
@@ -92,7 +93,7 @@ impl Memory {
     /// limit; [`Error::TableDiffers`] when a table of that name has another definition.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let _making = lock(&self.making);
         let (found, count) = {
             let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
             (tables.get(&config.name).cloned(), tables.len())
@@ -131,7 +132,7 @@ impl Memory {
         Ok(table)
     }
 
-    /// Says why a table of `steps` and `index` bytes has no room, and which of its limits to change.
+    /// The reason why a table of `steps` and `index` bytes exceeds the limit, and the settings to change.
     fn too_large(&self, config: &TableConfig, steps: u64, index: u64) -> String {
         let left = self.kept.left();
         let advice = match (left.saturating_sub(index), config.capacity_bytes) {

@@ -17,7 +17,7 @@ pub fn prefetch<T: ?Sized>(value: &T) {
     let _ = value;
 }
 
-/// Asks the system for pages of 2 MB in place of 4 KB under memory that has just been allocated and not been touched.
+/// Asks the system for pages of 2 MB instead of 4 KB under memory that was just allocated and not touched yet.
 /// Memory that is read here and there otherwise costs a walk of the page table at nearly every access. Linux grants the
 /// request where `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` (the usual default) or `always`.
 pub fn advise_huge_pages<T>(memory: &[T]) {

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::budget::{Budget, Reservation};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_size};
 use crate::replay::{ListedParameters, Parameters};
 
 /// The newest version of each name.
@@ -64,29 +64,22 @@ impl ParameterStore {
                 Self::MAX_NAME_BYTES
             )));
         }
-        let too_large = |limit: u64, advice| Error::TooLarge {
-            what: "parameters, in bytes,",
-            size: bytes.len() as u64,
-            limit,
-            advice,
-        };
-        if bytes.len() as u64 > Self::MAX_BYTES {
-            return Err(too_large(
-                Self::MAX_BYTES,
-                "put them under several names, or as bfloat16",
-            ));
-        }
+        let what = "parameters, in bytes,";
+        let size = bytes.len() as u64;
+        check_size(
+            what,
+            size,
+            Self::MAX_BYTES,
+            "put them under several names, or as bfloat16",
+        )?;
         SafeTensors::deserialize(&bytes)
             .map_err(|e| refuse(format!("they are not a safetensors file: {e}")))?;
-        let reservation = self
-            .budget
-            .reserve(bytes.len() as u64)
-            .ok_or_else(|| {
-                too_large(
-                    self.budget.left(),
-                    "tables at their capacity and other parameters take the rest of max_bytes: raise it, or make tables smaller",
-                )
-            })?;
+        let reservation = self.budget.reserve(size).ok_or_else(|| Error::TooLarge {
+            what,
+            size,
+            limit: self.budget.left(),
+            advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it, or make tables smaller",
+        })?;
         let file = Bytes::from_owner(CountedFile {
             bytes,
             _reservation: reservation,

@@ -2,12 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority};
 use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
-use crate::sum_tree::{Strata, SumTree, Update};
-use crate::table::Table;
+use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 
 /// Draws indexes by priority. Threads may share one: every method may be called from any of them.
 #[derive(Debug)]
@@ -41,15 +40,13 @@ impl PriorityIndex {
     /// 2^-30 to 1.
     pub fn new(capacity: u64, exponent: f64, unit_log2: i32, seed: Option<u64>) -> Result<Self> {
         TableConfig::check_priorities(exponent, unit_log2).map_err(Error::Config)?;
-        let leaves = u32::try_from(capacity)
-            .ok()
-            .filter(|leaves| (1..=SumTree::<16>::MAX_CAPACITY).contains(leaves))
-            .ok_or_else(|| {
-                let most = SumTree::<16>::MAX_CAPACITY;
-                Error::Config(format!("capacity is 1 to {most} indexes, got {capacity}"))
-            })?;
+        let most = u64::from(SumTree::<16>::MAX_CAPACITY);
+        if !(1..=most).contains(&capacity) {
+            let reason = format!("capacity is 1 to {most} indexes, got {capacity}");
+            return Err(Error::Config(reason));
+        }
         Ok(PriorityIndex {
-            tree: SumTree::live(leaves, unit_log2),
+            tree: SumTree::live(capacity as u32, unit_log2),
             exponent,
             unit_log2,
             seed: seed.unwrap_or_else(rand::random),
@@ -78,9 +75,8 @@ impl PriorityIndex {
                 capacity - 1
             )));
         }
-        let refused = |p: &&f64| !(p.is_finite() && **p >= 0.0);
-        if let Some(&value) = priorities.iter().find(refused) {
-            return Err(Error::Priority { value });
+        for &priority in &priorities {
+            check_priority(priority)?;
         }
         if self.exponent == 0.0 {
             priorities.fill(1.0);
@@ -103,9 +99,9 @@ impl PriorityIndex {
     ///
     /// # Errors
     /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
-    /// that is negative or not finite; [`Error::TooLarge`] for more than [`Table::MAX_DRAW`].
+    /// that is negative or not finite; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
     pub fn draw(&self, count: u32, beta: f64) -> Result<DrawnIndexes> {
-        Table::check_draw(count)?;
+        check_samples(count)?;
         // Relaxed: each batch needs a number of its own, and nothing else is read by it.
         let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
         let mut index = Vec::with_capacity(count as usize);

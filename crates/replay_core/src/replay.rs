@@ -16,7 +16,7 @@ pub use crate::wait::Wait;
 pub struct OpenWriter {
     /// The table.
     pub table: String,
-    /// Drawn at random by the client; the same number again fences the older connection off.
+    /// A random number of the client; a second connection with it fences the first one off.
     pub writer: u64,
     /// Display name, for errors and logs.
     pub name: String,
@@ -91,7 +91,7 @@ pub struct Push {
     pub body: PushBody,
 }
 
-/// A draw.
+/// A request for a batch of samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleRequest {
     /// The table.
@@ -122,7 +122,7 @@ impl SampleRequest {
     }
 }
 
-/// One drawn item.
+/// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
     /// Its key: shard, slot, generation.
@@ -139,7 +139,7 @@ pub struct SampledItem {
     pub after: u16,
 }
 
-/// A drawn batch, still packed: rows copied, blobs where they lie.
+/// A sampled batch, still packed: rows are copied, blobs are slices of stored chunks.
 pub struct Sampled {
     /// The items, in the order of the draw.
     pub items: Vec<SampledItem>,
@@ -202,8 +202,8 @@ pub struct ListedParameters {
 
 /// Pushes of one writer, in order, each applied once.
 pub trait PushChannel: Send {
-    /// Hands a push over. Returns when it is applied (in process), or sent with room left in the window of
-    /// unacknowledged pushes (remote). After a broken connection unacknowledged pushes are sent again.
+    /// Sends a push. Returns when it is applied (in process), or sent while the window of unacknowledged pushes has
+    /// capacity left (remote). After a broken connection unacknowledged pushes are sent again.
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()>;
     /// Returns when every push is applied.
     fn flush(&mut self, wait: &Wait<'_>) -> Result<()>;
@@ -211,7 +211,7 @@ pub trait PushChannel: Send {
     fn close(&mut self, wait: &Wait<'_>) -> Result<()>;
 }
 
-/// The same draw again and again, several under way at a time.
+/// One sample request, repeated, with several under way at a time.
 pub trait SampleChannel: Send {
     /// The next batch.
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled>;
@@ -233,7 +233,7 @@ pub trait Replay: Send + Sync {
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
     /// Draws again and again with `in_flight` requests under way (at least 1).
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
-    /// Sets priorities (before the exponent). Of a repeated key the last value counts.
+    /// Sets priorities (before the exponent). The last value of a repeated key counts.
     fn update_priorities(
         &self,
         table: &str,

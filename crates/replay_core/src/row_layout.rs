@@ -15,13 +15,16 @@ pub const FLAGS_OFFSET: usize = 0;
 /// The layout of a table's rows.
 #[derive(Debug, Clone)]
 pub struct RowLayout {
-    table: String,
-    columns: Box<[ColumnLayout]>,
+    /// The table's name.
+    pub table: String,
+    /// The columns, in the table's order.
+    pub columns: Box<[ColumnLayout]>,
     /// Indexes of the columns whose values are blobs, in the order of their lengths.
-    blob_columns: Box<[usize]>,
+    pub blob_columns: Box<[usize]>,
+    /// Bytes of one row, without its blobs.
+    pub row_bytes: usize,
     /// Offset of the blob lengths, which end the row.
     lengths_offset: usize,
-    row_bytes: usize,
 }
 
 /// One column of a table, and its part of a row.
@@ -75,26 +78,6 @@ impl RowLayout {
             lengths_offset,
             blob_columns: blob_columns.into(),
         }
-    }
-
-    /// The table's name.
-    pub fn table(&self) -> &str {
-        &self.table
-    }
-
-    /// The columns, in the table's order.
-    pub fn columns(&self) -> &[ColumnLayout] {
-        &self.columns
-    }
-
-    /// Indexes of the columns whose values are blobs, in the order of their lengths.
-    pub fn blob_columns(&self) -> &[usize] {
-        &self.blob_columns
-    }
-
-    /// Bytes of one row, without its blobs.
-    pub fn row_bytes(&self) -> usize {
-        self.row_bytes
     }
 
     /// The lengths of a row's blobs, in the order of the blobs.

@@ -11,90 +11,61 @@ use serde::{Deserialize, Serialize};
 pub use crate::codec::Codec;
 use crate::error::{Error, Result};
 
-/// Element type of a column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// One byte, 0 or 1.
-    Bool,
-    /// Unsigned, 8 bits.
-    Uint8,
-    /// Signed, 8 bits.
-    Int8,
-    /// Unsigned, 16 bits.
-    Uint16,
-    /// Signed, 16 bits.
-    Int16,
-    /// Unsigned, 32 bits.
-    Uint32,
-    /// Signed, 32 bits.
-    Int32,
-    /// Unsigned, 64 bits.
-    Uint64,
-    /// Signed, 64 bits.
-    Int64,
-    /// IEEE 754, 16 bits.
-    Float16,
-    /// IEEE 754, 32 bits.
-    Float32,
-    /// IEEE 754, 64 bits.
-    Float64,
+/// Defines [`Dtype`] from a table: variant, name, Rust's type and its conversion to float64.
+macro_rules! dtypes {
+    ($($variant:ident $name:literal $type:ty => $to_f64:expr;)+) => {
+        /// Element type of a column, in NumPy's names. A bool is one byte, 0 or 1.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        #[expect(missing_docs, reason = "NumPy's names say it")]
+        pub enum Dtype {
+            $($variant),+
+        }
+
+        impl Dtype {
+            /// Size of one element in bytes.
+            pub const fn bytes(self) -> usize {
+                match self {
+                    $(Dtype::$variant => size_of::<$type>()),+
+                }
+            }
+
+            /// Reads one element, little endian, as the nearest float64.
+            ///
+            /// # Panics
+            /// When `element` has another size than [`Self::bytes`].
+            pub fn read(self, element: &[u8]) -> f64 {
+                const SIZE: &str = "the size of the type";
+                match self {
+                    $(Dtype::$variant => {
+                        $to_f64(<$type>::from_le_bytes(element.try_into().expect(SIZE)))
+                    })+
+                }
+            }
+
+            /// NumPy's name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Dtype::$variant => $name),+
+                }
+            }
+        }
+    };
 }
 
-impl Dtype {
-    /// Size of one element in bytes.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Dtype::Bool | Dtype::Uint8 | Dtype::Int8 => 1,
-            Dtype::Uint16 | Dtype::Int16 | Dtype::Float16 => 2,
-            Dtype::Uint32 | Dtype::Int32 | Dtype::Float32 => 4,
-            Dtype::Uint64 | Dtype::Int64 | Dtype::Float64 => 8,
-        }
-    }
-
-    /// Reads one element, little endian, as the nearest float64.
-    ///
-    /// # Panics
-    /// When `element` has another size than [`Self::bytes`].
-    pub fn read(self, element: &[u8]) -> f64 {
-        macro_rules! read {
-            ($type:ty) => {
-                <$type>::from_le_bytes(element.try_into().expect("the size of the type"))
-            };
-        }
-        match self {
-            Dtype::Bool => f64::from(u8::from(element[0] != 0)),
-            Dtype::Uint8 => f64::from(read!(u8)),
-            Dtype::Int8 => f64::from(read!(i8)),
-            Dtype::Uint16 => f64::from(read!(u16)),
-            Dtype::Int16 => f64::from(read!(i16)),
-            Dtype::Uint32 => f64::from(read!(u32)),
-            Dtype::Int32 => f64::from(read!(i32)),
-            Dtype::Uint64 => read!(u64) as f64,
-            Dtype::Int64 => read!(i64) as f64,
-            Dtype::Float16 => read!(f16).to_f64(),
-            Dtype::Float32 => f64::from(read!(f32)),
-            Dtype::Float64 => read!(f64),
-        }
-    }
-
-    /// NumPy's name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Dtype::Bool => "bool",
-            Dtype::Uint8 => "uint8",
-            Dtype::Int8 => "int8",
-            Dtype::Uint16 => "uint16",
-            Dtype::Int16 => "int16",
-            Dtype::Uint32 => "uint32",
-            Dtype::Int32 => "int32",
-            Dtype::Uint64 => "uint64",
-            Dtype::Int64 => "int64",
-            Dtype::Float16 => "float16",
-            Dtype::Float32 => "float32",
-            Dtype::Float64 => "float64",
-        }
-    }
+dtypes! {
+    Bool "bool" u8 => |byte| f64::from(u8::from(byte != 0));
+    Uint8 "uint8" u8 => f64::from;
+    Int8 "int8" i8 => f64::from;
+    Uint16 "uint16" u16 => f64::from;
+    Int16 "int16" i16 => f64::from;
+    Uint32 "uint32" u32 => f64::from;
+    Int32 "int32" i32 => f64::from;
+    Uint64 "uint64" u64 => |integer: u64| integer as f64;
+    Int64 "int64" i64 => |integer: i64| integer as f64;
+    Float16 "float16" f16 => f16::to_f64;
+    Float32 "float32" f32 => f64::from;
+    Float64 "float64" f64 => |number| number;
 }
 
 /// A named array that every step has one value of.
@@ -133,18 +104,17 @@ impl Column {
     }
 
     /// Bytes of the column's part of a row: a value, or the length of its blob.
-    pub fn bytes_in_row(&self) -> usize {
-        if self.codec.makes_blobs() {
-            Self::BLOB_LENGTH_BYTES
-        } else {
-            self.bytes()
+    fn bytes_in_row(&self) -> usize {
+        match self.codec.makes_blobs() {
+            true => Self::BLOB_LENGTH_BYTES,
+            false => self.bytes(),
         }
     }
 }
 
 /// How items are chosen. `Fifo` and what follows draw one item again and again, until it has been drawn
-/// `max_times_sampled` times or, without that, until another one comes first; its probability is 1. Among equal
-/// priorities the item that was inserted or updated the longest ago comes first; the exponent does not count.
+/// `max_times_sampled` times or, without that, until another one ranks first; its probability is 1. Among equal
+/// priorities the item that was inserted or updated the longest ago is first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampler {
@@ -238,7 +208,7 @@ pub mod flags {
     pub const TRUNCATED: u8 = 4;
     /// The last observation of an episode, without action and reward.
     pub const FINAL: u8 = 8;
-    /// Blobs of the row are differences to those of its key row.
+    /// Blobs of the row are differences to its key row's.
     pub const DIFFERENCE: u8 = 16;
     /// In a reply: a key row that its window does not have.
     pub const REFERENCE: u8 = 32;
@@ -311,7 +281,7 @@ impl TableConfig {
                 ));
             }
             if self.columns[..i].iter().any(|c| c.name == column.name) {
-                return refuse(format!("column {:?} stands twice", column.name));
+                return refuse(format!("column {:?} appears twice", column.name));
             }
             if column.bytes() == 0 {
                 return refuse(format!("column {:?} has an empty shape", column.name));
@@ -369,6 +339,11 @@ impl TableConfig {
             ));
         }
         Ok(())
+    }
+
+    /// Index of the column with this name.
+    pub fn column_index(&self, name: &str) -> Option<usize> {
+        self.columns.iter().position(|column| column.name == name)
     }
 
     /// Bytes of one row without its blobs: flags, raw columns and blob lengths.

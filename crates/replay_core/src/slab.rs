@@ -96,11 +96,6 @@ impl<T> Slab<T> {
         u64::from(capacity) * size_of::<Slot<T>>() as u64
     }
 
-    /// Number of slots.
-    pub fn capacity(&self) -> u32 {
-        self.slots.len() as u32
-    }
-
     /// Stores a value.
     ///
     /// # Errors
@@ -127,31 +122,21 @@ impl<T> Slab<T> {
     /// of one value at a time.)
     pub fn pin(&self, handle: Handle) -> Option<Pinned<'_, T>> {
         let slot = self.slots.get(handle.slot as usize)?;
-        let pinned = || Pinned {
-            slab: self,
-            slot: handle.slot,
-        };
-        let mut word = slot.word.load(Ordering::Relaxed);
-        loop {
-            if !is_live(word, handle) || word & PINS == PINS {
-                return None;
-            }
-            if fault::injected(Fault::LateCount) {
-                slot.word.fetch_add(1, Ordering::Acquire);
-                return Some(pinned());
-            }
+        let count = |word| (is_live(word, handle) && word & PINS != PINS).then(|| word + 1);
+        if fault::injected(Fault::LateCount) {
+            count(slot.word.load(Ordering::Relaxed))?;
+            slot.word.fetch_add(1, Ordering::Acquire);
+        } else {
             // Acquire: pairs with the Release in `insert`. Every change in between is a read-modify-write and
             // carries that release on.
-            match slot.word.compare_exchange_weak(
-                word,
-                word + 1,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return Some(pinned()),
-                Err(now) => word = now,
-            }
+            slot.word
+                .fetch_update(Ordering::Acquire, Ordering::Relaxed, count)
+                .ok()?;
         }
+        Some(Pinned {
+            slab: self,
+            slot: handle.slot,
+        })
     }
 
     /// Asks for a slot's cache line ahead of a pin.
@@ -168,23 +153,15 @@ impl<T> Slab<T> {
         let Some(slot) = self.slots.get(handle.slot as usize) else {
             return false;
         };
-        let mut word = slot.word.load(Ordering::Relaxed);
-        loop {
-            if !is_live(word, handle) {
-                return false;
-            }
-            // Acquire: pairs with the Release in `unpin` and in `insert`, for the drop below. Release: the caller's
-            // reads of the value come before the drop, which may be the last pin's.
-            match slot.word.compare_exchange_weak(
-                word,
-                word & !LIVE,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => break,
-                Err(now) => word = now,
-            }
-        }
+        let end = |word| is_live(word, handle).then_some(word & !LIVE);
+        // Acquire: pairs with the Release in `unpin` and in `insert`, for the drop below. Release: the caller's
+        // reads of the value come before the drop, which may be the last pin's.
+        let ended = slot
+            .word
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, end);
+        let Ok(word) = ended else {
+            return false;
+        };
         if word & PINS == 0 {
             // SAFETY: the word says that the slot is neither live nor pinned, and only the thread that brought it
             // there, by this exchange, comes here.
@@ -225,44 +202,31 @@ impl<T> Slab<T> {
     }
 
     fn pop_free(&self) -> Option<u32> {
-        // Acquire, here and below: pairs with the Release in `push_free`.
-        let mut head = self.free.load(Ordering::Acquire);
-        loop {
-            let index = head as u32;
+        let pop = |head: u64| {
             // Another thread may take and reuse the slot meanwhile: then this link is old, and the exchange fails.
-            let slot = self.slots.get(index as usize)?;
+            let slot = self.slots.get(head as u32 as usize)?;
             let next = slot.next_free.load(Ordering::Relaxed);
             let pops = (head >> 32).wrapping_add(1);
-            match self.free.compare_exchange_weak(
-                head,
-                pops << 32 | u64::from(next),
-                Ordering::Acquire,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => return Some(index),
-                Err(now) => head = now,
-            }
-        }
+            Some(pops << 32 | u64::from(next))
+        };
+        // Acquire: pairs with the Release in `push_free`.
+        let head = self
+            .free
+            .fetch_update(Ordering::Acquire, Ordering::Acquire, pop);
+        head.ok().map(|head| head as u32)
     }
 
     fn push_free(&self, index: u32) {
-        let mut head = self.free.load(Ordering::Relaxed);
-        loop {
-            self.slots[index as usize]
-                .next_free
-                .store(head as u32, Ordering::Relaxed);
+        let push = |head: u64| {
+            let slot = &self.slots[index as usize];
+            slot.next_free.store(head as u32, Ordering::Relaxed);
             let pops = head >> 32;
-            // Release: pairs with the Acquire in `pop_free`.
-            match self.free.compare_exchange_weak(
-                head,
-                pops << 32 | u64::from(index),
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
-        }
+            Some(pops << 32 | u64::from(index))
+        };
+        // Release: pairs with the Acquire in `pop_free`. It never fails: `push` always returns a head.
+        let _ = self
+            .free
+            .fetch_update(Ordering::Release, Ordering::Relaxed, push);
     }
 }
 

@@ -9,7 +9,7 @@ pub use std::{
 };
 
 #[cfg(not(feature = "loom"))]
-pub use crossbeam_queue::ArrayQueue;
+pub(crate) use crossbeam_queue::ArrayQueue;
 
 #[cfg(feature = "loom")]
 pub use loom::{
@@ -18,17 +18,23 @@ pub use loom::{
     thread,
 };
 
+/// Takes a lock whose data stay whole if a holder panics.
+pub(crate) fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Stand-in for crossbeam's queue, whose atomics loom does not see: a lock orders the pop of a value after its push.
 #[cfg(feature = "loom")]
 #[derive(Debug)]
-pub struct ArrayQueue<T> {
+pub(crate) struct ArrayQueue<T> {
     values: loom::sync::Mutex<std::collections::VecDeque<T>>,
     capacity: usize,
 }
 
 #[cfg(feature = "loom")]
 impl<T> ArrayQueue<T> {
-    /// An empty queue for `capacity` values.
     pub fn new(capacity: usize) -> Self {
         ArrayQueue {
             values: loom::sync::Mutex::default(),
@@ -36,10 +42,7 @@ impl<T> ArrayQueue<T> {
         }
     }
 
-    /// Appends a value.
-    ///
-    /// # Errors
-    /// Returns the value if the queue is full.
+    /// Appends a value, or returns it if the queue is full.
     pub fn push(&self, value: T) -> Result<(), T> {
         let mut values = self.values.lock().expect("no thread panics with the lock");
         if values.len() == self.capacity {
@@ -49,21 +52,14 @@ impl<T> ArrayQueue<T> {
         Ok(())
     }
 
-    /// Removes the oldest value.
     pub fn pop(&self) -> Option<T> {
         let mut values = self.values.lock().expect("no thread panics with the lock");
         values.pop_front()
     }
 
-    /// Number of values.
     pub fn len(&self) -> usize {
         let values = self.values.lock().expect("no thread panics with the lock");
         values.len()
-    }
-
-    /// Whether the queue has no value.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -105,9 +101,9 @@ pub mod fault {
         LostDelta,
         /// The sum tree activates a leaf without a release ordering.
         RelaxedPublication,
-        /// The sum tree stores a new priority in place of compare-and-exchange.
+        /// The sum tree stores a new priority without compare-and-exchange.
         BlindUpdate,
-        /// The slab checks a slot and counts the pin in two steps in place of one.
+        /// The slab checks a slot and counts the pin in two steps instead of one.
         LateCount,
         /// A table writes an item's metadata without ordering it after the end of the slot's last item.
         UnorderedMetadata,

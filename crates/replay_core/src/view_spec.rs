@@ -1,4 +1,4 @@
-//! Definitions of views: the arrays that a client makes of drawn windows, and so the extents of a writer's windows.
+//! Definitions of views: the arrays that a client makes of sampled windows, and so the extents of a writer's windows.
 //! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
 
 use crate::error::{Error, Result};
@@ -165,16 +165,18 @@ impl ViewSpec {
     /// or has the name of an array that the view makes.
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
-        match self {
-            ViewSpec::NStep(view) => {
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
-                refuse_names(config, &["next_observation", "discount"])?;
-                self.refuse_other_observation(config)?;
+        let mut made = vec!["weight", "probability", "key", "age"];
+        if let Some(observation) = self.observation() {
+            find_column(config, observation)?;
+            find_scalar(config, REWARD)?;
+            // Another column of this name would hide the view's array.
+            if observation != "observation" {
+                made.push("observation");
             }
+        }
+        match self {
+            ViewSpec::NStep(_) => made.extend(["next_observation", "discount"]),
             ViewSpec::Sequence(view) => {
-                find_column(config, &view.observation)?;
-                find_scalar(config, REWARD)?;
                 for name in &view.state {
                     if *name == view.observation || name == REWARD {
                         return Err(Error::Config(format!(
@@ -183,28 +185,22 @@ impl ViewSpec {
                     }
                     find_column(config, name)?;
                 }
-                refuse_names(
-                    config,
-                    &["discount", "mask", "terminated", "truncated", "first"],
-                )?;
-                self.refuse_other_observation(config)?;
+                made.extend(["discount", "mask", "terminated", "truncated", "first"]);
             }
             ViewSpec::Window(_) => {
-                refuse_names(
-                    config,
-                    &["mask", "terminated", "truncated", "first", "final"],
-                )?;
+                made.extend(["mask", "terminated", "truncated", "first", "final"]);
             }
         }
-        refuse_names(config, &["weight", "probability", "key", "age"])
-    }
-
-    /// Refuses a column `observation` that is not the view's: it would hide the view's array.
-    fn refuse_other_observation(&self, config: &TableConfig) -> Result<()> {
-        if self.observation() == Some("observation") {
-            return Ok(());
+        let mut columns = config.columns.iter();
+        match columns.find(|column| made.contains(&column.name.as_str())) {
+            None => Ok(()),
+            Some(Column { name, .. }) => {
+                let reason = format!(
+                    "column {name:?} has the name of an array that the view makes; rename it"
+                );
+                Err(Error::schema(&config.name, reason))
+            }
         }
-        refuse_names(config, &["observation"])
     }
 }
 
@@ -226,29 +222,14 @@ fn check_gamma(gamma: f64) -> Result<()> {
     )))
 }
 
-fn refuse(config: &TableConfig, reason: String) -> Error {
-    Error::Schema {
-        table: config.name.clone(),
-        reason,
-    }
-}
-
 /// The index of a column.
 pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
-    config
-        .columns
-        .iter()
-        .position(|column| column.name == name)
-        .ok_or_else(|| {
-            let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
-            refuse(
-                config,
-                format!(
-                    "the view reads column {name:?}, the table has {}",
-                    names.join(", ")
-                ),
-            )
-        })
+    config.column_index(name).ok_or_else(|| {
+        let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
+        let names = names.join(", ");
+        let reason = format!("the view reads column {name:?}, the table has {names}");
+        Error::schema(&config.name, reason)
+    })
 }
 
 /// The index of a column that holds one number.
@@ -258,25 +239,6 @@ pub(crate) fn find_scalar(config: &TableConfig, name: &str) -> Result<usize> {
     if config.columns[index].bytes() == dtype.bytes() {
         return Ok(index);
     }
-    Err(refuse(
-        config,
-        format!("column {name:?} has to be one number a step, it has shape {shape:?}"),
-    ))
-}
-
-fn refuse_names(config: &TableConfig, taken: &[&str]) -> Result<()> {
-    match config
-        .columns
-        .iter()
-        .find(|column| taken.contains(&column.name.as_str()))
-    {
-        None => Ok(()),
-        Some(column) => Err(refuse(
-            config,
-            format!(
-                "column {:?} has the name of an array that the view makes; rename it",
-                column.name
-            ),
-        )),
-    }
+    let reason = format!("column {name:?} has to be one number a step, it has shape {shape:?}");
+    Err(Error::schema(&config.name, reason))
 }

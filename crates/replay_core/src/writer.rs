@@ -184,7 +184,7 @@ impl Writer {
     /// The writer's counters.
     pub fn counters(&self) -> WriterCounters {
         let mut counters = self.counters;
-        for dropped in self.windows.iter().map(EpisodeWindows::dropped) {
+        for EpisodeWindows { dropped, .. } in &self.windows {
             counters.dropped_by_reset += dropped.by_reset;
             counters.dropped_without_final_row += dropped.without_final_row;
         }
@@ -203,7 +203,7 @@ impl Writer {
             || self
                 .chunks
                 .iter()
-                .any(|chunk| chunk.steps() >= self.chunk_steps)
+                .any(|chunk| chunk.steps >= self.chunk_steps)
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
@@ -226,13 +226,13 @@ impl Writer {
         let mut payload = Vec::with_capacity(self.chunks.iter().map(OpenChunk::bytes).sum());
         let mut heads = Vec::with_capacity(self.chunks.len());
         for (stream, chunk) in self.chunks.iter_mut().enumerate() {
-            if chunk.steps() == 0 {
+            if chunk.steps == 0 {
                 continue;
             }
             heads.push(ChunkHead {
                 stream: stream as u32,
-                rows: chunk.steps(),
-                first_step: self.windows[stream].next_step() - u64::from(chunk.steps()),
+                rows: chunk.steps,
+                first_step: self.windows[stream].next_step - u64::from(chunk.steps),
                 // Sealed at FULL_BYTES, a chunk has at most two steps more: far below 2^32.
                 bytes: chunk.bytes() as u32,
             });

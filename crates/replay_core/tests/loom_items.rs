@@ -60,13 +60,13 @@ impl Memory {
 
     /// Makes the item that is to have this key; false when the slot is not free.
     fn insert(&self, key: ItemKey) -> bool {
-        let window = ItemRows {
-            oldest: self.handles[usize::from(key == NEW)],
+        let oldest = self.handles[usize::from(key == NEW)];
+        let rows = ItemRows {
             first_row: key.generation,
             before: 0,
             after: 0,
         };
-        let inserted = self.items.insert(window, key.generation.into(), 1);
+        let inserted = self.items.insert(oldest, rows, key.generation.into(), 1);
         assert!(inserted.is_none_or(|inserted| inserted == key));
         inserted.is_some()
     }
@@ -81,11 +81,11 @@ impl Memory {
             generation: leaf.generation,
         };
         let metadata = self.items.metadata(key.slot);
-        let chunk = self.chunks.pin(metadata.window.oldest)?;
+        let chunk = self.chunks.pin(metadata.oldest)?;
         if !self.items.confirm(key) {
             return None;
         }
-        let taken = [metadata.window.first_row.into(), metadata.born, *chunk];
+        let taken = [metadata.rows.first_row.into(), metadata.born, *chunk];
         assert_eq!(taken, [u64::from(key.generation); 3], "of another item");
         let claim = self.items.claim(key, &metadata, leaf.units)?;
         Some((key, claim))

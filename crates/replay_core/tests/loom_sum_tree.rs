@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use replay_core::sum_tree::{Drawn, SumTree, Update};
+use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::{Ordering, UnsafeCell, thread};
 
@@ -47,7 +47,7 @@ fn spawn(tree: &Arc<Tree>, run: impl FnOnce(&Tree) + 'static) -> thread::JoinHan
 }
 
 /// Draws once.
-fn draw(tree: &Tree) -> Option<Drawn> {
+fn draw(tree: &Tree) -> Option<SampledLeaf> {
     let mut drawn = Vec::new();
     tree.draw_batch(&[0.6], &mut drawn);
     drawn.pop()

@@ -6,7 +6,7 @@ use std::thread;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use replay_core::sum_tree::{Drawn, SumTree, Update};
+use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 
 type Tree = SumTree;
 
@@ -178,7 +178,7 @@ fn the_ends_of_the_range_draw_the_first_and_the_last_leaf_with_mass() {
 #[test]
 fn nothing_is_drawn_without_mass() {
     let tree = Tree::new(1_000, 0);
-    let mut drawn = vec![Drawn {
+    let mut drawn = vec![SampledLeaf {
         slot: 1,
         generation: 1,
         units: 1,

@@ -8,7 +8,7 @@ use std::thread;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use replay_core::Error;
-use replay_core::sum_tree::{Drawn, SumTree, Update};
+use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 
 /// What is asked of both trees. Slots beyond the capacity and generations that have passed are part of it.
 #[derive(Debug, Clone)]
@@ -67,12 +67,12 @@ impl Naive {
     }
 
     /// The first leaf whose running sum passes the position that a target stands for.
-    fn draw(&self, target: f64) -> Drawn {
+    fn draw(&self, target: f64) -> SampledLeaf {
         let mut position = (target * self.total() as f64) as u64;
         position = position.min(self.total() - 1);
         for (slot, &(generation, units)) in (0..).zip(&self.0) {
             if position < units {
-                return Drawn {
+                return SampledLeaf {
                     slot,
                     generation,
                     units,

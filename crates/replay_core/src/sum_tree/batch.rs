@@ -106,7 +106,7 @@ fn merge_neighbours(changes: &mut Vec<Change>, child_bits: u32) {
         let Change { index, difference } = changes[i];
         let index = index >> child_bits;
         match changes[..merged].last_mut() {
-            // Of this level already: it was written below.
+            // It is of this level already: it was written below.
             Some(last) if last.index == index => {
                 last.difference = last.difference.wrapping_add(difference);
             }

@@ -1,22 +1,36 @@
 //! Draws: many descents side by side, level by level, so that the cache misses of one level overlap.
 
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
 use crate::sync::{Ordering, fence};
 
 use super::SumTree;
 use super::leaf::Leaf;
-use super::node::{Level, Node, Running};
+use super::node::{ChildSums, Level, Node};
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 use super::vector;
 
 /// A drawn leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drawn {
+pub struct SampledLeaf {
     /// The leaf.
     pub slot: u32,
     /// The generation of the item in it.
     pub generation: u32,
     /// Its priority in units when it was drawn: above zero.
     pub units: u64,
+}
+
+impl SampledLeaf {
+    #[inline(always)]
+    fn new(slot: u32, leaf: Leaf) -> Self {
+        SampledLeaf {
+            slot,
+            generation: leaf.generation(),
+            units: leaf.units(),
+        }
+    }
 }
 
 /// Descents side by side: enough to hide the misses, few enough that their nodes stay in the
@@ -26,6 +40,29 @@ const SIDE_BY_SIDE: usize = 32;
 /// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
 /// mass since its parent was read. Under loom every read multiplies the executions to explore.
 const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
+
+/// Random targets of a batch, one in each of as many equal parts of the sum of priorities (Schaul et al., 2016, appendix
+/// B.2.1). They follow from a seed and the batch's number alone: no lock between threads.
+pub struct Strata(StdRng);
+
+impl Strata {
+    /// Targets of batch `number` under `seed`.
+    pub fn new(seed: u64, number: u64) -> Self {
+        let step = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Strata(StdRng::seed_from_u64(seed.wrapping_add(step)))
+    }
+
+    /// Puts `count` ascending targets in [0, 1) into `targets`, cleared first.
+    pub fn fill(&mut self, count: u32, targets: &mut Vec<f64>) {
+        let strata = f64::from(count);
+        targets.clear();
+        targets.extend((0..count).map(|stratum| {
+            let target = (f64::from(stratum) + self.0.random::<f64>()) / strata;
+            // Rounding may reach 1, which is outside.
+            target.min(1.0 - f64::EPSILON)
+        }));
+    }
+}
 
 /// One descent on its way down.
 #[derive(Clone, Copy)]
@@ -53,7 +90,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// while drawing. A leaf whose priority rises while drawing may have more units than the total.
     /// O(n depth); O(capacity + n log n) when restarts did not help, or the root shows no mass: writers under way
     /// may hide what there is.
-    pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
+    pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         out.clear();
         out.reserve(targets.len());
         let total = self.total();
@@ -72,7 +109,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     /// Goes down once for each target. Returns the targets that missed.
-    fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+    fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
         #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
         if FANOUT == vector::FANOUT && vector::is_available() {
             // SAFETY: the processor has AVX2.
@@ -83,16 +120,16 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
     #[target_feature(enable = "avx2,bmi1")]
-    fn descend_avx2(&self, targets: &[f64], total: u64, out: &mut Vec<Drawn>) -> Vec<f64> {
+    fn descend_avx2(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
         self.descend_by(targets, total, out, |node, level| vector::read(node, level))
     }
 
     #[inline(always)]
-    fn descend_by<R: Running>(
+    fn descend_by<R: ChildSums>(
         &self,
         targets: &[f64],
         total: u64,
-        out: &mut Vec<Drawn>,
+        out: &mut Vec<SampledLeaf>,
         read: impl Fn(&Node<FANOUT>, Level) -> R,
     ) -> Vec<f64> {
         if total == 0 {
@@ -132,11 +169,10 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                     (child, Leaf::from_word(word.load(Ordering::Relaxed)))
                 });
                 match leaf {
-                    Some((child, leaf)) if leaf.units() > 0 => out.push(Drawn {
-                        slot: descent.node << Self::CHILD_BITS | child as u32,
-                        generation: leaf.generation(),
-                        units: leaf.units(),
-                    }),
+                    Some((child, leaf)) if leaf.units() > 0 => out.push(SampledLeaf::new(
+                        descent.node << Self::CHILD_BITS | child as u32,
+                        leaf,
+                    )),
                     _ => missed.push(targets[i]),
                 }
             });
@@ -148,19 +184,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Draws from one scan of the leaves: right whatever the sums above are. Returns the total that it saw.
     #[cold]
-    fn scan(&self, targets: &[f64], out: &mut Vec<Drawn>) -> u64 {
+    fn scan(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         let mut total = 0u64;
         let mut running = Vec::new();
         for (slot, leaf) in self.leaves().filter(|(_, leaf)| leaf.units() > 0) {
             total = total.wrapping_add(leaf.units());
-            running.push((
-                total,
-                Drawn {
-                    slot,
-                    generation: leaf.generation(),
-                    units: leaf.units(),
-                },
-            ));
+            running.push((total, SampledLeaf::new(slot, leaf)));
         }
         // As in `descend`.
         fence(Ordering::Acquire);
@@ -178,7 +207,7 @@ impl Descent {
     /// Descends to the child that the position falls in, within the sum that the children have now. `None`, now
     /// and on every level below, when that is 0.
     #[inline(always)]
-    fn choose(&mut self, children: &impl Running) -> Option<usize> {
+    fn choose(&mut self, children: &impl ChildSums) -> Option<usize> {
         let sum = children.sum();
         if sum != self.expected || sum == 0 {
             self.adjust(sum);
@@ -208,7 +237,7 @@ impl Descent {
 /// Visits descents with the sums of their nodes. A node is read once for neighbours that go through it together:
 /// the upper ones, where targets ascend.
 #[inline(always)]
-fn for_each<R: Running>(
+fn for_each<R: ChildSums>(
     descents: &mut [Descent],
     read: impl Fn(u32) -> R,
     mut visit: impl FnMut(usize, &mut Descent, &R),

@@ -34,19 +34,36 @@ mod batch;
 mod draw;
 mod leaf;
 mod node;
-mod strata;
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 mod vector;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority, check_size};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use leaf::Leaf;
-use node::{Level, Node, Running};
+use node::{ChildSums, Level, Node};
 
 pub use batch::Update;
-pub use draw::Drawn;
-pub use strata::Strata;
+pub use draw::{SampledLeaf, Strata};
+
+/// Most leaves of one batch of samples.
+pub const MAX_SAMPLES: u32 = 1 << 16;
+
+/// Checks the size of a batch of samples.
+///
+/// # Errors
+/// [`Error::Config`] for 0, [`Error::TooLarge`] for more than [`MAX_SAMPLES`].
+pub(crate) fn check_samples(count: u32) -> Result<()> {
+    if count == 0 {
+        return Err(Error::Config("a draw has at least one item".into()));
+    }
+    check_size(
+        "a draw, in items,",
+        u64::from(count),
+        u64::from(MAX_SAMPLES),
+        "draw fewer items at a time",
+    )
+}
 
 /// Counters that many threads write, on cache lines of their own.
 #[repr(align(128))]
@@ -141,9 +158,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// # Errors
     /// [`Error::Priority`] when it is NaN, infinite or negative.
     pub fn to_units(&self, priority: f64) -> Result<u64> {
-        if !(priority.is_finite() && priority >= 0.0) {
-            return Err(Error::Priority { value: priority });
-        }
+        let priority = check_priority(priority)?;
         let exact = priority * self.units_per_one;
         if exact > Self::MAX_UNITS as f64 {
             self.saturated.0.fetch_add(1, Ordering::Relaxed);
@@ -172,8 +187,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         dead.next_generation(units).generation()
     }
 
-    /// Ends the item in `slot` and takes its priority away. True for exactly one caller, who then owns the slot
-    /// and may hand it on for reuse; false when `generation` has passed. O(depth).
+    /// Ends the item in `slot` and removes its priority. True for exactly one caller, which then owns the slot and
+    /// may free it for reuse; false when `generation` has passed. O(depth).
     pub fn kill(&self, slot: u32, generation: u32) -> bool {
         // Acquire: pairs with the Release in `activate`, so that the winner sees the item's metadata.
         let Some((live, dead)) = self.exchange(slot, generation, Ordering::Acquire, |live| {

@@ -48,12 +48,12 @@ impl<const FANOUT: usize> Node<FANOUT> {
 }
 
 /// The children of a node as they were read at one instant, to search by their running sums.
-pub(super) trait Running {
+pub(super) trait ChildSums {
     /// Units of all children. Never wraps at rest: 2^24 leaves of 39 bits stay under 2^63.
     fn sum(&self) -> u64;
 
     /// The first child whose running sum passes `position`, the position within it, and its units. `position` is
-    /// below [`Running::sum`], so a child without units is never found.
+    /// below [`ChildSums::sum`], so a child without units is never found.
     fn find(&self, position: u64) -> (usize, u64, u64);
 }
 
@@ -82,7 +82,7 @@ impl<const FANOUT: usize> Children<FANOUT> {
     }
 }
 
-impl<const FANOUT: usize> Running for Children<FANOUT> {
+impl<const FANOUT: usize> ChildSums for Children<FANOUT> {
     #[inline(always)]
     fn sum(&self) -> u64 {
         let groups = 0..FANOUT / Self::GROUP;

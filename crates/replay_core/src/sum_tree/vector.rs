@@ -11,7 +11,7 @@ use core::arch::x86_64::{
 use std::mem::MaybeUninit;
 
 use super::leaf::GENERATION_BITS;
-use super::node::{Level, Node, Running};
+use super::node::{ChildSums, Level, Node};
 
 /// Children of the nodes that can be read so.
 pub const FANOUT: usize = 16;
@@ -21,7 +21,7 @@ pub fn is_available() -> bool {
     is_x86_feature_detected!("avx2")
 }
 
-/// Running sums of 16 children, to compare with in registers, and to look up in memory.
+/// ChildSums sums of 16 children, to compare with in registers, and to look up in memory.
 pub struct RunningSums {
     vectors: [__m256i; 4],
     lines: Lines,
@@ -123,7 +123,7 @@ impl RunningSums {
     }
 }
 
-impl Running for RunningSums {
+impl ChildSums for RunningSums {
     #[inline(always)]
     fn sum(&self) -> u64 {
         self.before(FANOUT)
@@ -161,7 +161,7 @@ mod tests {
             let inside = fractions.iter().map(|f| (f * portable.sum() as f64) as u64);
             for position in inside.chain([0, portable.sum().saturating_sub(1)]) {
                 if position < portable.sum() {
-                    prop_assert_eq!(vector.find(position), Running::find(&portable, position));
+                    prop_assert_eq!(vector.find(position), ChildSums::find(&portable, position));
                 }
             }
         }

@@ -1,12 +1,14 @@
-//! Eviction: the oldest chunks make room, in steps, bytes and items. Under the insert lock chunks leave the order of
+//! Eviction of the oldest chunks, by steps, bytes and items. Under the insert lock chunks leave the order of
 //! arrival and their items die; the chunks themselves are dropped after it is released.
 
 use std::sync::atomic::Ordering;
 
+use crate::limiter::Outcome;
+use crate::sync::lock;
+
 use super::Table;
 use super::prepare::Prepared;
 use super::residents::{Resident, Residents};
-use super::writers::lock;
 
 /// Chunks taken out under the lock, to be dropped after it.
 pub type Evicted = Vec<Box<Resident>>;
@@ -22,9 +24,9 @@ impl Table {
         residents: &mut Residents,
         push: &Prepared,
         evicted: &mut Evicted,
-    ) -> std::result::Result<bool, String> {
+    ) -> Outcome<bool> {
         // Blobs that readers hold of evicted chunks, and chunks that another push has evicted and is about to drop.
-        let pinned = self.held.bytes().saturating_sub(residents.bytes());
+        let pinned = self.held.bytes().saturating_sub(residents.bytes);
         if pinned + push.bytes > self.capacity_bytes {
             return Err(format!(
                 "table {:?} has {pinned} of its {} bytes in evicted chunks that readers still hold; waiting for them \
@@ -35,8 +37,8 @@ impl Table {
             ));
         }
         let items = push.items.len();
-        while residents.steps() + push.rows > self.config.capacity
-            || residents.bytes() + pinned + push.bytes > self.capacity_bytes
+        while residents.steps + push.rows > self.config.capacity
+            || residents.bytes + pinned + push.bytes > self.capacity_bytes
             || self.items.free() < items
             || !self.sampler.has_room(&self.items, items)
         {
@@ -52,8 +54,7 @@ impl Table {
             self.end_items(&oldest);
             evicted.push(oldest);
         }
-        self.first_arrival
-            .store(residents.first(), Ordering::Relaxed);
+        self.first_arrival.store(residents.first, Ordering::Relaxed);
         // Evicted chunks count until they are dropped, after the lock is released.
         Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
     }
@@ -66,15 +67,14 @@ impl Table {
         let end = residents.end();
         self.limiter.reset();
         loop {
-            while removed.len() < EVICTED_AT_ONCE && residents.first() < end {
+            while removed.len() < EVICTED_AT_ONCE && residents.first < end {
                 let Some(oldest) = residents.pop() else { break };
                 for &key in &oldest.items {
                     self.items.kill(key);
                 }
                 removed.push(oldest);
             }
-            self.first_arrival
-                .store(residents.first(), Ordering::Relaxed);
+            self.first_arrival.store(residents.first, Ordering::Relaxed);
             drop(residents);
             if removed.is_empty() {
                 break;

@@ -2,14 +2,10 @@
 
 use super::items::ItemKey;
 
-/// Criterion of the rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankBy {
-    /// The last one inserted comes first.
     Newest,
-    /// The highest priority comes first.
     Highest,
-    /// The lowest priority comes first.
     Lowest,
 }
 
@@ -94,7 +90,6 @@ impl Heap {
         })
     }
 
-    /// Takes the first item out.
     pub fn pop(&mut self) {
         let Some(last) = self.slots.pop() else {
             return;

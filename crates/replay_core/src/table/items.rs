@@ -37,12 +37,10 @@ impl ItemKey {
     }
 }
 
-/// The rows of an item, and where they start.
+/// The rows of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ItemRows {
-    /// The chunk of its first row: the item dies with it.
-    pub oldest: Handle,
-    /// Its first row, counted in that chunk.
+    /// The first row, counted in its chunk.
     pub first_row: u32,
     /// Rows before the anchor.
     pub before: u16,
@@ -53,8 +51,10 @@ pub struct ItemRows {
 /// Metadata of an item, as a reader has loaded them.
 #[derive(Debug, Clone, Copy)]
 pub struct Metadata {
+    /// The chunk of its first row: the item dies with it.
+    pub oldest: Handle,
     /// Its rows.
-    pub window: ItemRows,
+    pub rows: ItemRows,
     /// Steps the table had taken when the item was inserted.
     pub born: u64,
     lifetime: u32,
@@ -108,10 +108,13 @@ pub struct Items {
 }
 
 impl Items {
-    /// Room for `capacity` items (at most 2^24).
+    /// `capacity` free slots (at most 2^24).
     pub fn new(capacity: u32, priority_unit_log2: i32, max_times_sampled: u32) -> Self {
         let free = ArrayQueue::new(capacity as usize);
-        (0..capacity).for_each(|slot| free.push(slot).expect("the queue has room for every slot"));
+        (0..capacity).for_each(|slot| {
+            free.push(slot)
+                .expect("the queue has the capacity of all slots")
+        });
         let dead = |_| Words {
             oldest: AtomicU64::new(0),
             window: AtomicU64::new(0),
@@ -136,7 +139,7 @@ impl Items {
         <SumTree>::bytes(capacity) + u64::from(capacity) * (size_of::<Words>() + queued) as u64
     }
 
-    /// Items it has room for.
+    /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.words.len()
     }
@@ -156,23 +159,20 @@ impl Items {
         self.draws_left.load(Ordering::Relaxed)
     }
 
-    /// Makes an item with `units` of mass; `None` when no slot is free.
-    pub fn insert(&self, window: ItemRows, born: u64, units: u64) -> Option<ItemKey> {
+    /// Makes an item whose first row is in the chunk `oldest`, with `units` of mass; `None` when no slot is free.
+    pub fn insert(&self, oldest: Handle, rows: ItemRows, born: u64, units: u64) -> Option<ItemKey> {
         let slot = self.free.pop()?;
         let words = &self.words[slot as usize];
-        let rows = u64::from(window.first_row) << 32
-            | u64::from(window.before) << 16
-            | u64::from(window.after);
+        let window =
+            u64::from(rows.first_row) << 32 | u64::from(rows.before) << 16 | u64::from(rows.after);
         let lifetime = (words.draws.load(Ordering::Relaxed) >> 32) as u32;
         // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
         // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
         if !fault::injected(Fault::UnorderedMetadata) {
             fence(Ordering::Release);
         }
-        words
-            .oldest
-            .store(window.oldest.to_bits(), Ordering::Relaxed);
-        words.window.store(rows, Ordering::Relaxed);
+        words.oldest.store(oldest.to_bits(), Ordering::Relaxed);
+        words.window.store(window, Ordering::Relaxed);
         words.born.store(born, Ordering::Relaxed);
         words
             .draws
@@ -197,13 +197,13 @@ impl Items {
     /// Loads the metadata of a drawn slot. They may be a later item's until [`Self::confirm`] has said no.
     pub fn metadata(&self, slot: u32) -> Metadata {
         let words = &self.words[slot as usize];
-        let rows = words.window.load(Ordering::Relaxed);
+        let window = words.window.load(Ordering::Relaxed);
         Metadata {
-            window: ItemRows {
-                oldest: Handle::from_bits(words.oldest.load(Ordering::Relaxed)),
-                first_row: (rows >> 32) as u32,
-                before: (rows >> 16) as u16,
-                after: rows as u16,
+            oldest: Handle::from_bits(words.oldest.load(Ordering::Relaxed)),
+            rows: ItemRows {
+                first_row: (window >> 32) as u32,
+                before: (window >> 16) as u16,
+                after: window as u16,
             },
             born: words.born.load(Ordering::Relaxed),
             lifetime: (words.draws.load(Ordering::Relaxed) >> 32) as u32,
@@ -400,17 +400,16 @@ impl Items {
 mod tests {
     use super::*;
 
-    fn window(first_row: u32) -> ItemRows {
-        ItemRows {
-            oldest: Handle {
-                slot: 7,
-                generation: 3,
-            },
-            first_row,
-            before: 2,
-            after: 5,
-        }
-    }
+    const OLDEST: Handle = Handle {
+        slot: 7,
+        generation: 3,
+    };
+
+    const ROWS: ItemRows = ItemRows {
+        first_row: 1,
+        before: 2,
+        after: 5,
+    };
 
     #[test]
     fn keys_round_trip_and_other_shards_name_nothing() {
@@ -426,12 +425,12 @@ mod tests {
     #[test]
     fn a_slot_is_used_again_under_another_key() {
         let items = Items::new(1, -19, 0);
-        let first = items.insert(window(0), 0, 5).unwrap();
-        assert!(items.insert(window(1), 0, 5).is_none());
+        let first = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        assert!(items.insert(OLDEST, ROWS, 0, 5).is_none());
         let metadata = items.metadata(first.slot);
-        assert_eq!(metadata.window, window(0));
+        assert_eq!((metadata.oldest, metadata.rows), (OLDEST, ROWS));
         assert!(items.kill(first) && !items.kill(first));
-        let second = items.insert(window(1), 9, 5).unwrap();
+        let second = items.insert(OLDEST, ROWS, 9, 5).unwrap();
         assert_ne!(first, second);
         assert!(!items.confirm(first) && items.confirm(second));
         assert!(
@@ -445,7 +444,7 @@ mod tests {
     #[test]
     fn draws_are_reserved_claimed_undone_and_end_the_item() {
         let items = Items::new(4, -19, 2);
-        let key = items.insert(window(0), 0, 5).unwrap();
+        let key = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         let metadata = items.metadata(key.slot);
         assert_eq!(items.reserve_draws(3, false), Err(2));
         assert_eq!(items.reserve_draws(3, true), Ok(2));
@@ -468,14 +467,14 @@ mod tests {
     #[test]
     fn a_dead_items_draws_are_gone() {
         let items = Items::new(4, -19, 3);
-        let key = items.insert(window(0), 0, 5).unwrap();
+        let key = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         let metadata = items.metadata(key.slot);
         assert_eq!(items.reserve_draws(1, false), Ok(1));
         let claim = items.claim(key, &metadata, 5).unwrap();
         items.kill(key);
         items.undo(&claim);
         assert_eq!(items.reserve_draws(1, true), Err(0));
-        items.insert(window(0), 0, 5).unwrap();
+        items.insert(OLDEST, ROWS, 0, 5).unwrap();
         assert_eq!(items.reserve_draws(4, true), Ok(3));
     }
 }

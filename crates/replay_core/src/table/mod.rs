@@ -1,4 +1,4 @@
-//! One table: streams of chunks in their order of arrival, items over them, draws, updates, eviction.
+//! One table: streams of chunks in their order of arrival, items over them, sampling, updates, eviction.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -8,7 +8,7 @@
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `residents` | live chunks in the order of arrival |
-//! | `push`, `prepare`, `evict` | pushes: checked, given room, put in place under one short lock |
+//! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample` | draws: no lock, but for the samplers that keep a heap |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
@@ -140,30 +140,25 @@ impl Table {
         &self.config
     }
 
-    /// Opens a writer, or takes over one that is open under the same number, whose older connection is fenced off.
-    /// When all writers together would have more than [`Writers::MAX_STREAMS`] streams, those idle the longest
-    /// expire.
+    /// As [`Writers::open`].
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for more streams than that; [`Error::Protocol`] without a stream, or when the writer is
-    /// open with other streams or another window.
+    /// Its errors, and [`Error::UnknownTable`] when the table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
         self.writers.open(open)
     }
 
-    /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
-    /// repeat may have been applied already.
+    /// As [`Writers::resume`].
     ///
     /// # Errors
-    /// [`Error::Expired`] when it was closed, expired or never opened here; [`Error::Protocol`] when it is open with
-    /// other streams or another window.
+    /// Its errors, and [`Error::UnknownTable`] when the table was dropped.
     pub fn resume_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
         self.writers.resume(open)
     }
 
-    /// Forgets a writer; its steps stay. An unknown writer is no error.
+    /// As [`Writers::close`]; the writer's steps stay.
     ///
     /// # Errors
     /// [`Error::Fenced`] when a newer connection has taken over.

@@ -9,7 +9,6 @@ pub struct InsertionOrder {
     ring: Box<[AtomicU64]>,
     /// Position of the oldest key that may be live; never goes back.
     head: AtomicU64,
-    /// Position of the next key.
     tail: AtomicU64,
 }
 
@@ -41,7 +40,7 @@ impl InsertionOrder {
         used + count as u64 <= self.ring.len() as u64
     }
 
-    /// Appends a key; there has to be room. Only under the insert lock.
+    /// Appends a key, after [`Self::has_room`]. Only under the insert lock.
     pub fn append(&self, key: ItemKey) {
         let tail = self.tail.load(Ordering::Relaxed);
         // Release, both: pairs with the Acquire loads in `first_live`.

@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::chunk::PackedRows;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority, check_size};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
 
 use super::Table;
+use super::items::ItemRows;
 use super::residents::EXTRA_ITEMS;
 use super::stored::{Charge, NewChunk, StoredChunk};
 use super::streams::{ChunkSpan, FirstChunk};
@@ -28,7 +29,6 @@ pub struct Prepared {
     pub late: u64,
 }
 
-/// A checked chunk.
 pub struct PreparedChunk {
     pub new: NewChunk,
     pub stream: u32,
@@ -38,49 +38,29 @@ pub struct PreparedChunk {
     pub continues: Option<u64>,
 }
 
-/// A checked item.
 pub struct PreparedItem {
     pub first_chunk: FirstChunk,
-    /// Its first row, counted in that chunk.
-    pub first_row: u32,
-    pub before: u16,
-    pub after: u16,
+    pub rows: ItemRows,
     /// Before the exponent.
     pub priority: f64,
-    /// Its mass.
     pub units: u64,
 }
 
 impl Table {
     fn refuse(&self, reason: String) -> Error {
-        Error::Schema {
-            table: self.config.name.clone(),
-            reason,
-        }
+        Error::schema(&self.config.name, reason)
     }
 
     /// Checks everything about a push that does not depend on other writers, and builds what it stores.
     pub(super) fn prepare(&self, writer: &mut TableWriter, body: &PushBody) -> Result<Prepared> {
         let rows = body.chunks.iter().map(|c| u64::from(c.rows)).sum();
         let bytes = body.payload.len() as u64 + TableConfig::CHUNK_BYTES * body.chunks.len() as u64;
-        for (what, size, limit) in [
-            ("a push, in steps,", rows, self.config.capacity),
-            ("a push, in bytes,", bytes, self.capacity_bytes),
-            (
-                "a push, in items,",
-                body.items.len() as u64,
-                self.items.capacity() as u64,
-            ),
-        ] {
-            if size > limit {
-                return Err(Error::TooLarge {
-                    what,
-                    size,
-                    limit,
-                    advice: "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity",
-                });
-            }
-        }
+        let advice = "give the writer fewer streams or a smaller chunk_steps, or the table a larger capacity";
+        let check = |what, size, limit| check_size(what, size, limit, advice);
+        check("a push, in steps,", rows, self.config.capacity)?;
+        check("a push, in bytes,", bytes, self.capacity_bytes)?;
+        let slots = self.items.capacity() as u64;
+        check("a push, in items,", body.items.len() as u64, slots)?;
         let charge = Charge::new(&self.held);
         let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
         let items = self.check_items(writer, body)?;
@@ -95,14 +75,10 @@ impl Table {
             let stored = StoredChunk::new(packed, writer_name, head.stream, head.first_step);
             let freed_bytes = if index == last { bytes } else { 0 };
             PreparedChunk {
-                // Room for the items of later pushes too, which may begin in this chunk: no growth under the lock.
+                // Capacity for items of later pushes that begin in this chunk, too: no growth under the lock.
                 new: NewChunk::new(stored, freed_bytes, head.rows as usize + extra),
                 stream: head.stream,
-                span: ChunkSpan {
-                    arrival: u64::MAX,
-                    first_step: head.first_step,
-                    rows: head.rows,
-                },
+                span: ChunkSpan::arriving(head.first_step, head.rows),
                 continues: writer.streams[head.stream as usize].continues(head.first_step),
             }
         });
@@ -152,14 +128,12 @@ impl Table {
             packed.push(PackedRows::check(&self.layout, head.rows, chunk)?);
             let stream = &mut writer.streams[head.stream as usize];
             stream.forget_before(first_arrival);
-            if head.first_step < stream.next_step()
+            if head.first_step < stream.next_step
                 || head.first_step.checked_add(u64::from(head.rows)).is_none()
             {
                 return Err(self.refuse(format!(
                     "step {} of stream {} after step {}: step numbers do not go back",
-                    head.first_step,
-                    head.stream,
-                    stream.next_step()
+                    head.first_step, head.stream, stream.next_step
                 )));
             }
         }
@@ -193,9 +167,11 @@ impl Table {
             priorities.push(priority);
             items.push(PreparedItem {
                 first_chunk,
-                first_row,
-                before: item.before,
-                after: item.after,
+                rows: ItemRows {
+                    first_row,
+                    before: item.before,
+                    after: item.after,
+                },
                 priority,
                 units: 0,
             });
@@ -228,13 +204,7 @@ impl Table {
                 writer.streams.len() - 1
             )));
         };
-        if let Some(priority) = item.priority
-            && !(priority.is_finite() && priority >= 0.0)
-        {
-            return Err(Error::Priority {
-                value: f64::from(priority),
-            });
-        }
+        item.priority.map(check_priority).transpose()?;
         let identity = &writer.identity;
         if item.before > identity.window_before || item.after > identity.window_after {
             return Err(missing(format!(
@@ -247,9 +217,11 @@ impl Table {
         let (Some(first), Some(last)) = (first, last) else {
             return Err(missing("steps that no stream has".into()));
         };
-        stream
-            .locate(first, last, pushed[item.stream as usize])
-            .map_err(missing)
+        let pushed = pushed[item.stream as usize].map(|(index, first_step, rows)| {
+            let span = ChunkSpan::arriving(first_step, rows);
+            (FirstChunk::Pushed(index), span)
+        });
+        stream.locate(first, last, pushed).map_err(missing)
     }
 }
 
@@ -258,8 +230,8 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
+    use crate::sync::lock;
     use crate::table::Attempt;
-    use crate::table::writers::lock;
 
     use super::*;
 

@@ -1,5 +1,5 @@
-//! Pushes: admitted by the rate limiter, checked and built as a whole (`prepare`), given room (`evict`), then put in
-//! place as a whole.
+//! Pushes, each applied as a whole: the rate limiter admits one, `prepare` checks and builds it, `evict` frees space, and
+//! [`Table::place`] inserts it.
 //!
 //! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
 //! Evicted chunks are dropped after that lock is released, and new ones are built before it is taken.
@@ -7,21 +7,20 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
-use crate::limiter::Inserting;
+use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
+use crate::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
-use super::items::ItemRows;
 use super::prepare::Prepared;
 use super::residents::Residents;
 use super::streams::FirstChunk;
-use super::writers::lock;
 use super::{Attempt, Table};
 
 impl Table {
     /// Applies a push, once, and returns the steps that the table has taken from this writer so far; a push that
-    /// was applied before is answered and not applied again. Blocked by the rate limiter, or when evicted chunks
-    /// that readers hold leave no room.
+    /// was applied before is answered and not applied again. Blocked by the rate limiter, or by evicted chunks that
+    /// readers still hold.
     ///
     /// # Errors
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
@@ -39,7 +38,15 @@ impl Table {
             Ok(inserting) => inserting,
             Err(waits) => return Ok(self.blocked_push(waits)),
         };
-        let mut prepared = self.prepare(&mut writer, &push.body)?;
+        let mut prepared = match self.prepare(&mut writer, &push.body) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Other pushes may have been refused because of these items.
+                drop(inserting);
+                self.held.changed.notify(usize::MAX);
+                return Err(error);
+            }
+        };
         let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
             let mut residents = lock(&self.residents);
@@ -71,7 +78,7 @@ impl Table {
 
     /// Asks the rate limiter about a push. It passes in any case while a draw waits for more draws than are left: only
     /// a push can help. `Err` names the cause of the wait.
-    fn admit_push(&self, items: usize) -> std::result::Result<Inserting<'_>, String> {
+    fn admit_push(&self, items: usize) -> Outcome<Inserting<'_>> {
         // Hints, both: a blocked call looks again soon.
         let wanted = self.draws_wanted.load(Ordering::Relaxed);
         let needed = self.items.draws_left() < i64::from(wanted);
@@ -86,11 +93,7 @@ impl Table {
 
     /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left
     /// for a chunk: then nothing is in place, and the caller retires the chunks that have one.
-    fn place(
-        &self,
-        residents: &mut Residents,
-        push: &mut Prepared,
-    ) -> std::result::Result<bool, String> {
+    fn place(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<bool> {
         let mut chunks = push.chunks.iter_mut();
         if !chunks.all(|chunk| chunk.new.enter(&self.chunks)) {
             return Err(format!(
@@ -120,19 +123,13 @@ impl Table {
                 FirstChunk::Stored(arrival) => arrival,
                 FirstChunk::Pushed(index) => push.chunks[index].span.arrival,
             };
-            // None: it was evicted since the check, perhaps to make room for this push.
+            // None: it was evicted since the check, perhaps for this push.
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let window = ItemRows {
-                oldest: resident.handle,
-                first_row: item.first_row,
-                before: item.before,
-                after: item.after,
-            };
             let key = self
                 .items
-                .insert(window, born, item.units)
+                .insert(resident.handle, item.rows, born, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
             self.sampler.insert(key, item.priority);
             resident.items.push(key);

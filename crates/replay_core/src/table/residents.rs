@@ -12,9 +12,7 @@ pub const EXTRA_ITEMS: usize = 12;
 
 /// A live chunk and the items that die with it.
 pub struct Resident {
-    /// The chunk in the slab.
     pub handle: Handle,
-    /// Its steps.
     pub rows: u32,
     /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
     pub freed_bytes: u64,
@@ -25,14 +23,16 @@ pub struct Resident {
 /// Live chunks, oldest first, numbered by arrival.
 pub struct Residents {
     chunks: VecDeque<Box<Resident>>,
-    /// Number of the first.
-    first: u64,
-    steps: u64,
-    bytes: u64,
+    /// Number of the oldest live chunk.
+    pub first: u64,
+    /// Steps of the live chunks.
+    pub steps: u64,
+    /// Bytes of the pushes with live chunks.
+    pub bytes: u64,
 }
 
 impl Residents {
-    /// Room for `chunks` chunks, so that none is allocated under the lock.
+    /// Allocates a list for `chunks` chunks, so that nothing is allocated under the lock.
     pub fn new(chunks: usize) -> Self {
         Residents {
             chunks: VecDeque::with_capacity(chunks),
@@ -42,14 +42,9 @@ impl Residents {
         }
     }
 
-    /// Bytes that room for `chunks` chunks allocates.
+    /// Bytes of the list for `chunks` chunks.
     pub fn bytes_of(chunks: u32) -> u64 {
         u64::from(chunks) * size_of::<Box<Resident>>() as u64
-    }
-
-    /// Number of the oldest live chunk.
-    pub fn first(&self) -> u64 {
-        self.first
     }
 
     /// Number that the next chunk will have.
@@ -57,22 +52,9 @@ impl Residents {
         self.first + self.chunks.len() as u64
     }
 
-    /// Steps of the live chunks.
-    pub fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    /// Bytes of the pushes with live chunks.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// The live chunk of that number.
     pub fn get_mut(&mut self, arrival: u64) -> Option<&mut Resident> {
         let index = arrival.checked_sub(self.first)?;
-        self.chunks
-            .get_mut(index as usize)
-            .map(|chunk| &mut **chunk)
+        self.chunks.get_mut(index as usize).map(Box::as_mut)
     }
 
     /// Adds a chunk as the newest and returns its number.
@@ -83,7 +65,6 @@ impl Residents {
         self.end() - 1
     }
 
-    /// Takes the oldest out.
     pub fn pop(&mut self) -> Option<Box<Resident>> {
         let chunk = self.chunks.pop_front()?;
         self.first += 1;

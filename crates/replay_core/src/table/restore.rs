@@ -10,14 +10,15 @@ use bytes::Bytes;
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
-use crate::snapshot::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
-use crate::snapshot::record::RecordKind;
+use crate::snapshot_records::RecordKind;
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::sync::lock;
 
 use super::Table;
 use super::items::ItemRows;
 use super::residents::Residents;
 use super::stored::{Charge, NewChunk, StoredChunk};
-use super::writers::{WriterIdentity, Writers, lock};
+use super::writers::{WriterIdentity, Writers};
 
 /// Limit of every count in a file, so that counting on from it does not overflow.
 const MOST_COUNTED: u64 = 1 << 47;
@@ -25,10 +26,9 @@ const MOST_COUNTED: u64 = 1 << 47;
 /// `Err` describes the fault of a record.
 type Checked = std::result::Result<(), String>;
 
-/// A table's part of a snapshot, as far as it was read: at most the newest steps for which the table has room.
+/// A table of a snapshot, as far as it was read: at most the newest steps that the table can hold.
 pub(crate) struct Staged {
     table: Arc<Table>,
-    /// The definition in the snapshot.
     saved: TableConfig,
     streams: Vec<StagedStream>,
     chunks: VecDeque<StagedChunk>,
@@ -55,12 +55,11 @@ struct StagedChunk {
     first_step: u64,
     /// The chunk whose first row follows this one's last.
     continued_by: Option<u64>,
-    /// Items whose first row is in it.
     items: usize,
 }
 
 impl StagedChunk {
-    /// Its bytes in the table's limit: those of a push of this chunk alone.
+    /// Bytes in the table's limit, as of a push of this chunk alone.
     fn bytes(&self) -> u64 {
         self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
     }
@@ -107,7 +106,6 @@ impl Staged {
         })
     }
 
-    /// The table's name.
     pub fn name(&self) -> &str {
         &self.table.config.name
     }
@@ -148,12 +146,13 @@ impl Staged {
 
         let mut residents = lock(&table.residents);
         table.check_open()?;
-        table.check_empty(&residents)?;
-        if !chunks
-            .iter_mut()
-            .all(|chunk| chunk.new.enter(&table.chunks))
-        {
-            let refused = table.not_empty(&residents);
+        let mut news = chunks.iter_mut().map(|chunk| &mut chunk.new);
+        if !(table.is_unused(&residents) && news.all(|new| new.enter(&table.chunks))) {
+            let refused = Error::NotEmpty {
+                table: table.config.name.clone(),
+                steps: residents.steps,
+                bytes: table.held.bytes(),
+            };
             drop(residents);
             for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
                 table.chunks.retire(handle);
@@ -181,8 +180,7 @@ impl Staged {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let window = ItemRows {
-                oldest: resident.handle,
+            let rows = ItemRows {
                 first_row: item.first_row,
                 before: item.before,
                 after: item.after,
@@ -190,7 +188,7 @@ impl Staged {
             // Without mass until its draws are counted, so that no draw finds it before.
             let key = table
                 .items
-                .insert(window, item.born, 0)
+                .insert(resident.handle, rows, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
             table.items.count_earlier_draws(key, item.times_sampled);
             table.sampler.insert_saved(&table.items, key, item.units);
@@ -202,7 +200,6 @@ impl Staged {
         Ok(table)
     }
 
-    /// Builds the chunks.
     fn build(&mut self) -> Vec<ReadyChunk> {
         let first = self.first;
         let build = |chunk: StagedChunk| {
@@ -377,27 +374,17 @@ impl Staged {
 }
 
 impl Table {
-    fn check_empty(&self, residents: &Residents) -> Result<()> {
+    /// Whether the table has no step, and no reader holds bytes or items of it.
+    fn is_unused(&self, residents: &Residents) -> bool {
         let free = self.items.free() == self.items.capacity();
         let has_room = self.sampler.has_room(&self.items, self.items.capacity());
-        if residents.steps() == 0 && self.held.bytes() == 0 && free && has_room {
-            return Ok(());
-        }
-        Err(self.not_empty(residents))
-    }
-
-    fn not_empty(&self, residents: &Residents) -> Error {
-        Error::NotEmpty {
-            table: self.config.name.clone(),
-            steps: residents.steps(),
-            bytes: self.held.bytes(),
-        }
+        residents.steps == 0 && self.held.bytes() == 0 && free && has_room
     }
 
     /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then
     /// the rate limiter holds draws back.
     fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
-        for (counter, value) in self.counters.all().into_iter().zip(state.counters) {
+        for ((_, counter), value) in self.counters.all().into_iter().zip(state.counters) {
             counter.store(value, Ordering::Relaxed);
         }
         self.max_priority

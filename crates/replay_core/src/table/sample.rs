@@ -1,5 +1,5 @@
-//! Draws. A random draw takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item is
-//! still live.
+//! Sampling. A random sample takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item
+//! is still live.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_size};
 use crate::limiter::{Admitted, Limiter};
 use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::schema::flags;
 use crate::slab::Pinned;
-use crate::sum_tree::{Drawn, Strata};
+use crate::sum_tree::{self, SampledLeaf, Strata};
+use crate::sync::lock;
 
 use super::items::{Claim, ItemKey, ItemRows, Metadata};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::{Held, StoredChunk};
-use super::writers::lock;
 use super::{Attempt, Table};
 
 /// How often a batch draws again for items that were evicted under it before it gives up.
@@ -71,8 +71,6 @@ struct Sampling<'a> {
 }
 
 impl Table {
-    /// Most items of one draw.
-    pub const MAX_DRAW: u32 = 1 << 16;
     /// Most bytes of one drawn batch, rows and blobs.
     pub const MAX_BATCH_BYTES: u64 = 1 << 30;
 
@@ -86,7 +84,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
-    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`Self::MAX_DRAW`] items or
+    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items or
     /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter or
     /// `max_times_sampled` can ever admit;
     /// [`Error::UnknownTable`] when the table was dropped.
@@ -101,24 +99,8 @@ impl Table {
         Ok(attempt)
     }
 
-    /// Checks the number of items of a draw.
-    pub(crate) fn check_draw(count: u32) -> Result<()> {
-        if count == 0 {
-            return Err(Error::Config("a draw has at least one item".into()));
-        }
-        if count > Self::MAX_DRAW {
-            return Err(Error::TooLarge {
-                what: "a draw, in items,",
-                size: u64::from(count),
-                limit: u64::from(Self::MAX_DRAW),
-                advice: "draw fewer items at a time",
-            });
-        }
-        Ok(())
-    }
-
     fn check_request(&self, request: &SampleRequest) -> Result<()> {
-        Self::check_draw(request.count)?;
+        sum_tree::check_samples(request.count)?;
         if request.allow_short {
             return Ok(());
         }
@@ -168,25 +150,24 @@ impl Table {
                 )));
             }
         }
-        let live_items;
-        let min_probability;
-        match &self.sampler {
+        let (live_items, min_probability) = match &self.sampler {
             ItemSampler::InOrder(queue) => {
-                live_items = live;
                 batch.take_in_order(queue)?;
-                min_probability = request.min_probability.then_some(1.0);
+                (live, request.min_probability.then_some(1.0))
             }
             ItemSampler::Random { .. } => {
-                live_items = self.items.tree.live_with_mass();
+                let live_items = self.items.tree.live_with_mass();
                 let total = batch.take_by_mass()?;
-                min_probability = (request.min_probability && total > 0).then(|| {
+                let least = || {
                     let least = self.items.tree.min_positive().unwrap_or(total);
-                    let drawn = batch.items.iter().map(|i| i.probability);
+                    let sampled = batch.items.iter().map(|item| item.probability);
                     // An item may have been updated since it was drawn.
-                    drawn.fold(least as f64 / total as f64, f64::min)
-                });
+                    sampled.fold(least as f64 / total as f64, f64::min)
+                };
+                let asked = request.min_probability && total > 0;
+                (live_items, asked.then(least))
             }
-        }
+        };
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
             if batch.items.is_empty() && self.is_massless() {
                 return Err(Error::NoMass {
@@ -206,8 +187,8 @@ impl Table {
             .map(Attempt::Ready)
     }
 
-    /// Whether there are items and none has mass, for a draw that found nothing. The only lock on the way of a prioritized draw:
-    /// a push counts an item before it has its mass, and an eviction after it has lost it.
+    /// Whether there are items and none has mass, for a draw that found nothing. Prioritized draws take no other lock: a
+    /// push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> bool {
         let _no_births_or_evictions = lock(&self.residents);
         // The mass first: batches that settle meanwhile may take the last items with them.
@@ -259,7 +240,7 @@ impl<'a> Sampling<'a> {
 
     /// Takes drawn leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
     /// chunk, chunk, rows each wait for the one before.
-    fn take_side_by_side(&mut self, leaves: &[Drawn], total: u64) -> Result<()> {
+    fn take_side_by_side(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = self.table;
         for leaf in leaves {
             items.prefetch(leaf.slot);
@@ -267,7 +248,7 @@ impl<'a> Sampling<'a> {
         let mut candidates = Vec::with_capacity(leaves.len());
         for leaf in leaves {
             let metadata = items.metadata(leaf.slot);
-            chunks.prefetch(metadata.window.oldest);
+            chunks.prefetch(metadata.oldest);
             candidates.push(Candidate {
                 key: ItemKey {
                     slot: leaf.slot,
@@ -281,14 +262,14 @@ impl<'a> Sampling<'a> {
             });
         }
         for candidate in &mut candidates {
-            candidate.oldest = chunks.pin(candidate.metadata.window.oldest);
+            candidate.oldest = chunks.pin(candidate.metadata.oldest);
             if let Some(chunk) = &candidate.oldest {
                 prefetch::<StoredChunk>(chunk);
             }
         }
         for candidate in &candidates {
             if let Some(chunk) = &candidate.oldest {
-                chunk.packed.prefetch(candidate.metadata.window.first_row);
+                chunk.packed.prefetch(candidate.metadata.rows.first_row);
             }
         }
         for candidate in candidates {
@@ -307,7 +288,7 @@ impl<'a> Sampling<'a> {
                 units: EQUAL_MASS,
                 probability: 1.0,
                 metadata,
-                oldest: chunks.pin(metadata.window.oldest),
+                oldest: chunks.pin(metadata.oldest),
             })
         })
     }
@@ -316,14 +297,13 @@ impl<'a> Sampling<'a> {
     fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
         let Candidate { key, metadata, .. } = candidate;
         let items = &self.table.items;
-        let window = metadata.window;
-        let before = window.before.min(self.request.before);
-        let after = window.after.min(self.request.after);
+        let before = metadata.rows.before.min(self.request.before);
+        let after = metadata.rows.after.min(self.request.after);
         let pinned = self.pieces.len();
         // The metadata and pins may be a later item's until `confirm` has said no.
         let claim = candidate
             .oldest
-            .and_then(|oldest| self.pin(oldest, &window, before, after))
+            .and_then(|oldest| self.pin(oldest, &metadata.rows, before, after))
             .filter(|()| items.confirm(key))
             .map(|()| self.check_view(&self.pieces[pinned].chunk))
             .transpose()?
@@ -348,16 +328,16 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Pins `before` rows before the anchor of `window`, the anchor and `after` rows after it, from its oldest chunk
+    /// Pins `before` rows before the anchor of `item`, the anchor and `after` rows after it, from its oldest chunk
     /// on; `None` when a chunk is gone.
     fn pin(
         &mut self,
         oldest: PinnedChunk<'a>,
-        window: &ItemRows,
+        item: &ItemRows,
         before: u16,
         after: u16,
     ) -> Option<()> {
-        let mut skip = window.first_row + u32::from(window.before - before);
+        let mut skip = item.first_row + u32::from(item.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
         let mut chunk = oldest;
         loop {
@@ -409,15 +389,12 @@ impl<'a> Sampling<'a> {
                 segments += 1;
             }
         }
-        let size = row_bytes as u64 + blob_bytes as u64;
-        if size > Table::MAX_BATCH_BYTES {
-            return Err(Error::TooLarge {
-                what: "a drawn batch, in bytes,",
-                size,
-                limit: Table::MAX_BATCH_BYTES,
-                advice: "draw fewer items at a time",
-            });
-        }
+        check_size(
+            "a drawn batch, in bytes,",
+            row_bytes as u64 + blob_bytes as u64,
+            Table::MAX_BATCH_BYTES,
+            "draw fewer items at a time",
+        )?;
         let mut rows = Vec::with_capacity(row_bytes);
         let mut blobs = Vec::with_capacity(segments);
         for piece in self.pieces.drain(..) {

@@ -7,23 +7,23 @@ use crate::error::Result;
 use crate::power;
 use crate::schema::{Sampler, TableConfig};
 use crate::sum_tree::{SumTree, Update};
+use crate::sync::lock;
 
 use super::heap::{Heap, RankBy};
 use super::items::{ItemKey, Items};
 use super::order::InsertionOrder;
-use super::writers::lock;
 
-/// The mass of every item where all have the same, in units.
+/// Mass of an item, in units, under a sampler that ignores priorities.
 pub const EQUAL_MASS: u64 = 1;
 
-/// The sampler of one table. Every item has its mass in the sum tree, whatever the sampler: nothing is drawn without.
+/// The sampler of one table. Items of every sampler have mass in the sum tree; an item without mass is never drawn.
 pub enum ItemSampler {
     /// Draws at random, in proportion to mass.
     Random {
         /// Mass is the priority to this power; 0 gives every item the same.
         exponent: f64,
     },
-    /// Draws the first item of a queue, again and again until it has no draw left.
+    /// Samples the first item of a queue until it has reached `max_times_sampled`, then the next one.
     InOrder(Queue),
 }
 
@@ -111,7 +111,7 @@ impl ItemSampler {
         }
     }
 
-    /// Takes up an item that was just inserted; there has to be room. Only under the insert lock.
+    /// Adds an item that was just inserted, after [`Self::has_room`]. Only under the insert lock.
     pub fn insert(&self, key: ItemKey, priority: f64) {
         match self {
             ItemSampler::Random { .. } => {}
@@ -147,7 +147,7 @@ impl ItemSampler {
         Ok(items.tree.set_batch(&updates))
     }
 
-    /// The live items, in the order in which another table has to take them up to draw as this one does: as they were
+    /// The live items, in the order in which another table has to insert them to sample as this one does: as they were
     /// inserted where that counts, else by slot, since draws find equal masses in equal order.
     pub fn keys<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemKey> + 'a> {
         match self {
@@ -193,7 +193,7 @@ impl ItemSampler {
         }
     }
 
-    /// Takes up an item of a snapshot that was just inserted without mass. Only under the insert lock.
+    /// Adds an item of a snapshot that was just inserted without mass. Only under the insert lock.
     pub fn insert_saved(&self, items: &Items, key: ItemKey, saved: u64) {
         let units = match self.exponent() {
             Some(_) => saved,

@@ -8,18 +8,18 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
-use crate::snapshot::record::{RecordKind, RecordWriter};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::snapshot_records::{RecordKind, RecordWriter};
+use crate::sync::lock;
 
 use super::Table;
 use super::items::ItemKey;
 use super::stored::StoredChunk;
-use super::writers::{WriterIdentity, lock};
+use super::writers::WriterIdentity;
 
 /// Chunks named under one hold of the insert lock.
 const NAMED_AT_ONCE: usize = 64;
 
-/// Items of one record.
 const ITEMS_AT_ONCE: usize = 4096;
 
 /// Records written so far.
@@ -31,7 +31,7 @@ struct Saved {
     arrivals: Vec<u64>,
     /// Number of each stream's record, by writer and the writer's number of it.
     streams: HashMap<(*const WriterIdentity, u32), u32>,
-    /// Of `streams`: they stay, so that no other writer gets the address of one.
+    /// The writers of `streams`, kept so that no other writer gets the address of one.
     writers: Vec<Arc<WriterIdentity>>,
 }
 
@@ -50,7 +50,7 @@ impl Table {
         let mut saved = Saved::default();
         self.save_chunks(end, &mut saved, out)?;
         self.save_items(taken, &saved, out)?;
-        let first = lock(&self.residents).first();
+        let first = lock(&self.residents).first;
         let evicted = saved.arrivals.partition_point(|&arrival| arrival < first);
         let state = self.state(evicted as u64);
         out.record(RecordKind::State, &[&state.to_bytes()])
@@ -68,7 +68,7 @@ impl Table {
         loop {
             {
                 let mut residents = lock(&self.residents);
-                next = residents.first().max(next);
+                next = residents.first.max(next);
                 while next < end && named.len() < NAMED_AT_ONCE {
                     named.extend(residents.get_mut(next).map(|chunk| (next, chunk.handle)));
                     next += 1;
@@ -133,10 +133,10 @@ impl Table {
             return None;
         }
         Some(ItemRecord {
-            chunk: *saved.chunks.get(&metadata.window.oldest)?,
-            first_row: metadata.window.first_row,
-            before: metadata.window.before,
-            after: metadata.window.after,
+            chunk: *saved.chunks.get(&metadata.oldest)?,
+            first_row: metadata.rows.first_row,
+            before: metadata.rows.before,
+            after: metadata.rows.after,
             times_sampled,
             born: metadata.born,
             units,
@@ -151,7 +151,10 @@ impl Table {
             limiter_drawn,
             max_priority: self.max_priority.load(Ordering::Relaxed),
             draws: self.draws.load(Ordering::Relaxed),
-            counters: self.counters.all().map(|c| c.load(Ordering::Relaxed)),
+            counters: self
+                .counters
+                .all()
+                .map(|(_, counter)| counter.load(Ordering::Relaxed)),
         }
     }
 }

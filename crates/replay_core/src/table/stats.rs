@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::snapshot::content::TableState;
+use crate::snapshot_records::content::TableState;
+use crate::sync::lock;
 
 use super::Table;
-use super::writers::lock;
 
 /// Events since the table was made. Statistics only: nothing is published with them.
 #[derive(Default)]
@@ -19,7 +19,7 @@ pub(super) struct TableCounters {
     pub evicted_steps: AtomicU64,
     pub evicted_items: AtomicU64,
     pub sampled_items: AtomicU64,
-    pub updated: AtomicU64,
+    pub updated_priorities: AtomicU64,
     pub stale_updates: AtomicU64,
     pub corrupt_items: AtomicU64,
     pub blocked_pushes: AtomicU64,
@@ -30,47 +30,33 @@ pub(super) struct TableCounters {
 pub(super) const INSERTED_STEPS: usize = 0;
 
 impl TableCounters {
-    /// All of them, in an order that is part of the format of a snapshot.
-    pub fn all(&self) -> [&AtomicU64; TableState::COUNTERS] {
-        [
-            &self.inserted_steps,
-            &self.inserted_items,
-            &self.late_items,
-            &self.evicted_steps,
-            &self.evicted_items,
-            &self.sampled_items,
-            &self.updated,
-            &self.stale_updates,
-            &self.corrupt_items,
-            &self.blocked_pushes,
-            &self.blocked_draws,
-        ]
+    /// All of them with their names, in an order that is part of the format of a snapshot.
+    pub fn all(&self) -> [(&'static str, &AtomicU64); TableState::COUNTERS] {
+        macro_rules! named {
+            ($($field:ident)+) => {
+                [$((stringify!($field), &self.$field)),+]
+            };
+        }
+        named!(
+            inserted_steps inserted_items late_items evicted_steps evicted_items sampled_items
+            updated_priorities stale_updates corrupt_items blocked_pushes blocked_draws
+        )
     }
 }
 
 impl Table {
-    /// TableCounters and gauges.
-    ///
-    /// Gauges: `items`, `items_with_mass`, `steps`, `bytes` (held: live and pinned, with
-    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk), `live_bytes`, `pinned_bytes` (evicted, still
-    /// read), `capacity`, `capacity_bytes`, `writers`, `streams`, `total_priority` (after the
-    /// exponent), `max_priority` (ever, before the exponent; null when none was above 0), `limiter_drawn` and
-    /// `limiter_inserted` (items since the table was last emptied; undelivered draws are taken back).
-    /// TableCounters since the table was made: `inserted_steps`, `inserted_items`, `late_items` (first row evicted
-    /// before the item came), `evicted_steps`, `evicted_items`, `sampled_items`, `updated_priorities`,
-    /// `stale_updates`, `saturated_priorities`, `corrupt_items`, `blocked_pushes` and `blocked_draws` (attempts).
+    /// Gauges, and counters since the table was made, by the names of `docs/api.md`. `bytes` (live and pinned) has
+    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, ever and before the exponent, is null
+    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered draws.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             let residents = lock(&self.residents);
-            (residents.steps(), residents.bytes())
+            (residents.steps, residents.bytes)
         };
         let bytes = self.held.bytes();
         let (limiter_drawn, limiter_inserted) = self.limiter.counts();
         let (writers, streams) = self.writers.counts();
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let c = &self.counters;
-        let unit = f64::from(self.config.priority_unit_log2).exp2();
-        json!({
+        let mut stats = json!({
             "items": self.items.live(),
             "items_with_mass": self.items.tree.live_with_mass(),
             "steps": steps,
@@ -81,23 +67,16 @@ impl Table {
             "capacity_bytes": self.capacity_bytes,
             "writers": writers,
             "streams": streams,
-            "total_priority": (self.items.tree.total() as i64).max(0) as f64 * unit,
+            "total_priority": self.items.tree.from_units(self.items.tree.total()),
             "max_priority": self.max_priority(),
             "limiter_drawn": limiter_drawn,
             "limiter_inserted": limiter_inserted,
-            "inserted_steps": count(&c.inserted_steps),
-            "inserted_items": count(&c.inserted_items),
-            "late_items": count(&c.late_items),
-            "evicted_steps": count(&c.evicted_steps),
-            "evicted_items": count(&c.evicted_items),
-            "sampled_items": count(&c.sampled_items),
-            "updated_priorities": count(&c.updated),
-            "stale_updates": count(&c.stale_updates),
             "saturated_priorities": self.items.tree.saturated(),
-            "corrupt_items": count(&c.corrupt_items),
-            "blocked_pushes": count(&c.blocked_pushes),
-            "blocked_draws": count(&c.blocked_draws),
-        })
+        });
+        for (name, counter) in self.counters.all() {
+            stats[name] = counter.load(Ordering::Relaxed).into();
+        }
+        stats
     }
 
     /// Checks the table at rest: the sum tree adds up, and as many items are live as live chunks have.
@@ -108,14 +87,11 @@ impl Table {
         self.items.tree.check_at_rest()?;
         let mut residents = lock(&self.residents);
         let mut live = 0;
-        for arrival in residents.first()..residents.end() {
-            let chunk = residents.get_mut(arrival);
-            live += chunk.map_or(0, |c| {
-                c.items
-                    .iter()
-                    .filter(|&&key| self.items.confirm(key))
-                    .count() as u64
-            });
+        for arrival in residents.first..residents.end() {
+            if let Some(chunk) = residents.get_mut(arrival) {
+                let items = chunk.items.iter();
+                live += items.filter(|&&key| self.items.confirm(key)).count() as u64;
+            }
         }
         let (counted, free) = (self.items.live(), self.items.free() as u64);
         if live != counted || free + live != self.items.capacity() as u64 {

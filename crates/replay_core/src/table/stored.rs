@@ -19,7 +19,7 @@ use super::writers::WriterIdentity;
 /// Names no chunk.
 const NO_CHUNK: u64 = u64::MAX;
 
-/// The chunks of a table. Boxed, so that a free slot takes a pointer's room.
+/// The chunks of a table. Boxed, so that a free slot takes no more than a pointer.
 pub type Chunks = Slab<Box<StoredChunk>>;
 
 /// Steps of one stream, immutable but for the link to the chunk that continues them.
@@ -77,7 +77,7 @@ pub struct NewChunk {
 }
 
 impl NewChunk {
-    /// A chunk with room for `items`, whose eviction frees `freed_bytes`.
+    /// A chunk whose eviction frees `freed_bytes`, and whose list has capacity for `items`.
     pub fn new(stored: Box<StoredChunk>, freed_bytes: u64, items: usize) -> Self {
         NewChunk {
             resident: Some(Box::new(Resident {
@@ -108,7 +108,7 @@ impl NewChunk {
         self.stored.is_none().then_some(resident.handle)
     }
 
-    /// Its place in the order of arrival, once.
+    /// The entry for `Residents`: `Some` on the first call only.
     pub fn take_resident(&mut self) -> Option<Box<Resident>> {
         self.resident.take()
     }

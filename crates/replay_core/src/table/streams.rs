@@ -10,13 +10,20 @@ const RECENT: usize = 8;
 pub struct ChunkSpan {
     /// The chunk's number in the table's order of arrival.
     pub arrival: u64,
-    /// The step of its first row.
     pub first_step: u64,
-    /// Its rows.
     pub rows: u32,
 }
 
 impl ChunkSpan {
+    /// The steps of a chunk that is being pushed.
+    pub fn arriving(first_step: u64, rows: u32) -> Self {
+        ChunkSpan {
+            arrival: u64::MAX,
+            first_step,
+            rows,
+        }
+    }
+
     fn end(&self) -> u64 {
         self.first_step + u64::from(self.rows)
     }
@@ -25,8 +32,8 @@ impl ChunkSpan {
 /// One environment's steps, by number.
 #[derive(Debug, Default)]
 pub struct Stream {
-    /// The number the next step has unless there is a gap.
-    next_step: u64,
+    /// The number of the next step unless there is a gap.
+    pub next_step: u64,
     spans: VecDeque<ChunkSpan>,
 }
 
@@ -40,17 +47,10 @@ pub enum FirstChunk {
 }
 
 impl Stream {
-    /// The number of the next step.
-    pub fn next_step(&self) -> u64 {
-        self.next_step
-    }
-
     /// Forgets chunks that were evicted: those before `first_arrival`.
     pub fn forget_before(&mut self, first_arrival: u64) {
-        while self
-            .spans
-            .front()
-            .is_some_and(|span| span.arrival < first_arrival)
+        while let Some(span) = self.spans.front()
+            && span.arrival < first_arrival
         {
             self.spans.pop_front();
         }
@@ -70,8 +70,8 @@ impl Stream {
         self.spans.push_back(span);
     }
 
-    /// Finds the first row of the window of steps `first..=last`, given the chunk (index, first step, rows) that is
-    /// being pushed to this stream, if any; `None` when that row has been evicted.
+    /// Finds the first row of the window of steps `first..=last`, given the chunk that is being pushed to this stream, if
+    /// any; `None` when that row has been evicted.
     ///
     /// # Errors
     /// Says which steps are missing: those not written yet, or in a gap.
@@ -79,16 +79,8 @@ impl Stream {
         &self,
         first: u64,
         last: u64,
-        pushed: Option<(usize, u64, u32)>,
+        pushed: Option<(FirstChunk, ChunkSpan)>,
     ) -> Result<Option<(FirstChunk, u32)>, String> {
-        let pushed = pushed.map(|(index, first_step, rows)| {
-            let span = ChunkSpan {
-                arrival: u64::MAX,
-                first_step,
-                rows,
-            };
-            (FirstChunk::Pushed(index), span)
-        });
         let end = pushed.map_or(self.next_step, |(_, span)| span.end());
         if last >= end {
             return Err(format!(
@@ -159,15 +151,22 @@ mod tests {
         stream
     }
 
+    fn pushed(index: usize, first_step: u64, rows: u32) -> Option<(FirstChunk, ChunkSpan)> {
+        Some((
+            FirstChunk::Pushed(index),
+            ChunkSpan::arriving(first_step, rows),
+        ))
+    }
+
     #[test]
     fn finds_windows_within_and_across_chunks() {
         let s = stream();
         let stored = |arrival, row| Ok(Some((FirstChunk::Stored(arrival), row)));
         assert_eq!(s.locate(1, 3, None), stored(3, 1));
         assert_eq!(s.locate(3, 7, None), stored(3, 3));
-        assert_eq!(s.locate(12, 15, Some((6, 14, 2))), stored(9, 2));
+        assert_eq!(s.locate(12, 15, pushed(6, 14, 2)), stored(9, 2));
         assert_eq!(
-            s.locate(14, 15, Some((6, 14, 2))),
+            s.locate(14, 15, pushed(6, 14, 2)),
             Ok(Some((FirstChunk::Pushed(6), 0)))
         );
         assert_eq!(s.continues(14), Some(9));
@@ -193,7 +192,7 @@ mod tests {
                 .contains("gap before step 10")
         );
         assert!(
-            s.locate(13, 17, Some((0, 16, 4)))
+            s.locate(13, 17, pushed(0, 16, 4))
                 .unwrap_err()
                 .contains("gap before step 16")
         );
@@ -206,7 +205,7 @@ mod tests {
         assert_eq!(s.locate(3, 5, None), Ok(None));
         s.forget_before(10);
         assert_eq!(s.locate(10, 12, None), Ok(None));
-        assert_eq!(s.next_step(), 14);
-        assert_eq!(s.locate(13, 14, Some((0, 14, 1))), Ok(None));
+        assert_eq!(s.next_step, 14);
+        assert_eq!(s.locate(13, 14, pushed(0, 14, 1)), Ok(None));
     }
 }

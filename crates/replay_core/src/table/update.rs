@@ -1,8 +1,8 @@
-//! Priorities from learners, priorities at birth, and items that turned out corrupt.
+//! Priorities from learners, the largest priority, and corrupt items.
 
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority};
 use crate::replay::UpdateReceipt;
 
 use super::Table;
@@ -12,7 +12,7 @@ use super::items::ItemKey;
 const MAX_REASON: usize = 200;
 
 impl Table {
-    /// Sets priorities, before the exponent. Of a repeated key the last value counts. Keys of items that are gone are
+    /// Sets priorities, before the exponent. The last value of a repeated key counts. Keys of items that are gone are
     /// counted and ignored.
     ///
     /// # Errors
@@ -27,9 +27,8 @@ impl Table {
                 priorities.len()
             )));
         }
-        let refused = |p: &&f64| !(p.is_finite() && **p >= 0.0);
-        if let Some(&value) = priorities.iter().find(refused) {
-            return Err(Error::Priority { value });
+        for &priority in priorities {
+            check_priority(priority)?;
         }
         let mut items = Vec::with_capacity(keys.len());
         let mut new = Vec::with_capacity(keys.len());
@@ -46,7 +45,7 @@ impl Table {
         let applied = self.sampler.update(&self.items, &items, new)?;
         let stale = keys.len() - applied;
         self.counters
-            .updated
+            .updated_priorities
             .fetch_add(applied as u64, Ordering::Relaxed);
         self.counters
             .stale_updates
@@ -63,9 +62,9 @@ impl Table {
     /// `None` when it is gone.
     pub fn report_corrupt(&self, key: u64, reason: &str) -> Option<String> {
         let key = ItemKey::from_bits(key).filter(|&key| self.items.contains_slot(key))?;
-        let window = self.items.metadata(key.slot).window;
-        let chunk = self.chunks.pin(window.oldest)?;
-        // Of the item, if it is still there; and only one report of it counts.
+        let metadata = self.items.metadata(key.slot);
+        let chunk = self.chunks.pin(metadata.oldest)?;
+        // The metadata are the item's if it is still there, and only one report of it counts.
         if !(self.items.confirm(key) && self.items.kill(key)) {
             return None;
         }
@@ -74,7 +73,7 @@ impl Table {
             table = self.config.name,
             writer = chunk.writer.name,
             stream = chunk.stream,
-            step = chunk.first_step + u64::from(window.first_row),
+            step = chunk.first_step + u64::from(metadata.rows.first_row),
             reason = shortened(reason),
             "removed an item that does not decode"
         );

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_size};
 use crate::replay::{OpenWriter, WriterOpened};
+use crate::sync::lock;
 
 use super::streams::Stream;
 
@@ -84,13 +85,12 @@ struct KnownWriter {
 pub struct Writers {
     table: String,
     entries: Mutex<HashMap<u64, KnownWriter>>,
-    /// Counts pushes, to find the writer that was idle the longest.
+    /// Number of accesses so far, to find the longest idle writer.
     clock: AtomicU64,
 }
 
 impl Writers {
-    /// Most streams of all writers of a table. A new writer that needs more room expires the ones that have
-    /// been idle the longest.
+    /// Most streams of all writers of a table. To stay within it, a new writer expires the longest idle ones.
     pub const MAX_STREAMS: u32 = 65_536;
     /// Most bytes of a writer's name.
     pub const MAX_NAME_BYTES: usize = 256;
@@ -104,7 +104,8 @@ impl Writers {
         }
     }
 
-    /// Opens a writer, or takes over one that is open under the same number: its epoch rises.
+    /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
+    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers the longest idle ones expire.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for too many streams, [`Error::Protocol`] without a stream, or when the writer is open
@@ -113,30 +114,19 @@ impl Writers {
         if open.streams == 0 {
             return Err(Error::Protocol("a writer has at least one stream".into()));
         }
-        for (what, size, limit, advice) in [
-            (
-                "a writer, in streams,",
-                u64::from(open.streams),
-                u64::from(Self::MAX_STREAMS),
-                "open several writers",
-            ),
-            (
-                "a writer's name, in bytes,",
-                open.name.len() as u64,
-                Self::MAX_NAME_BYTES as u64,
-                "give it a shorter name",
-            ),
-        ] {
-            if size > limit {
-                return Err(Error::TooLarge {
-                    what,
-                    size,
-                    limit,
-                    advice,
-                });
-            }
-        }
-        let mut entries = self.lock();
+        check_size(
+            "a writer, in streams,",
+            u64::from(open.streams),
+            u64::from(Self::MAX_STREAMS),
+            "open several writers",
+        )?;
+        check_size(
+            "a writer's name, in bytes,",
+            open.name.len() as u64,
+            Self::MAX_NAME_BYTES as u64,
+            "give it a shorter name",
+        )?;
+        let mut entries = lock(&self.entries);
         if let Some(entry) = entries.get(&open.writer) {
             let writer = Arc::clone(&entry.writer);
             drop(entries);
@@ -166,7 +156,8 @@ impl Writers {
         })
     }
 
-    /// Takes over a writer that is known.
+    /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
+    /// repeat may have been applied already.
     ///
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Protocol`] when it is open with other streams or another window.
@@ -180,9 +171,9 @@ impl Writers {
     /// The writer of that number.
     ///
     /// # Errors
-    /// [`Error::Expired`] when it was closed, was idle while others needed its room, or was never opened.
+    /// [`Error::Expired`] when it was closed, has expired, or was never opened.
     pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
             writer: format!("{writer:#018x}"),
         })?;
@@ -201,13 +192,13 @@ impl Writers {
         // Held until the writer is removed, so that no connection takes over in between.
         let guard = lock(&found);
         guard.check_epoch(epoch)?;
-        self.lock().remove(&writer);
+        lock(&self.entries).remove(&writer);
         Ok(())
     }
 
     /// Open writers, and streams of all of them.
     pub fn counts(&self) -> (usize, u64) {
-        let entries = self.lock();
+        let entries = lock(&self.entries);
         let streams = entries.values().map(|e| u64::from(e.streams)).sum();
         (entries.len(), streams)
     }
@@ -226,17 +217,13 @@ impl Writers {
             tracing::warn!(
                 table = self.table,
                 streams = entry.streams,
-                "a writer that was idle has expired to make room for a new one"
+                "an idle writer has expired: a new one needs its streams"
             );
         }
     }
 
     fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, KnownWriter>> {
-        lock(&self.entries)
     }
 }
 
@@ -259,11 +246,6 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
         epoch: writer.epoch,
         last_sequence: writer.last_sequence,
     })
-}
-
-/// Takes a lock whose data stay whole if a holder panics.
-pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

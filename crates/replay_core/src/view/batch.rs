@@ -4,11 +4,12 @@
 //! last array is dropped, so a batch never changes under its reader, and the system clears the megabytes of a window
 //! buffer only once.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, check_size};
 use crate::row_layout::RowLayout;
 use crate::schema::{Column, Dtype};
+use crate::sync::lock;
 
 use super::storage::Storage;
 
@@ -17,7 +18,7 @@ const SMALLEST_KEPT: usize = 64 << 10;
 /// Buffers that a pool keeps for reuse.
 const MOST_KEPT: usize = 16;
 /// Most bytes of one array of a batch.
-const LARGEST: usize = 16 << 30;
+const LARGEST: u64 = 16 << 30;
 
 /// The memory of arrays. It starts at a multiple of 64 bytes, and returns to its pool on drop.
 pub struct Buffer {
@@ -95,20 +96,18 @@ impl BufferPool {
     /// [`Error::TooLarge`] beyond 16 GiB.
     pub(super) fn take(self: &Arc<Self>, items: usize, item_bytes: usize) -> Result<Buffer> {
         let len = items.saturating_mul(item_bytes);
-        if len > LARGEST {
-            return Err(Error::TooLarge {
-                what: "an array of a batch, in bytes,",
-                size: len as u64,
-                limit: LARGEST as u64,
-                advice: "draw fewer items at a time, or with a narrower view",
-            });
-        }
+        check_size(
+            "an array of a batch, in bytes,",
+            len as u64,
+            LARGEST,
+            "draw fewer items at a time, or with a narrower view",
+        )?;
         if len < SMALLEST_KEPT {
             return Ok(Buffer::zeros(len));
         }
         let needed = len + Buffer::ALIGNMENT;
         let kept = {
-            let mut free = self.lock();
+            let mut free = lock(&self.free);
             // Not one much larger: a short batch would hold on to the memory of a long one.
             let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.len());
             free.iter().position(fits).map(|at| free.swap_remove(at))
@@ -122,16 +121,11 @@ impl BufferPool {
             // A test then fails on a late read, and on a part that is never filled.
             storage.as_mut_slice().fill(0xa5);
         }
-        let mut free = self.lock();
+        let mut free = lock(&self.free);
         if free.len() == MOST_KEPT {
             free.remove(0);
         }
         free.push(storage);
-    }
-
-    /// Locks the list. A panic cannot leave it half changed, so a poisoned lock is fine.
-    fn lock(&self) -> MutexGuard<'_, Vec<Storage>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -153,27 +147,6 @@ pub struct Array {
 }
 
 impl Array {
-    /// A contiguous array at the start of a buffer.
-    pub(super) fn contiguous(
-        name: impl Into<String>,
-        dtype: Dtype,
-        shape: Vec<usize>,
-        buffer: Arc<Buffer>,
-    ) -> Self {
-        let mut strides = vec![dtype.bytes(); shape.len()];
-        for axis in (1..shape.len()).rev() {
-            strides[axis - 1] = strides[axis] * shape[axis];
-        }
-        Array {
-            name: name.into(),
-            dtype,
-            shape,
-            strides,
-            offset: 0,
-            buffer,
-        }
-    }
-
     /// Overlapping windows of the slots along the second dimension, from slot `first` on. That dimension becomes one for
     /// each of `counts`, all with a stride of one slot.
     pub(super) fn overlapping(&self, name: &str, first: usize, counts: &[usize]) -> Self {
@@ -251,7 +224,7 @@ impl ArraySpec {
     pub(super) fn of_column(layout: &RowLayout, column: usize, steps: Option<usize>) -> Self {
         let Column {
             name, dtype, shape, ..
-        } = &layout.columns()[column].column;
+        } = &layout.columns[column].column;
         let shape = shape.iter().map(|&n| n as usize);
         ArraySpec::new(name, *dtype, steps.into_iter().chain(shape).collect())
     }
@@ -263,11 +236,22 @@ impl ArraySpec {
             .fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
-    /// The array of `items` in a filled buffer.
+    /// The contiguous array of `items` in a filled buffer.
     pub(super) fn array(&self, items: usize, buffer: Arc<Buffer>) -> Array {
         let mut shape = vec![items];
         shape.extend(&self.shape);
-        Array::contiguous(&*self.name, self.dtype, shape, buffer)
+        let mut strides = vec![self.dtype.bytes(); shape.len()];
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis] * shape[axis];
+        }
+        Array {
+            name: self.name.clone(),
+            dtype: self.dtype,
+            shape,
+            strides,
+            offset: 0,
+            buffer,
+        }
     }
 }
 
@@ -294,8 +278,7 @@ mod tests {
         let buffer = Arc::new(pool.take(2, SMALLEST_KEPT).unwrap());
         let address = buffer.as_slice().as_ptr();
         assert_eq!(address as usize % Buffer::ALIGNMENT, 0);
-        let shape = vec![2, SMALLEST_KEPT];
-        let first = Array::contiguous("a", Dtype::Uint8, shape, buffer);
+        let first = ArraySpec::new("a", Dtype::Uint8, vec![SMALLEST_KEPT]).array(2, buffer);
         let second = first.clone();
         drop(first);
         let other = pool.take(2, SMALLEST_KEPT).unwrap();
@@ -315,7 +298,7 @@ mod tests {
             .map(|_| pool.take(1, SMALLEST_KEPT).unwrap())
             .collect();
         drop(buffers);
-        assert_eq!(pool.lock().len(), MOST_KEPT);
+        assert_eq!(lock(&pool.free).len(), MOST_KEPT);
     }
 
     #[test]
@@ -323,7 +306,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         assert!(matches!(
             pool.take(usize::MAX, 2),
-            Err(Error::TooLarge { .. })
+            Err(crate::Error::TooLarge { .. })
         ));
     }
 
@@ -332,7 +315,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         let mut buffer = pool.take(1, 6).unwrap();
         buffer.as_mut_slice().copy_from_slice(&[1, 2, 3, 4, 5, 6]);
-        let array = Array::contiguous("a", Dtype::Uint8, vec![2, 3], Arc::new(buffer));
+        let array = ArraySpec::new("a", Dtype::Uint8, vec![3]).array(2, Arc::new(buffer));
         let pairs = array.overlapping("pairs", 0, &[2, 2]);
         assert_eq!(pairs.shape, [2, 2, 2]);
         assert_eq!(pairs.to_bytes(), [1, 2, 2, 3, 4, 5, 5, 6]);

@@ -1,4 +1,4 @@
-//! Rows and blobs of a draw, unpacked with every bound checked: what comes from a server is not trusted.
+//! Rows and blobs of a sampled batch, unpacked with every bound checked: a server's reply is not trusted.
 
 use super::Padding;
 use crate::codec::Codec;
@@ -11,7 +11,6 @@ use crate::schema::flags;
 /// The error is the reason why an item does not decode.
 pub(super) type Decoded<T> = std::result::Result<T, String>;
 
-/// A packed value.
 enum Blob<'a> {
     /// Packed by the column's codec.
     Value(&'a [u8]),
@@ -29,7 +28,6 @@ pub(super) struct Unpacker<'a> {
 /// An unpacked value of a key row.
 #[derive(Clone, Default)]
 struct KeyValue<'a> {
-    /// The blob of the value.
     blob: Option<&'a [u8]>,
     value: Vec<u8>,
 }
@@ -38,13 +36,12 @@ impl<'a> Unpacker<'a> {
     pub(super) fn new(layout: &'a RowLayout) -> Self {
         Unpacker {
             layout,
-            keys: vec![KeyValue::default(); layout.blob_columns().len()],
+            keys: vec![KeyValue::default(); layout.blob_columns.len()],
         }
     }
 
-    /// Bytes of one value.
     pub(super) fn bytes(&self, column: usize) -> usize {
-        self.layout.columns()[column].bytes
+        self.layout.columns[column].bytes
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
@@ -54,7 +51,7 @@ impl<'a> Unpacker<'a> {
         column: usize,
         out: &mut [u8],
     ) -> Decoded<()> {
-        let layout = &self.layout.columns()[column];
+        let layout = &self.layout.columns[column];
         let number = match layout.location {
             ValueLocation::Row(offset) => {
                 out.copy_from_slice(&row.parts.fields[offset..offset + layout.bytes]);
@@ -64,9 +61,9 @@ impl<'a> Unpacker<'a> {
         };
         let codec = layout.column.codec;
         let unpacked = match (row.parts.blob(self.layout, number), row.role) {
-            (Blob::Value(_), Role::Key) => self.unpack_key(row.parts, codec, number, out),
+            (Blob::Value(_), KeyRole::Key) => self.unpack_key(row.parts, codec, number, out),
             (Blob::Value(blob), _) => codec.unpack(blob, out),
-            (Blob::Difference(difference), Role::DifferenceTo(key)) => self
+            (Blob::Difference(difference), KeyRole::DifferenceTo(key)) => self
                 .unpack_key(key, codec, number, out)
                 .and_then(|()| Ok(difference::apply(difference, out)?)),
             (Blob::Difference(_), _) => Err("a difference in a key row".into()),
@@ -74,25 +71,30 @@ impl<'a> Unpacker<'a> {
         unpacked.map_err(|what| format!("column {:?}: {what}", layout.column.name))
     }
 
-    /// Unpacks the observation `offset` steps after the anchor, or what pads a stack where the episode had not
-    /// begun.
-    pub(super) fn unpack_stacked(
+    /// Unpacks observations into the slots of a buffer: `offset` gives the steps from the anchor to a slot's, or `None` for
+    /// zeros. Slots before the episode's first observation are padded.
+    pub(super) fn unpack_slots(
         &mut self,
         window: &DrawnWindow<'a>,
         column: usize,
         padding: Padding,
-        offset: isize,
-        out: &mut [u8],
+        slots: &mut [u8],
+        offset: impl Fn(usize) -> Option<isize>,
     ) -> Decoded<()> {
-        let begun = -(window.before as isize);
-        if offset < begun && padding == Padding::Zero {
-            out.fill(0);
-            return Ok(());
+        let first = -(window.before as isize);
+        let slots = slots.chunks_exact_mut(self.bytes(column));
+        for (slot, value) in slots.enumerate() {
+            let offset = offset(slot).filter(|&at| at >= first || padding != Padding::Zero);
+            let Some(offset) = offset else {
+                value.fill(0);
+                continue;
+            };
+            let row = window
+                .row(offset.max(first))
+                .ok_or("an observation of the window is missing")?;
+            self.unpack(row, column, value)?;
         }
-        let row = window
-            .row(offset.max(begun))
-            .ok_or("an observation of the window is missing")?;
-        self.unpack(row, column, out)
+        Ok(())
     }
 
     /// Unpacks a column that holds one number.
@@ -100,7 +102,7 @@ impl<'a> Unpacker<'a> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
-        Ok(self.layout.columns()[column].column.dtype.read(value))
+        Ok(self.layout.columns[column].column.dtype.read(value))
     }
 
     fn unpack_key(
@@ -127,16 +129,15 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// One row of a window.
 #[derive(Clone, Copy)]
 pub(super) struct DrawnRow<'a> {
     parts: RowParts<'a>,
-    role: Role<'a>,
+    role: KeyRole<'a>,
 }
 
-/// A row's part in differences.
+/// Relation of a row to key rows.
 #[derive(Clone, Copy)]
-enum Role<'a> {
+enum KeyRole<'a> {
     /// Blobs of the row may be differences to this key row's.
     DifferenceTo(RowParts<'a>),
     /// The next row is one with differences to this key row: its values are worth remembering.
@@ -145,7 +146,6 @@ enum Role<'a> {
     Alone,
 }
 
-/// The two parts of a row.
 #[derive(Clone, Copy)]
 struct RowParts<'a> {
     /// Flags, raw values and blob lengths, where [`RowLayout`] has them.
@@ -158,7 +158,6 @@ impl<'a> RowParts<'a> {
         self.fields[FLAGS_OFFSET] & flag != 0
     }
 
-    /// The blob of a number.
     fn blob(self, layout: &RowLayout, number: usize) -> Blob<'a> {
         let mut lengths = layout.blob_lengths(self.fields);
         let start: usize = lengths.by_ref().take(number).map(BlobLength::bytes).sum();
@@ -192,6 +191,28 @@ impl<'a> DrawnWindow<'a> {
         let index = self.before.checked_add_signed(offset)?;
         self.rows.get(index).copied()
     }
+
+    /// The steps from the anchor on, at most `most`, up to the end of the episode (or life), and whether the last of them
+    /// terminates. Otherwise the observation to bootstrap from follows.
+    pub(super) fn steps(&self, most: usize) -> Decoded<(&'a [DrawnRow<'a>], bool)> {
+        let rows = &self.rows[self.before..];
+        for (index, row) in rows.iter().enumerate() {
+            let steps = index + 1;
+            if row.has(flags::FINAL) {
+                break;
+            }
+            if row.has(flags::TERMINATED) {
+                return Ok((&rows[..steps], true));
+            }
+            if steps == most || row.has(flags::TRUNCATED) {
+                if steps == rows.len() {
+                    return Err("the observation to bootstrap from is missing".into());
+                }
+                return Ok((&rows[..steps], false));
+            }
+        }
+        Err("the window ends before its episode does".into())
+    }
 }
 
 /// Finds the rows of a draw, their blobs and their key rows.
@@ -202,7 +223,7 @@ pub(super) fn split_rows<'a>(
     sampled: &'a Sampled,
     layout: &RowLayout,
 ) -> Result<Vec<DrawnRow<'a>>> {
-    let row_bytes = layout.row_bytes();
+    let row_bytes = layout.row_bytes;
     if !sampled.rows.len().is_multiple_of(row_bytes) {
         return Err(Error::Corrupt(format!(
             "a draw has {} bytes of rows, which is no multiple of {}",
@@ -234,12 +255,12 @@ pub(super) fn split_rows<'a>(
             if let Some(before) = rows.last_mut()
                 && std::ptr::eq(before.parts.fields, key.fields)
             {
-                before.role = Role::Key;
+                before.role = KeyRole::Key;
             }
-            Role::DifferenceTo(key)
+            KeyRole::DifferenceTo(key)
         } else {
             key = Some(parts);
-            Role::Alone
+            KeyRole::Alone
         };
         if !parts.has(flags::REFERENCE) {
             rows.push(DrawnRow { parts, role });

@@ -8,6 +8,7 @@ use super::batch::{ArraySpec, Buffer};
 use super::decode::{Decoded, DrawnWindow, Unpacker};
 use crate::error::{Error, Result};
 use crate::row_layout::RowLayout;
+use crate::sync::lock;
 
 /// Items that a thread fills at a time: few enough that no thread waits long for the last one, and enough to be worth
 /// waking another thread.
@@ -112,11 +113,6 @@ impl Fillers {
         failures.sort_unstable_by_key(|(item, _)| *item);
         failures
     }
-}
-
-/// Locks a list. A panic of another thread leaves the list whole, and ends the call through the scope.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Closes the gaps that failed items left in an array.

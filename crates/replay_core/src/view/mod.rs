@@ -1,4 +1,4 @@
-//! Arrays of drawn windows: [`ViewSpec`] says which ones, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
+//! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
 //! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers.
 
 mod batch;
@@ -94,10 +94,10 @@ impl Decoder {
         let layout = &self.layout;
         match &self.view {
             View::NStep(view) => {
-                let slots = view.slot_layout(&windows);
-                let specs = view.array_specs(layout, &slots);
-                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, &slots, window, out);
-                let arrays = |items, buffers| view.arrays(&slots, &specs, items, buffers);
+                let shift = view.shift(&windows);
+                let specs = view.array_specs(layout, shift);
+                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, shift, window, out);
+                let arrays = |items, buffers| view.arrays(shift, &specs, items, buffers);
                 self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
             View::Sequence(view) => {

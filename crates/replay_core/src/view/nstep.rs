@@ -22,7 +22,7 @@ use super::decode::{Decoded, DrawnWindow, Unpacker};
 use super::{NStep, REWARD};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
-use crate::schema::{Dtype, TableConfig, flags};
+use crate::schema::{Dtype, TableConfig};
 use crate::view_spec::{find_column, find_scalar};
 
 pub(super) struct NStepView {
@@ -31,21 +31,6 @@ pub(super) struct NStepView {
     reward: usize,
     /// Every column that is returned as it is at the anchor.
     others: Vec<usize>,
-}
-
-/// The n-step return that starts at an anchor.
-struct NStepReturn {
-    /// Steps in it: k <= n.
-    steps: usize,
-    reward: f64,
-    discount: f64,
-    terminated: bool,
-}
-
-/// The slots of a batch's observation buffer.
-pub(super) struct SlotLayout {
-    /// Slots from `observation` to `next_observation`.
-    shift: usize,
 }
 
 impl NStepView {
@@ -71,21 +56,20 @@ impl NStepView {
         usize::from(self.spec.n)
     }
 
-    /// The slots that fit every window of a batch.
-    pub(super) fn slot_layout(&self, windows: &[DrawnWindow<'_>]) -> SlotLayout {
-        let short = |window: &DrawnWindow<'_>| matches!(self.span(window), Ok((steps, false)) if steps < self.n());
-        let shift = if self.n() < self.stack() && !windows.iter().any(short) {
+    /// Slots from `observation` to `next_observation` that fit every window of a batch.
+    pub(super) fn shift(&self, windows: &[DrawnWindow<'_>]) -> usize {
+        let short = |window: &DrawnWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
+        if self.n() < self.stack() && !windows.iter().any(short) {
             self.n()
         } else {
             self.stack()
-        };
-        SlotLayout { shift }
+        }
     }
 
     /// The arrays of a batch: observations, reward, discount, then the other columns.
-    pub(super) fn array_specs(&self, layout: &RowLayout, slots: &SlotLayout) -> Vec<ArraySpec> {
+    pub(super) fn array_specs(&self, layout: &RowLayout, shift: usize) -> Vec<ArraySpec> {
         let mut specs = vec![
-            ArraySpec::of_column(layout, self.observation, Some(slots.shift + self.stack())),
+            ArraySpec::of_column(layout, self.observation, Some(shift + self.stack())),
             ArraySpec::new(REWARD, Dtype::Float32, vec![]),
             ArraySpec::new("discount", Dtype::Float32, vec![]),
         ];
@@ -97,100 +81,48 @@ impl NStepView {
         specs
     }
 
-    /// The number of steps k, and whether the last of them terminates.
-    fn span(&self, window: &DrawnWindow<'_>) -> Decoded<(usize, bool)> {
-        let mut steps = 0;
-        loop {
-            let row = window
-                .row(steps as isize)
-                .filter(|row| !row.has(flags::FINAL))
-                .ok_or("the window ends before its episode does")?;
-            steps += 1;
-            if row.has(flags::TERMINATED) {
-                return Ok((steps, true));
-            }
-            if steps == self.n() || row.has(flags::TRUNCATED) {
-                window
-                    .row(steps as isize)
-                    .ok_or("the observation to bootstrap from is missing")?;
-                return Ok((steps, false));
-            }
-        }
-    }
-
-    fn n_step_return<'a>(
-        &self,
-        unpacker: &mut Unpacker<'a>,
-        window: &DrawnWindow<'a>,
-    ) -> Decoded<NStepReturn> {
-        let (steps, terminated) = self.span(window)?;
-        let (mut reward, mut discount) = (0.0, 1.0);
-        for row in (0..steps).filter_map(|step| window.row(step as isize)) {
-            reward += discount * unpacker.number(row, self.reward)?;
-            discount *= self.spec.gamma;
-        }
-        Ok(NStepReturn {
-            steps,
-            reward,
-            discount: if terminated { 0.0 } else { discount },
-            terminated,
-        })
-    }
-
-    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        slots: &SlotLayout,
+        shift: usize,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
-        let outcome = self.n_step_return(unpacker, window)?;
         let [observations, reward, discount, others @ ..] = out else {
             return Err("the batch has too few arrays".into());
         };
-        reward.copy_from_slice(&(outcome.reward as f32).to_ne_bytes());
-        discount.copy_from_slice(&(outcome.discount as f32).to_ne_bytes());
-
-        let next = if outcome.terminated {
-            self.n()
-        } else {
-            outcome.steps
-        };
-        let newest = self.stack() as isize - 1;
-        for (slot, value) in observations
-            .chunks_exact_mut(unpacker.bytes(self.observation))
-            .enumerate()
-        {
-            let offset = if slot < self.stack() {
-                slot as isize - newest
-            } else {
-                (slot - slots.shift + next) as isize - newest
-            };
-            if outcome.terminated && offset > 0 {
-                value.fill(0);
-            } else {
-                unpacker.unpack_stacked(
-                    window,
-                    self.observation,
-                    self.spec.padding,
-                    offset,
-                    value,
-                )?;
-            }
+        let (steps, terminated) = window.steps(self.n())?;
+        let (mut n_step_return, mut factor) = (0.0, 1.0);
+        for &row in steps {
+            n_step_return += factor * unpacker.number(row, self.reward)?;
+            factor *= self.spec.gamma;
         }
+        let bootstrap = if terminated { 0.0 } else { factor };
+        reward.copy_from_slice(&(n_step_return as f32).to_ne_bytes());
+        discount.copy_from_slice(&(bootstrap as f32).to_ne_bytes());
 
-        let anchor = window.row(0).ok_or("the window has no anchor")?;
+        let next = if terminated { self.n() } else { steps.len() };
+        let newest = self.stack() as isize - 1;
+        let offset = |slot: usize| {
+            let step = if slot < self.stack() {
+                slot
+            } else {
+                slot - shift + next
+            };
+            Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0)
+        };
+        let padding = self.spec.padding;
+        unpacker.unpack_slots(window, self.observation, padding, observations, offset)?;
+
         for (&column, value) in self.others.iter().zip(others) {
-            unpacker.unpack(anchor, column, value)?;
+            unpacker.unpack(steps[0], column, value)?;
         }
         Ok(())
     }
 
-    /// The arrays in the filled buffers.
     pub(super) fn arrays(
         &self,
-        slots: &SlotLayout,
+        shift: usize,
         specs: &[ArraySpec],
         items: usize,
         buffers: Vec<Arc<Buffer>>,
@@ -200,7 +132,7 @@ impl NStepView {
             // A stack of one observation has no dimension of its own.
             let stack = &[self.stack()][usize::from(self.stack() == 1)..];
             arrays[0] = window.overlapping("observation", 0, stack);
-            arrays.push(window.overlapping("next_observation", slots.shift, stack));
+            arrays.push(window.overlapping("next_observation", shift, stack));
         }
         arrays
     }

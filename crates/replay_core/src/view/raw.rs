@@ -24,13 +24,12 @@ impl Window {
         let mut specs = vec![ArraySpec::new("mask", Dtype::Bool, vec![self.rows()])];
         specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])));
         specs.extend(
-            (0..layout.columns().len())
+            (0..layout.columns.len())
                 .map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))),
         );
         specs
     }
 
-    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{Decoded, DrawnRow, DrawnWindow, Unpacker};
+use super::decode::{Decoded, DrawnWindow, Unpacker};
 use super::{REWARD, Sequence};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
@@ -78,36 +78,13 @@ impl SequenceView {
         specs
     }
 
-    /// The steps of a window, and whether there is a bootstrap observation after the last one.
-    fn span<'a>(&self, window: &DrawnWindow<'a>) -> Decoded<(Vec<DrawnRow<'a>>, bool)> {
-        let mut steps = Vec::with_capacity(self.steps());
-        while steps.len() < self.steps() {
-            let row = window
-                .row(steps.len() as isize)
-                .filter(|row| !row.has(flags::FINAL))
-                .ok_or("the window ends before its episode does")?;
-            steps.push(row);
-            if row.has(flags::TERMINATED) {
-                return Ok((steps, false));
-            }
-            if row.has(flags::TRUNCATED) {
-                break;
-            }
-        }
-        window
-            .row(steps.len() as isize)
-            .ok_or("the observation to bootstrap from is missing")?;
-        Ok((steps, true))
-    }
-
-    /// Fills one item's part of the arrays.
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
         window: &DrawnWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
-        let (steps, bootstraps) = self.span(window)?;
+        let (steps, terminates) = window.steps(self.steps())?;
         let [
             slots,
             reward,
@@ -123,24 +100,13 @@ impl SequenceView {
         };
 
         let newest = self.stack() as isize - 1;
-        let observations = steps.len() + usize::from(bootstraps);
-        for (slot, value) in slots
-            .chunks_exact_mut(unpacker.bytes(self.observation))
-            .enumerate()
-        {
+        let observations = steps.len() + usize::from(!terminates);
+        let offset = |slot: usize| {
             let offset = slot as isize - newest;
-            if offset < observations as isize {
-                unpacker.unpack_stacked(
-                    window,
-                    self.observation,
-                    self.spec.padding,
-                    offset,
-                    value,
-                )?;
-            } else {
-                value.fill(0);
-            }
-        }
+            (offset < observations as isize).then_some(offset)
+        };
+        let padding = self.spec.padding;
+        unpacker.unpack_slots(window, self.observation, padding, slots, offset)?;
 
         reward.fill(0);
         discount.fill(0);
@@ -156,7 +122,7 @@ impl SequenceView {
         mask[..steps.len()].fill(1);
         for (values, (_, flag)) in [terminated, truncated, first].into_iter().zip(FLAGS) {
             values.fill(0);
-            for (value, row) in values.iter_mut().zip(&steps) {
+            for (value, row) in values.iter_mut().zip(steps) {
                 *value = u8::from(row.has(flag));
             }
         }
@@ -178,7 +144,6 @@ impl SequenceView {
         Ok(())
     }
 
-    /// The arrays in the filled buffers.
     pub(super) fn arrays(
         &self,
         specs: &[ArraySpec],

@@ -6,13 +6,13 @@ use crate::row_layout::{BlobLength, RowLayout, ValueLocation};
 use crate::schema::TableConfig;
 use crate::schema::flags::DIFFERENCE;
 
-/// A difference is worth its while up to this fraction of the key row's blob: one part in so many.
+/// Divisor of the length of the key row's blob: no difference is longer than the quotient.
 const DIFFERENCE_PART: usize = 3;
 
 /// The steps of one stream that have not been pushed yet.
 #[derive(Default)]
 pub(super) struct OpenChunk {
-    steps: u32,
+    pub(super) steps: u32,
     rows: Vec<u8>,
     blobs: Vec<u8>,
     key: KeyRow,
@@ -31,10 +31,6 @@ struct KeyRow {
 }
 
 impl OpenChunk {
-    pub(super) fn steps(&self) -> u32 {
-        self.steps
-    }
-
     pub(super) fn bytes(&self) -> usize {
         self.rows.len() + self.blobs.len()
     }
@@ -60,7 +56,7 @@ pub(super) struct Packer {
 impl Packer {
     pub(super) fn new(config: &TableConfig) -> Self {
         let layout = RowLayout::of(config);
-        let largest = layout.columns().iter().map(|column| column.bytes).max();
+        let largest = layout.columns.iter().map(|column| column.bytes).max();
         let largest = largest.unwrap_or_default();
         Packer {
             layout,
@@ -79,10 +75,10 @@ impl Packer {
         flags: u8,
         value: impl Fn(usize) -> Option<&'a [u8]>,
     ) {
-        let columns = self.layout.columns();
+        let columns = &self.layout.columns;
         let value = |column: usize| value(column).unwrap_or(&self.zeros[..columns[column].bytes]);
         let blob_values = || {
-            let indexes = self.layout.blob_columns().iter();
+            let indexes = self.layout.blob_columns.iter();
             indexes.map(|&index| (columns[index].column.codec, value(index)))
         };
         let blobs = &mut self.blobs;
@@ -104,15 +100,13 @@ impl Packer {
         for length in &self.blobs.lengths {
             chunk.rows.extend_from_slice(&length.to_le_bytes());
         }
-        debug_assert_eq!(chunk.rows.len() - row_start, self.layout.row_bytes());
+        debug_assert_eq!(chunk.rows.len() - row_start, self.layout.row_bytes);
     }
 }
 
-/// Makes the blobs of one row.
 struct BlobPacker {
     /// As many bytes as the largest column: a longer blob would save nothing.
     scratch: Vec<u8>,
-    /// Lengths of the row's blobs.
     lengths: Vec<BlobLength>,
 }
 
@@ -155,7 +149,6 @@ impl BlobPacker {
         true
     }
 
-    /// Packs a row by itself.
     fn pack_key_row<'a>(
         &mut self,
         chunk: &mut OpenChunk,
@@ -210,7 +203,7 @@ mod tests {
         for (frame, state) in steps {
             packer.pack(&mut chunk, 0, |column| Some([&frame[..], state][column]));
         }
-        let rows = chunk.rows.chunks_exact(packer.layout.row_bytes());
+        let rows = chunk.rows.chunks_exact(packer.layout.row_bytes);
         rows.map(|row| {
             let lengths: Vec<_> = packer.layout.blob_lengths(row).collect();
             (row[FLAGS_OFFSET], lengths.try_into().unwrap())

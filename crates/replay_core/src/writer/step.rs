@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::episode_windows::{EpisodeWindows, Estimate};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_priority};
 use crate::schema::{Dtype, TableConfig, flags};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
@@ -54,7 +54,6 @@ pub struct StepBatch<'a> {
     pub priority: Option<&'a [f32]>,
 }
 
-/// Checks steps against a table.
 pub(super) struct StepChecker {
     config: Arc<TableConfig>,
     streams: usize,
@@ -72,9 +71,8 @@ impl StepChecker {
                 Dtype::Float16 | Dtype::Float32 | Dtype::Float64
             )
         };
-        let observation = view
-            .observation()
-            .and_then(|name| config.columns.iter().position(|column| column.name == name));
+        let observation = view.observation();
+        let observation = observation.and_then(|name| config.column_index(name));
         StepChecker {
             streams,
             observation,
@@ -94,12 +92,7 @@ impl StepChecker {
         windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
         for (name, _) in step.columns {
-            if !self
-                .config
-                .columns
-                .iter()
-                .any(|column| column.name == *name)
-            {
+            if self.config.column_index(name).is_none() {
                 return Err(self.refuse(format!("the table has no column {name:?}")));
             }
         }
@@ -115,13 +108,8 @@ impl StepChecker {
             self.check_length(name, bits.map(<[bool]>::len))?;
         }
         self.check_length("priority", step.priority.map(<[f32]>::len))?;
-        if let Some(&bad) = step
-            .priority
-            .unwrap_or_default()
-            .iter()
-            .find(|p| !(p.is_finite() && **p >= 0.0))
-        {
-            return Err(Error::Priority { value: bad.into() });
+        for &priority in step.priority.unwrap_or_default() {
+            check_priority(priority)?;
         }
         let last = step
             .final_observations
@@ -170,13 +158,8 @@ impl StepChecker {
             bytes: values.bytes,
             each: 4 * actions,
         });
-        match q
-            .0
-            .bytes
-            .chunks_exact(4)
-            .map(read_f32)
-            .find(|q| !q.is_finite())
-        {
+        let mut numbers = values.bytes.chunks_exact(4).map(read_f32);
+        match numbers.find(|q| !q.is_finite()) {
             Some(value) => Err(self.refuse(format!("{name} has to be finite, got {value}"))),
             None => Ok(q),
         }
@@ -275,10 +258,7 @@ impl StepChecker {
     }
 
     fn refuse(&self, reason: String) -> Error {
-        Error::Schema {
-            table: self.config.name.clone(),
-            reason,
-        }
+        Error::schema(&self.config.name, reason)
     }
 }
 
@@ -344,7 +324,6 @@ impl<'a> LastObservation<'a> {
     }
 }
 
-/// A step that passed the checks.
 pub(super) struct CheckedStep<'a> {
     checker: &'a StepChecker,
     columns: Vec<Strided<'a>>,
@@ -408,16 +387,13 @@ impl<'a> CheckedStep<'a> {
                 ..Estimate::default()
             };
         }
-        let action = self
-            .checker
-            .action
-            .map(|column| self.number(column, stream));
+        let taken = self.q.zip(self.checker.action).map(|(q, column)| {
+            let action = self.number(column, stream);
+            q.of(stream, action as usize)
+        });
         Estimate {
             reward: self.reward(stream),
-            taken: self
-                .q
-                .zip(action)
-                .map(|(q, action)| q.of(stream, action as usize)),
+            taken,
             greedy,
             priority: self.step.priority.map(|priority| priority[stream]),
         }
@@ -426,10 +402,9 @@ impl<'a> CheckedStep<'a> {
     /// The final row to append after a stream's row.
     pub(super) fn last_observation(&self, stream: usize) -> Option<LastObservation<'a>> {
         let last = self.last.as_ref()?;
-        let ended = match last.ended {
-            Some(ended) => ended[stream],
-            None => self.ends(stream),
-        };
+        let ended = last
+            .ended
+            .map_or_else(|| self.ends(stream), |ended| ended[stream]);
         (ended && !self.is_final(stream)).then(|| LastObservation {
             column: last.column,
             value: last.values.of(stream),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use event_listener::Listener;
 use replay_core::memory::Memory;
 use replay_core::replay::{PushBody, SampleRequest, Wait};
 use replay_core::table::Attempt;
@@ -37,6 +38,17 @@ fn deadline(result: replay_core::Result<impl Sized>) -> String {
         Error::Deadline { waited_for } => waited_for,
         other => panic!("expected the deadline, got {other}"),
     }
+}
+
+#[test]
+fn a_push_that_fails_wakes_the_pushes_that_were_refused_because_of_it() {
+    let table = table(&limited());
+    let mut actor = Actor::open(&table, 1);
+    let changed = table.changed();
+    // Admitted, then refused: the stream has no such step.
+    let missing = Body::default().item(0, 3, 1.0);
+    assert!(actor.try_push(missing).is_err());
+    assert!(changed.wait_timeout(Duration::ZERO).is_some());
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Stored {
     /// Takes pushes apart, and checks that they are what `PushBody` promises.
     pub fn new(config: &TableConfig, streams: usize, pushes: &[PushBody]) -> Self {
         let layout = RowLayout::of(config);
-        let row_bytes = layout.row_bytes();
+        let row_bytes = layout.row_bytes;
         let mut stored = Stored {
             rows: vec![Vec::new(); streams],
             items: Vec::new(),

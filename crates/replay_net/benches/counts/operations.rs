@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{SampleRequest, Wait};
-use replay_core::sum_tree::{Drawn, SumTree, Update};
+use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 use replay_core::view::{DecodeOptions, Decoder};
 use replay_core::writer::{Writer, WriterOptions};
 use replay_core::{Replay, TableConfig};
@@ -182,7 +182,7 @@ fn count_tree(all: &mut BTreeMap<String, Counts>) {
         tree.activate(slot, 1 + u64::from(slot % 1000));
     }
     let targets: Vec<_> = (0..BATCH).map(|i| i as f64 / BATCH as f64).collect();
-    let mut drawn: Vec<Drawn> = Vec::new();
+    let mut drawn: Vec<SampledLeaf> = Vec::new();
     let mut updates: Vec<Update> = Vec::new();
     let mut step = |turn: usize| {
         tree.draw_batch(&targets, &mut drawn);

@@ -1,7 +1,27 @@
-//! The records of a snapshot file: kinds, lengths and checksums.
+//! The records of a snapshot file: kinds, lengths and checksums here, bodies in [`content`].
+//!
+//! ```text
+//! file     magic b"innetmem", version u32, then records
+//! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
+//!          checksums
+//!   1 table    its definition ([`TableConfig`]) as JSON, in format 2 as a Cap'n Proto message; what follows up to the next
+//!              table is of this one
+//!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
+//!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
+//!              wire has it; in the order of arrival
+//!   4 items    32 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
+//!              order, of their insertion or update
+//!   5 state    numbers, see [`content::TableState`]; the table ends with it
+//!   6 end      nothing; the file ends with it
+//! ```
+//!
+//! Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
+//! out of place is found at the record.
+
+pub mod content;
 
 use std::fmt::Display;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -15,7 +35,7 @@ const VERSION: u32 = 3;
 /// The version before, which is read, too: a table's definition was a Cap'n Proto message.
 pub const CAPNP_VERSION: u32 = 2;
 
-/// Content of a record; see [`super`].
+/// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RecordKind {
@@ -36,12 +56,27 @@ impl RecordKind {
     }
 }
 
+/// The error of a failed write to the file.
+pub fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io {
+        what: format!("the snapshot {} cannot be written", path.display()),
+        source,
+    }
+}
+
+/// The error of a failed read of the file.
+pub fn cannot_read(path: &Path) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Io {
+        what: format!("the snapshot {} cannot be read", path.display()),
+        source,
+    }
+}
+
 /// CRC of all preceding bytes except checksums: a CRC over its own value is the same whatever came before.
 fn checksum(sum: &Hasher) -> [u8; 4] {
     sum.clone().finalize().to_le_bytes()
 }
 
-/// Writes records.
 pub struct RecordWriter<W> {
     out: W,
     sum: Hasher,
@@ -76,7 +111,6 @@ impl<W: Write> RecordWriter<W> {
         self.write(&checksum)
     }
 
-    /// The file.
     pub fn into_inner(self) -> W {
         self.out
     }
@@ -87,14 +121,10 @@ impl<W: Write> RecordWriter<W> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).map_err(|source| Error::Io {
-            what: format!("the snapshot {} cannot be written", self.path.display()),
-            source,
-        })
+        self.out.write_all(bytes).map_err(cannot_write(&self.path))
     }
 }
 
-/// Reads records.
 pub struct RecordReader<R> {
     from: R,
     /// Bytes that are left of the file: nothing longer is allocated.
@@ -130,7 +160,6 @@ impl<R: Read> RecordReader<R> {
         Ok(reader)
     }
 
-    /// Version of the file's format.
     pub fn version(&self) -> u32 {
         self.version
     }
@@ -188,10 +217,7 @@ impl<R: Read> RecordReader<R> {
         let mut bytes = vec![0; length as usize];
         self.from
             .read_exact(&mut bytes)
-            .map_err(|source| Error::Io {
-                what: format!("the snapshot {} cannot be read", self.path.display()),
-                source,
-            })?;
+            .map_err(cannot_read(&self.path))?;
         Ok(bytes)
     }
 }

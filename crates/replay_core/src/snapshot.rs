@@ -1,23 +1,5 @@
-//! Snapshots: all tables of a memory in one file, written while they are in use, and put back into empty tables.
-//!
-//! ```text
-//! file     magic b"innetmem", version u32, then records
-//! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all before it but the
-//!          checksums
-//!   1 table    its definition ([`TableConfig`]) as JSON, in format 2 as a Cap'n Proto message; what follows up to the next
-//!              table is of this one
-//!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
-//!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
-//!              wire has it; in the order of arrival
-//!   4 items    32 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
-//!              order, of their insertion or update
-//!   5 state    numbers, see [`content::TableState`]; the table ends with it
-//!   6 end      nothing; the file ends with it
-//! ```
-//!
-//! Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
-//! out of place is found at the record. Parameters and writers are not in it: writers have to be
-//! opened anew.
+//! Snapshots: all tables of a memory in one file, written while they are in use, and put back into empty tables. The
+//! format is in `snapshot_records.rs`. Parameters and writers are not in it: writers have to be opened anew.
 //!
 //! [`save`] holds no lock over I/O: chunks are named a few at a time under the table's insert lock, and
 //! each is pinned while it is written. Chunks evicted meanwhile are left out, with their items, and so is every
@@ -26,32 +8,31 @@
 //! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. A
 //! file is trusted no more than a connection.
 
-pub(crate) mod content;
-pub(crate) mod record;
-
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::schema::TableConfig;
+use crate::snapshot_records::{
+    CAPNP_VERSION, RecordKind, RecordReader, RecordWriter, cannot_read, cannot_write,
+};
+use crate::sync::lock;
 use crate::table::restore::Staged;
 
-use record::{RecordKind, RecordReader, RecordWriter};
-
-/// Room for small records before the operating system is called.
+/// Buffer of the file, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes all tables to a file, in place of the one there; it is replaced as a whole, once everything is on the disk.
+/// Writes all tables to a file, replacing the file there as a whole once everything is on the disk.
 ///
 /// # Errors
 /// [`Error::Io`] when it cannot be written; the file that was there stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     // One at a time: two would write the same temporary file.
     static SAVING: Mutex<()> = Mutex::new(());
-    let _saving = SAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _saving = lock(&SAVING);
     let partial = partial_path(path);
     let done = write(memory, &partial).and_then(|()| put_in_place(&partial, path));
     if done.is_err() {
@@ -68,7 +49,7 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
 /// another release), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
-/// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (no room for a new table).
+/// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (too many bytes for a new table).
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
     restore_any(memory, path, |_| {
         Err(Error::Config(
@@ -105,13 +86,6 @@ fn partial_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn cannot_write(path: &Path) -> impl Fn(std::io::Error) -> Error {
-    move |source| Error::Io {
-        what: format!("the snapshot {} cannot be written", path.display()),
-        source,
-    }
-}
-
 fn write(memory: &Memory, partial: &Path) -> Result<()> {
     let error = cannot_write(partial);
     let file = File::create(partial).map_err(&error)?;
@@ -142,12 +116,9 @@ fn read(
     read_capnp: fn(&[u8]) -> Result<TableConfig>,
     made: &mut Vec<String>,
 ) -> Result<Vec<Staged>> {
-    let error = |source| Error::Io {
-        what: format!("the snapshot {} cannot be read", path.display()),
-        source,
-    };
-    let file = File::open(path).map_err(error)?;
-    let bytes = file.metadata().map_err(error)?.len();
+    let error = cannot_read(path);
+    let file = File::open(path).map_err(&error)?;
+    let bytes = file.metadata().map_err(&error)?.len();
     let mut records = RecordReader::new(BufReader::with_capacity(BUFFER_BYTES, file), bytes, path)?;
     let mut tables: Vec<Staged> = Vec::new();
     loop {
@@ -156,7 +127,7 @@ fn read(
         match (kind, open) {
             (RecordKind::Table, None) => {
                 let config = match records.version() {
-                    record::CAPNP_VERSION => read_capnp(&body),
+                    CAPNP_VERSION => read_capnp(&body),
                     _ => serde_json::from_slice(&body)
                         .map_err(|error| Error::Corrupt(error.to_string())),
                 };
@@ -172,7 +143,7 @@ fn read(
                     }
                 };
                 if tables.iter().any(|known| known.name() == config.name) {
-                    return Err(records.damaged(format!("table {:?} stands twice", config.name)));
+                    return Err(records.damaged(format!("table {:?} appears twice", config.name)));
                 }
                 tables.push(Staged::new(table, config)?);
             }

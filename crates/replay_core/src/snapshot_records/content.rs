@@ -3,14 +3,12 @@
 
 use bytes::{Buf, Bytes};
 
-/// A stream of some writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamRecord {
     pub window_before: u16,
     pub window_after: u16,
     /// The writer's number of it.
     pub number: u32,
-    /// The writer's name.
     pub writer: String,
 }
 
@@ -82,9 +80,7 @@ pub struct ItemRecord {
     pub chunk: u32,
     /// Its first row, counted in that chunk.
     pub first_row: u32,
-    /// Rows before the anchor.
     pub before: u16,
-    /// Rows after the anchor.
     pub after: u16,
     pub times_sampled: u32,
     /// Steps the table had taken when it was inserted.
@@ -106,7 +102,6 @@ impl ItemRecord {
         out.extend(self.units.to_le_bytes());
     }
 
-    /// The items of a record.
     pub fn read_all(body: Bytes) -> Result<impl Iterator<Item = Self>, String> {
         if !body.len().is_multiple_of(Self::BYTES) {
             return Err(format!("items of {} bytes", body.len()));
@@ -147,19 +142,17 @@ impl TableState {
     pub const COUNTERS: usize = 11;
     const NUMBERS: usize = 5 + Self::COUNTERS;
 
-    /// The counts among them.
-    pub fn counts(&self) -> impl Iterator<Item = u64> {
-        [
-            self.evicted_chunks,
-            self.limiter_inserted,
-            self.limiter_drawn,
-            self.draws,
-        ]
-        .into_iter()
-        .chain(self.counters)
+    /// The numbers that are counts: all but the largest priority, which is 0 here.
+    pub fn counts(self) -> impl Iterator<Item = u64> {
+        let max_priority = 0;
+        TableState {
+            max_priority,
+            ..self
+        }
+        .numbers()
     }
 
-    pub fn to_bytes(self) -> Vec<u8> {
+    fn numbers(self) -> impl Iterator<Item = u64> {
         [
             self.evicted_chunks,
             self.limiter_inserted,
@@ -169,8 +162,10 @@ impl TableState {
         ]
         .into_iter()
         .chain(self.counters)
-        .flat_map(u64::to_le_bytes)
-        .collect()
+    }
+
+    pub fn to_bytes(self) -> Vec<u8> {
+        self.numbers().flat_map(u64::to_le_bytes).collect()
     }
 
     pub fn from_bytes(mut body: Bytes) -> Result<Self, String> {
