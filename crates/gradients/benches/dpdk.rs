@@ -132,7 +132,9 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
             deadline: PATIENCE,
             asynchronous: None,
         };
-        let ticket = aggregator.join(&request, None).expect("there is room");
+        let ticket = aggregator
+            .join(&request, None, None)
+            .expect("there is room");
         let from: SocketAddrV4 = GENERATOR.parse().expect("an address");
         let from = SocketAddrV4::new(*from.ip(), from.port() + worker);
         let route = HeaderTemplate::new((from, generator.mac), (config.address, mac));

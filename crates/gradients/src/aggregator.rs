@@ -51,6 +51,7 @@ pub struct Aggregator {
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
+    /// Counters without those of the jobs.
     counters: AggregatorCounters,
 }
 
@@ -67,7 +68,10 @@ impl Aggregator {
 
     /// Datagrams and sums so far.
     pub fn counters(&self) -> AggregatorCounters {
-        self.counters
+        let mut all = self.counters;
+        let jobs = self.jobs.iter().flatten();
+        jobs.for_each(|job| all += job.counters);
+        all
     }
 
     /// Number of jobs.
@@ -94,38 +98,13 @@ impl Aggregator {
         self.jobs.iter().position(named)
     }
 
-    /// Adds a worker to a job, which the first worker creates. The caller has authenticated it. It replaces a member with its number. A
-    /// job with workers of other aggregators is created with a `parent`.
+    /// Adds a worker to a job, or a rack: an aggregator that sends sums of `rack` workers. The first one creates the job, with a `parent` if
+    /// it has workers of other aggregators. The caller has authenticated the worker. It replaces a member with its number.
     ///
     /// # Errors
-    /// [`Error::Config`] for invalid settings, or settings that differ from those of the other workers; [`Error::TooLarge`] if there are
-    /// too many jobs, or an asynchronous job needs too much memory.
+    /// [`Error::Config`] for invalid settings, settings that differ from those of the other workers, or racks whose workers do not add up to
+    /// those of the job; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
     pub fn join<T: Transmit>(
-        &mut self,
-        now: Instant,
-        request: &JoinJob,
-        parent: Option<ParentAggregator>,
-        out: &mut T,
-    ) -> Result<Ticket> {
-        self.admit(now, request, None, parent, out)
-    }
-
-    /// Adds a rack to a job: an aggregator that sends sums of `below` workers.
-    ///
-    /// # Errors
-    /// Errors of [`Aggregator::join`]; [`Error::Config`] if the workers of all racks do not add up to those of the job.
-    pub fn join_rack<T: Transmit>(
-        &mut self,
-        now: Instant,
-        request: &JoinJob,
-        below: u32,
-        parent: Option<ParentAggregator>,
-        out: &mut T,
-    ) -> Result<Ticket> {
-        self.admit(now, request, Some(below), parent, out)
-    }
-
-    fn admit<T: Transmit>(
         &mut self,
         now: Instant,
         request: &JoinJob,
@@ -163,7 +142,7 @@ impl Aggregator {
         job.last_heard = now;
         job.retry_parent(now, out);
         let window = job.window;
-        let (replaced, round) = job.admit(request.worker, member, &mut self.counters, out);
+        let (replaced, round) = job.admit(request.worker, member, out);
         if let Some(replaced) = replaced {
             self.sessions.remove(replaced);
         }
@@ -268,7 +247,7 @@ impl Aggregator {
         if let Some(SessionOwner { job: index, worker }) = self.sessions.remove(session)
             && let Some(job) = &mut self.jobs[index as usize]
         {
-            job.leave(worker, &mut self.counters, out);
+            job.leave(worker, out);
             if job.joined() == 0 {
                 self.forget(index as usize, out);
             }
@@ -280,14 +259,16 @@ impl Aggregator {
         if let Some(index) = self.job_of_parent(session)
             && let Some(job) = &mut self.jobs[index]
         {
-            job.lose_parent(&mut self.counters, out);
+            job.lose_parent(out);
         }
     }
 
     fn forget<T: Transmit>(&mut self, index: usize, out: &mut T) {
-        let job = self.jobs[index].take();
-        if let Some(parent) = job.and_then(|job| job.parent) {
-            parent.send(PacketKind::Leave, 0, 0, &parent.key, out);
+        if let Some(job) = self.jobs[index].take() {
+            self.counters += job.counters;
+            if let Some(parent) = job.parent {
+                parent.send(PacketKind::Leave, 0, 0, &parent.key, out);
+            }
         }
         self.sessions.remove_job(index);
     }
@@ -324,7 +305,7 @@ impl Aggregator {
             PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents => {
                 member.last_heard = now;
                 job.last_heard = now;
-                job.contribute(now, owner.worker, header, body, &mut self.counters, out);
+                job.contribute(now, owner.worker, header, body, out);
             }
             _ => self.receive_other(now, owner, from, header, body, out),
         }
@@ -356,7 +337,7 @@ impl Aggregator {
         job.last_heard = now;
         let counters = &mut self.counters;
         match header.kind {
-            PacketKind::Help => job.answer_query(worker, header, counters, out),
+            PacketKind::Help => job.answer_query(worker, header, out),
             PacketKind::Leave
             | PacketKind::Reset
             | PacketKind::SetH
@@ -368,7 +349,7 @@ impl Aggregator {
                     job.send_ack(worker, 0, 0, &ack, out);
                     self.leave(header.session, out);
                 }
-                Some(argument) => job.control(worker, header, argument, counters, out),
+                Some(argument) => job.control(worker, header, argument, out),
             },
             _ => counters.malformed += 1,
         }
@@ -386,7 +367,7 @@ impl Aggregator {
         let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
             Some(job) if job.parent.as_ref().is_some_and(|p| p.address == from) => {
-                job.receive_from_parent(now, header, body, &mut self.counters, out);
+                job.receive_from_parent(now, header, body, out);
             }
             _ => self.counters.strangers += 1,
         }
@@ -441,7 +422,7 @@ impl Aggregator {
             let Some(job) = &mut self.jobs[index] else {
                 continue;
             };
-            job.expire(now, &mut self.counters, out);
+            job.expire(now, out);
             if now.saturating_duration_since(job.last_heard) >= self.limits.idle {
                 self.forget(index, out);
             }

@@ -1,16 +1,4 @@
-//! Session of an asynchronous worker: workers do not wait for each other, and every worker takes the same sequence of means.
-//!
-//! Update `r` is the mean of the first H contributions to round `r`, segment by segment. The index of a worker is the update that its weights
-//! are of. A worker sends each segment of a gradient to the first round whose sum it does not have. If that round completes without the
-//! segment, it goes into the next one; if the weights of the gradient would then be more than S updates old, it is dropped. So no
-//! contribution older than S updates is counted, and each is counted once, as the sum says whose contributions are in it.
-//!
-//! Segments complete independently, so one segment of a gradient may be in a sum while another missed that round and waits in the next one for
-//! other workers, whose segments may wait for it in turn. To avoid a deadlock, segments that wait at the aggregator do not keep a worker
-//! from its next gradient: those segments of the next gradient go into the round after that.
-//!
-//! The aggregator keeps S + 1 sums of each segment. A worker that needs an older one fails with [`Error::Behind`], pulls the weights of a later
-//! update, and continues with [`AsynchronousSession::restart`].
+//! Session of an asynchronous worker.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -45,7 +33,20 @@ pub struct Contributions {
     pub restarts: u64,
 }
 
-/// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure.
+/// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure. Workers do not wait for each other, and every
+/// worker takes the same sequence of means.
+///
+/// Update `r` is the mean of the first H contributions to round `r`, segment by segment. The index of a worker is the update that its weights
+/// are of. A worker sends each segment of a gradient to the first round whose sum it does not have. If that round completes without the
+/// segment, it goes into the next one; if the weights of the gradient would then be more than S updates old, it is dropped. So no
+/// contribution older than S updates is counted, and each is counted once, as the sum says whose contributions are in it.
+///
+/// Segments complete independently, so one segment of a gradient may be in a sum while another missed that round and waits in the next one for
+/// other workers, whose segments may wait for it in turn. To avoid a deadlock, segments that wait at the aggregator do not keep a worker
+/// from its next gradient: those segments of the next gradient go into the round after that.
+///
+/// The aggregator keeps S + 1 sums of each segment. A worker that needs an older one fails with [`Error::Behind`], pulls the weights of a later
+/// update, and continues with [`AsynchronousSession::restart`].
 pub struct AsynchronousSession {
     session: WorkerSession,
     /// Number of the worker.

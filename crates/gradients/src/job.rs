@@ -51,7 +51,7 @@ pub struct Member {
     pub last_heard: Instant,
 }
 
-/// State of a job. Its methods count in `counters`, and send through `out`.
+/// State of a job.
 pub struct Job {
     /// Its name.
     pub name: String,
@@ -67,6 +67,8 @@ pub struct Job {
     pub below: u32,
     /// Most segments in flight.
     pub window: u32,
+    /// Counters of its datagrams and segments.
+    pub counters: AggregatorCounters,
     threshold: u32,
     slots: SegmentTable,
     /// Newest round with a contribution.
@@ -115,6 +117,7 @@ impl Job {
             parent: None,
             below: settings.world,
             window,
+            counters: AggregatorCounters::default(),
             threshold: threshold.into(),
             slots: SegmentTable::new(entries, depth, settings.segment_bytes(), now),
             newest: first - 1,
@@ -196,7 +199,6 @@ impl Job {
         &mut self,
         worker: u16,
         member: Member,
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) -> (Option<u32>, u64) {
         let state = &mut self.members[usize::from(worker)];
@@ -213,12 +215,8 @@ impl Job {
                 None => self.reset(self.newest + control::RESET_DISTANCE, &text, out),
                 // The first round after a reset is the parent's choice.
                 Some(_) => {
-                    let text = format!("{text}; reset the job");
-                    let halted = Ack {
-                        text,
-                        ..Ack::new(Status::Halted, PacketKind::Join)
-                    };
-                    self.fail(halted, counters, out);
+                    let halted = Ack::new(Status::Halted, PacketKind::Join);
+                    self.fail(halted.with_text(text + "; reset the job"), out);
                 }
             }
         }
@@ -226,15 +224,9 @@ impl Job {
     }
 
     /// Answers a status query: with the sum, with a request for the contribution, or with the members that are missing.
-    pub fn answer_query<T: Transmit>(
-        &mut self,
-        worker: u16,
-        header: PacketHeader,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
-        counters.helped += 1;
-        let Some(id) = self.check_segment(worker, header, counters, out) else {
+    pub fn answer_query<T: Transmit>(&mut self, worker: u16, header: PacketHeader, out: &mut T) {
+        self.counters.helped += 1;
+        let Some(id) = self.check_segment(worker, header, out) else {
             return;
         };
         let index = match self.slots.find(id) {
@@ -247,42 +239,26 @@ impl Job {
         };
         let slot = self.slots.slot(index);
         let counted = slot.counted;
+        let mut waiting = Ack::new(Status::Waiting, PacketKind::Help);
         match slot.state {
-            SegmentState::Complete => self.send_sum(worker..worker + 1, index, out),
-            _ if counted & 1 << worker == 0 => self.request_contribution(worker, id, out),
+            SegmentState::Complete => return self.send_sum(worker..worker + 1, index, out),
+            _ if counted & 1 << worker == 0 => return self.request_contribution(worker, id, out),
             SegmentState::AwaitingParent => {
                 self.query_parent(index, out);
-                let waiting = Ack {
-                    text: self.describe_parent(id.round),
-                    ..Ack::new(Status::Waiting, PacketKind::Help)
-                };
-                self.reply(worker, header, waiting, out);
+                waiting.text = self.describe_parent(id.round);
             }
             _ => {
-                let missing = self.all_members() & !counted;
-                let waiting = Ack {
-                    missing,
-                    // This query is the last datagram, so its arrival is the present.
-                    text: self.describe(missing, self.last_heard),
-                    ..Ack::new(Status::Waiting, PacketKind::Help)
-                };
-                self.reply(worker, header, waiting, out);
+                waiting.missing = self.all_members() & !counted;
+                // This query is the last datagram, so its arrival is the present.
+                waiting.text = self.describe(waiting.missing, self.last_heard);
             }
         }
+        self.reply(worker, header, waiting, out);
     }
 
     /// Asks a member for a missing contribution.
-    fn request_contribution<T: Transmit>(&mut self, worker: u16, id: SegmentId, out: &mut T) {
-        let Some(Member {
-            address: Some(address),
-            session,
-            ..
-        }) = self.member(worker)
-        else {
-            return;
-        };
-        let header = PacketHeader::new(PacketKind::Help, *session, id.round, id.segment);
-        out.send(*address, &header.encode(), &[]);
+    fn request_contribution<T: Transmit>(&self, worker: u16, id: SegmentId, out: &mut T) {
+        self.send(PacketKind::Help, worker, id, &[], out);
     }
 
     /// Answers the datagram with `header`.
@@ -306,14 +282,24 @@ impl Job {
         ack: &Ack,
         out: &mut T,
     ) {
-        if let MemberState::Joined(Member {
-            address: Some(address),
-            session,
-            ..
-        }) = &self.members[usize::from(worker)]
+        let id = SegmentId { round, segment };
+        self.send(PacketKind::Ack, worker, id, &ack.encode(), out);
+    }
+
+    /// Sends a datagram to a member with a validated address.
+    fn send<T: Transmit>(
+        &self,
+        kind: PacketKind,
+        worker: u16,
+        id: SegmentId,
+        body: &[u8],
+        out: &mut T,
+    ) {
+        if let Some(member) = self.members[usize::from(worker)].member()
+            && let Some(address) = member.address
         {
-            let header = PacketHeader::new(PacketKind::Ack, *session, round, segment);
-            out.send(*address, &header.encode(), &ack.encode());
+            let header = PacketHeader::new(kind, member.session, id.round, id.segment);
+            out.send(address, &header.encode(), body);
         }
     }
 

@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
-use gradients::aggregator_transport::AggregatorTransport;
-use gradients::gathering::PendingRacks;
 use gradients::settings::{self, JobSettings};
-use gradients::{AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator, Ticket};
+use gradients::{
+    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
+    PendingRacks, Ticket,
+};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
@@ -123,7 +124,7 @@ impl Aggregators {
     /// Adds a worker to a job, or a rack with `below` workers.
     ///
     /// # Errors
-    /// Errors of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
+    /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Gradients`] if the parent refuses.
     pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<JoinOutcome> {
         settings::check(request)?;
         let requested = request;
@@ -159,10 +160,7 @@ impl Aggregators {
             }
         }
         let has_parent = parent.is_some();
-        let ticket = match below {
-            None => aggregator.join(&request, parent)?,
-            Some(below) => aggregator.join_rack(&request, below, parent)?,
-        };
+        let ticket = aggregator.join(&request, below, parent)?;
         joins.racks.remove(&request.job);
         if has_parent && let Some(session) = joins.sessions.get_mut(&request.job) {
             session.state = SessionState::InUse;

@@ -3,14 +3,14 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`frame`] | Ethernet, IPv4, UDP and ARP headers |
-//! | [`checksum`] | checksum of IPv4 and UDP |
-//! | [`neighbours`] | ARP table |
+//! | `checksum` | checksum of IPv4 and UDP |
+//! | `neighbours` | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
 //! | [`device`] | devices, their queues, packets |
-//! | [`interface`] | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
+//! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
 //! | [`cores`] | cores of the machine |
-//! | [`aggregator`] | aggregators, one for each thread |
-//! | [`worker`] | transport of a worker |
+//! | `aggregator` | aggregators, one for each thread |
+//! | `worker` | transport of a worker |
 //!
 //! # Received frames
 //!
@@ -25,15 +25,15 @@
 //! distributes flows (RSS) if it can. A core that receives a datagram for another core's port hands it over by a queue in memory. The
 //! first core receives all frames of a device with one queue, and hands over what is for the others.
 
-pub mod aggregator;
-pub mod checksum;
+mod aggregator;
+mod checksum;
 pub mod cores;
 pub mod device;
 pub mod eal;
 pub mod frame;
-pub mod interface;
-pub mod neighbours;
-pub mod worker;
+mod interface;
+mod neighbours;
+mod worker;
 
 use std::sync::Arc;
 use std::thread;

@@ -14,7 +14,6 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use super::{Job, MemberState};
-use crate::counters::AggregatorCounters;
 use crate::packet::{Ack, Status};
 use crate::segments::{SegmentSlot, SegmentState};
 use crate::settings::role;
@@ -22,12 +21,7 @@ use crate::{ParentAggregator, Transmit};
 
 impl Job {
     /// Fails the job if a segment has waited too long.
-    pub fn expire<T: Transmit>(
-        &mut self,
-        now: Instant,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
+    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         self.retry_parent(now, out);
         let due = self.first_due().filter(|(due, _)| *due <= now);
         let Some(slot) = due.map(|(_, slot)| *slot) else {
@@ -46,7 +40,7 @@ impl Job {
             text: format!("round {} waited {waited} ms for {whom}", slot.id.round),
             ..Ack::new(Status::Failed, slot.kind)
         };
-        self.fail(failed, counters, out);
+        self.fail(failed, out);
     }
 
     /// Time at which [`Job::expire`] may have something to do.
@@ -124,13 +118,8 @@ impl Job {
     }
 
     /// Suspends the job here and at the parent.
-    pub(super) fn fail<T: Transmit>(
-        &mut self,
-        reason: Ack,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
-        counters.failed += 1;
+    pub(super) fn fail<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
+        self.counters.failed += 1;
         let round = self.next_round();
         if let Some(parent) = &mut self.parent {
             // The arrival of the last datagram stands in for the present. If it is long ago, the first retry is only earlier.

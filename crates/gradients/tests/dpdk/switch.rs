@@ -114,7 +114,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
         let at = aggregator.address();
         let join = |number| {
             let request = request("job", number, 2);
-            let ticket = aggregator.join(&request, None).unwrap();
+            let ticket = aggregator.join(&request, None, None).unwrap();
             (request, ticket)
         };
         let (near, far) = (join(0), join(1));

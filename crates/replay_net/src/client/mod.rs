@@ -36,8 +36,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use crate::stack::Address;
-use ::gradients::JoinJob;
-use ::gradients::aggregator_transport::DpdkConfig;
+use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;

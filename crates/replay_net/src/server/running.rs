@@ -18,7 +18,7 @@ use crate::client::connection::Dialer;
 use crate::config::ServerConfig;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
-use gradients::aggregator_transport::{dpdk_aggregators, udp_aggregators};
+use gradients::{dpdk_aggregators, udp_aggregators};
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 
