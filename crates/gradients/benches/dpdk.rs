@@ -116,7 +116,8 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
         cores: vec![used.receiving],
         idle_sleep: Duration::ZERO,
     };
-    let aggregator = DpdkAggregator::start(&config, limits).expect("a memif");
+    let aggregators = DpdkAggregator::start_all(&config, limits).expect("a memif");
+    let aggregator = &aggregators[0];
     let mut generator = TrafficGenerator::new(&client, used.generating);
     let mac = generator.find(*config.address.ip());
     let mut templates = Vec::new();

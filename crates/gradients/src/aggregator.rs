@@ -175,7 +175,9 @@ impl Aggregator {
             });
         };
         // A segment in flight needs an entry at the parent, too.
-        let window = parent.as_ref().map_or(u32::MAX, |parent| parent.window);
+        let window = parent
+            .as_ref()
+            .map_or(u32::MAX, |parent| parent.ticket.window);
         let window = self.limits.window.min(window);
         let (entries, depth) = settings.table_size(window);
         let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
@@ -205,13 +207,15 @@ impl Aggregator {
             )));
         }
         if let Some(parent) = &parent
-            && self.is_used(parent.session)
+            && self.is_used(parent.ticket.session)
         {
             return Err(Error::Refused(
                 "the session number that the parent drew is in use here: join again".into(),
             ));
         }
-        let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.round);
+        let first = parent
+            .as_ref()
+            .map_or(FIRST_ROUND, |parent| parent.ticket.round);
         let mut job = Job::new(&request.job, settings, window, first, now);
         job.below = below;
         job.parent = parent;
@@ -238,7 +242,7 @@ impl Aggregator {
         let mut jobs = self.jobs.iter();
         jobs.position(|job| {
             let parent = job.as_ref().and_then(|job| job.parent.as_ref());
-            parent.is_some_and(|parent| parent.session == session)
+            parent.is_some_and(|parent| parent.ticket.session == session)
         })
     }
 
@@ -267,7 +271,7 @@ impl Aggregator {
         if let Some(job) = self.jobs[index].take() {
             self.counters += job.counters;
             if let Some(parent) = job.parent {
-                parent.send(PacketKind::Leave, 0, 0, &parent.key, out);
+                parent.send(PacketKind::Leave, 0, 0, &parent.ticket.key, out);
             }
         }
         self.sessions.remove_job(index);
@@ -297,44 +301,39 @@ impl Aggregator {
         let Some(member) = job.member(owner.worker) else {
             return;
         };
-        if member.address != Some(from) && header.kind != PacketKind::Join {
+        if header.kind == PacketKind::Join {
+            return self.validate_path(now, owner, from, body, out);
+        }
+        if member.address != Some(from) {
             self.counters.strangers += 1;
             return;
         }
+        member.last_heard = now;
+        job.last_heard = now;
         match header.kind {
             PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents => {
-                member.last_heard = now;
-                job.last_heard = now;
                 job.contribute(now, owner.worker, header, body, out);
             }
-            _ => self.receive_other(now, owner, from, header, body, out),
+            _ => self.receive_other(owner, header, body, out),
         }
     }
 
-    /// Handles a member's datagram that is not a contribution.
+    /// Handles a member's datagram that is neither a contribution nor path validation.
     #[cold]
     fn receive_other<T: Transmit>(
         &mut self,
-        now: Instant,
         owner: SessionOwner,
-        from: SocketAddr,
         header: PacketHeader,
         body: &[u8],
         out: &mut T,
     ) {
-        let (index, worker) = (owner.job as usize, owner.worker);
-        if header.kind == PacketKind::Join {
-            return self.validate_path(now, index, worker, from, body, out);
-        }
-        let Some(job) = &mut self.jobs[index] else {
+        let worker = owner.worker;
+        let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
         };
-        let Some(member) = job.member(worker) else {
+        let Some(key) = job.member(worker).map(|member| member.key) else {
             return;
         };
-        let key = member.key;
-        member.last_heard = now;
-        job.last_heard = now;
         let counters = &mut self.counters;
         match header.kind {
             PacketKind::Help => job.answer_query(worker, header, out),
@@ -374,20 +373,20 @@ impl Aggregator {
     }
 
     /// Sends a cookie to the address that a member's datagram came from, and accepts the address when the cookie comes back from there.
+    #[cold]
     fn validate_path<T: Transmit>(
         &mut self,
         now: Instant,
-        index: usize,
-        worker: u16,
+        owner: SessionOwner,
         from: SocketAddr,
         body: &[u8],
         out: &mut T,
     ) {
-        let Some(job) = &mut self.jobs[index] else {
+        let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
         };
         let next = job.next_round();
-        let Some(member) = job.member(worker) else {
+        let Some(member) = job.member(owner.worker) else {
             return;
         };
         let Some(returned) = body.strip_prefix(&member.key) else {
@@ -401,7 +400,7 @@ impl Aggregator {
             member.address = Some(from);
             member.last_heard = now;
             let ack = Ack::new(Status::Done, PacketKind::Join);
-            return job.send_ack(worker, next, 0, &ack, out);
+            return job.send_ack(owner.worker, next, 0, &ack, out);
         }
         let cookie = match sent {
             Some((_, cookie)) => cookie,

@@ -8,30 +8,12 @@ use super::arithmetic;
 use super::packet::{Ack, PacketHeader, PacketKind, Status};
 use super::round::worker_numbers;
 use super::worker::{Exchange, WorkerSession};
-use super::{Error, JoinJob, Result, Transmit};
+use super::{Contributions, Error, JoinJob, Result, Transmit};
 
 /// Most segments queried at a time, the oldest first.
 const MAX_QUERIES: usize = 16;
 /// Time between two queries of a worker without contributions in flight, for sums of others.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
-
-/// Counts of a worker's gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Contributions {
-    /// Gradients accepted by `offer`.
-    pub offered: u64,
-    /// Gradients with all segments in sums. A segment in flight at a restart, or left to the aggregator, may be counted for the next
-    /// gradient.
-    pub counted: u64,
-    /// Gradients of which at least one segment exceeded the staleness bound.
-    pub dropped: u64,
-    /// Segments that missed a round and went into a later one.
-    pub late_segments: u64,
-    /// Dropped segments.
-    pub dropped_segments: u64,
-    /// Restarts of a worker that was too far behind.
-    pub restarts: u64,
-}
 
 /// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure. Workers do not wait for each other, and every
 /// worker takes the same sequence of means.
@@ -49,7 +31,6 @@ pub struct Contributions {
 /// update, and continues with [`AsynchronousSession::restart`].
 pub struct AsynchronousSession {
     session: WorkerSession,
-    /// Number of the worker.
     number: u16,
     values: usize,
     staleness: u64,
@@ -69,7 +50,7 @@ pub struct AsynchronousSession {
     /// Segments not yet sent to their present round.
     unsent: VecDeque<u32>,
     /// Segments sent to their present round, the oldest first.
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<SentSegment>,
     contributions: Contributions,
     deadline: Duration,
     /// Time of the first datagram without an answer.
@@ -94,7 +75,18 @@ struct SegmentProgress {
     held: bool,
 }
 
-struct InFlight {
+impl SegmentProgress {
+    /// A segment of the weights of update `index`.
+    fn after(index: u64) -> Self {
+        SegmentProgress {
+            round: index + 1,
+            pending: false,
+            held: false,
+        }
+    }
+}
+
+struct SentSegment {
     segment: u32,
     sent: Instant,
     next_query: Instant,
@@ -133,14 +125,7 @@ impl AsynchronousSession {
             last,
             index,
             means: (0..=settings.staleness).map(|_| mean()).collect(),
-            segments: vec![
-                SegmentProgress {
-                    round: index + 1,
-                    pending: false,
-                    held: false,
-                };
-                segments
-            ],
+            segments: vec![SegmentProgress::after(index); segments],
             gradient: vec![0.0; values],
             gradient_index: 0,
             unresolved: 0,
@@ -251,11 +236,7 @@ impl AsynchronousSession {
         self.unsent.clear();
         self.in_flight.clear();
         self.index = index;
-        self.segments.fill(SegmentProgress {
-            round: index + 1,
-            pending: false,
-            held: false,
-        });
+        self.segments.fill(SegmentProgress::after(index));
         for mean in &mut self.means {
             mean.missing = self.segments.len();
         }
@@ -418,7 +399,7 @@ impl AsynchronousSession {
             }
             self.send(now, segment, out);
             unacknowledged += 1;
-            self.in_flight.push_back(InFlight {
+            self.in_flight.push_back(SentSegment {
                 segment,
                 sent: now,
                 next_query: now + self.session.window.timeout(0),
@@ -438,41 +419,28 @@ impl AsynchronousSession {
         }
         if self.next_probe <= now {
             self.next_probe = now + PROBE_EVERY;
-            self.query_oldest_round(now, out);
-            self.query_held_segments(now, out);
+            for segment in self.segments_to_probe() {
+                self.query(now, segment, out);
+            }
         }
     }
 
-    /// Queries sums with segments of the previous gradient, which may have been lost.
-    fn query_held_segments<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let is_held = |segment: &SegmentProgress| {
-            segment.held && segment.pending && self.mean_index(segment.round).is_some()
-        };
-        let segments = (0..).zip(&self.segments);
-        let held = segments.filter(|(_, segment)| is_held(segment));
-        let held: Vec<u32> = held.map(|(number, _)| number).take(MAX_QUERIES).collect();
-        for segment in held {
-            self.query(now, segment, out);
-        }
-    }
-
-    /// Queries sums of the oldest missing round, which may have been lost. Without segments in flight no later sum shows the loss.
-    fn query_oldest_round<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let oldest = self.segments.iter().map(|segment| segment.round).min();
-        let newest = self.segments.iter().map(|segment| segment.round).max();
-        let Some(round) = oldest.filter(|&round| self.mean_index(round).is_some()) else {
-            return;
-        };
+    /// Segments whose sums may have been lost, although none is in flight that a later sum would show to be overtaken: first the oldest missing
+    /// round, then segments of the previous gradient.
+    fn segments_to_probe(&self) -> Vec<u32> {
+        let rounds = self.segments.iter().map(|segment| segment.round);
+        let (oldest, newest) = (rounds.clone().min(), rounds.max());
         let most = if oldest == newest { 1 } else { MAX_QUERIES };
-        let lagging = self.segments.iter().enumerate();
-        let lagging = lagging.filter(|(_, segment)| segment.round == round);
-        let lagging: Vec<u32> = lagging
-            .map(|(number, _)| number as u32)
-            .take(most)
-            .collect();
-        for segment in lagging {
-            self.query(now, segment, out);
-        }
+        let untaken = |segment: &SegmentProgress| self.mean_index(segment.round).is_some();
+        let segments = || {
+            (0..)
+                .zip(&self.segments)
+                .filter(|(_, segment)| untaken(segment))
+        };
+        let lagging = segments().filter(|(_, segment)| Some(segment.round) == oldest);
+        let held = segments().filter(|(_, segment)| segment.held && segment.pending);
+        let probed = lagging.take(most).chain(held.take(MAX_QUERIES));
+        probed.map(|(number, _)| number).collect()
     }
 
     fn query<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {

@@ -3,14 +3,14 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type};
 
 use super::Transmit;
 
@@ -62,7 +62,6 @@ struct ReceivedBatch {
 }
 
 impl UdpReceiver {
-    /// Receives from `socket`.
     pub fn new(socket: Arc<UdpSocket>) -> Self {
         // Without GRO datagrams arrive one by one.
         if let Err(error) = enable_gro(&socket) {
@@ -117,8 +116,7 @@ impl UdpReceiver {
     }
 
     fn take(&mut self) -> io::Result<usize> {
-        let mut names =
-            [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCHES_PER_CALL];
+        let mut names: [_; BATCHES_PER_CALL] = std::array::from_fn(|_| SockAddrStorage::zeroed());
         // SAFETY: all zeros is a valid iovec and a valid mmsghdr: null pointers and lengths of 0.
         let mut vectors: [libc::iovec; BATCHES_PER_CALL] = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
@@ -130,8 +128,8 @@ impl UdpReceiver {
             vectors[i].iov_len = buffer.len();
             message.msg_hdr.msg_control = controls[i].as_mut_ptr().cast();
             message.msg_hdr.msg_controllen = size_of::<ControlBuffer>();
-            message.msg_hdr.msg_name = names[i].as_mut_ptr().cast();
-            message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
+            message.msg_hdr.msg_name = ptr::from_mut(&mut names[i]).cast();
+            message.msg_hdr.msg_namelen = names[i].size_of();
             message.msg_hdr.msg_iov = &mut vectors[i];
             message.msg_hdr.msg_iovlen = 1;
         }
@@ -150,11 +148,11 @@ impl UdpReceiver {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             taken => taken?,
         };
-        for (message, name) in messages[..taken].iter().zip(&names) {
-            // SAFETY: it was zeroed, so it is initialised whatever the kernel wrote.
-            let name = unsafe { name.assume_init_ref() };
+        for (message, name) in messages[..taken].iter().zip(names) {
+            // SAFETY: it was zeroed, and the kernel has written an address of this length.
+            let name = unsafe { SockAddr::new(name, message.msg_hdr.msg_namelen) };
             // The kernel gives no address of another family; such a datagram would count as empty.
-            let from = socket_address(name);
+            let from = name.as_socket();
             let bytes = from.map_or(0, |_| message.msg_len as usize);
             self.received.push(ReceivedBatch {
                 from: from.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()),
@@ -210,26 +208,6 @@ fn none_if_interrupted(result: isize) -> io::Result<usize> {
     }
 }
 
-fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    let name_at: *const libc::sockaddr_storage = name;
-    match name.ss_family.into() {
-        libc::AF_INET => {
-            // SAFETY: the family says that it is a `sockaddr_in`, and the storage is large enough and aligned for every family.
-            let name = unsafe { &*name_at.cast::<libc::sockaddr_in>() };
-            let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
-            Some((ip, u16::from_be(name.sin_port)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above, for `sockaddr_in6`.
-            let name = unsafe { &*name_at.cast::<libc::sockaddr_in6>() };
-            let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
-            let port = u16::from_be(name.sin6_port);
-            Some(SocketAddrV6::new(ip, port, 0, name.sin6_scope_id).into())
-        }
-        _ => None,
-    }
-}
-
 /// Send side of a socket.
 pub struct UdpSender {
     socket: Arc<UdpSocket>,
@@ -267,7 +245,6 @@ impl GsoBatch {
 }
 
 impl UdpSender {
-    /// Sends from `socket`.
     pub fn new(socket: Arc<UdpSocket>) -> Self {
         UdpSender {
             socket,
@@ -279,7 +256,10 @@ impl UdpSender {
         }
     }
 
-    /// Sends queued datagrams.
+    pub fn socket(&self) -> &Arc<UdpSocket> {
+        &self.socket
+    }
+
     pub fn flush(&mut self) {
         let mut batches = std::mem::take(&mut self.batches);
         let mut left = batches.as_slice();

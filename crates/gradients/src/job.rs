@@ -16,9 +16,7 @@ use super::{Error, ParentAggregator, Result, Transmit};
 
 /// Entry of the membership table.
 pub enum MemberState {
-    /// No member has joined with this number.
     NeverJoined,
-    /// A member.
     Joined(Member),
     /// The member with this name has left.
     Left(String),
@@ -37,7 +35,6 @@ impl MemberState {
 pub struct Member {
     /// Display name.
     pub name: String,
-    /// Session number, in the header of its datagrams.
     pub session: u32,
     /// Secret, in the body of its controls.
     pub key: SessionKey,
@@ -53,7 +50,6 @@ pub struct Member {
 
 /// State of a job.
 pub struct Job {
-    /// Its name.
     pub name: String,
     /// Settings of the first member, which all others share.
     pub settings: JobSettings,
@@ -61,13 +57,11 @@ pub struct Job {
     pub members: Vec<MemberState>,
     /// Arrival of any member's last datagram.
     pub last_heard: Instant,
-    /// Parent of this aggregator.
     pub parent: Option<ParentAggregator>,
     /// Workers in a complete sum of this aggregator.
     pub below: u32,
     /// Most segments in flight.
     pub window: u32,
-    /// Counters of its datagrams and segments.
     pub counters: AggregatorCounters,
     threshold: u32,
     slots: SegmentTable,
@@ -127,7 +121,6 @@ impl Job {
         }
     }
 
-    /// Its statistics.
     pub fn status(&self) -> JobStatus {
         let halted = self.halted.as_ref().map(|ack| ack.text.clone());
         JobStatus {
@@ -141,7 +134,6 @@ impl Job {
         }
     }
 
-    /// The member with a number.
     pub fn member(&mut self, worker: u16) -> Option<&mut Member> {
         match self.members.get_mut(usize::from(worker)) {
             Some(MemberState::Joined(member)) => Some(member),
@@ -256,12 +248,10 @@ impl Job {
         self.reply(worker, header, waiting, out);
     }
 
-    /// Asks a member for a missing contribution.
     fn request_contribution<T: Transmit>(&self, worker: u16, id: SegmentId, out: &mut T) {
         self.send(PacketKind::Help, worker, id, &[], out);
     }
 
-    /// Answers the datagram with `header`.
     fn reply<T: Transmit>(&self, worker: u16, header: PacketHeader, ack: Ack, out: &mut T) {
         let round = header.round_near(self.newest).unwrap_or(self.newest);
         self.send_ack(worker, round, header.segment, &ack, out);

@@ -38,7 +38,7 @@ pub struct Round<'a> {
     /// First segment that has not been sent.
     next: u32,
     /// Segments from the oldest one without a sum to `next`.
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<SegmentInFlight>,
     /// Segments in flight without a sum.
     waiting: usize,
     min_workers: u32,
@@ -54,7 +54,7 @@ pub struct Round<'a> {
     finished: bool,
 }
 
-struct InFlight {
+struct SegmentInFlight {
     sent: Instant,
     next_query: Instant,
     queries: u32,
@@ -309,7 +309,7 @@ impl<'a> Round<'a> {
             self.send(self.next, out);
             self.next += 1;
             self.waiting += 1;
-            self.in_flight.push_back(InFlight {
+            self.in_flight.push_back(SegmentInFlight {
                 sent: now,
                 next_query: now + self.session.window.timeout(0),
                 queries: 0,
@@ -319,7 +319,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn oldest_waiting(&self) -> impl Iterator<Item = (usize, &InFlight)> {
+    fn oldest_waiting(&self) -> impl Iterator<Item = (usize, &SegmentInFlight)> {
         let waiting = self.in_flight.iter().enumerate();
         waiting.filter(|(_, at)| !at.has_sum).take(MAX_QUERIES)
     }

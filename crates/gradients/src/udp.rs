@@ -135,7 +135,6 @@ fn is_due(deadline: Instant, now: Instant, is_full: bool) -> bool {
 pub struct UdpTransport {
     receiver: UdpReceiver,
     sender: UdpSender,
-    socket: Arc<UdpSocket>,
 }
 
 impl UdpTransport {
@@ -152,13 +151,12 @@ impl UdpTransport {
             datagrams::bind(any).map_err(Error::io("cannot bind a UDP socket for gradients"))?;
         Ok(UdpTransport {
             receiver: UdpReceiver::new(socket.clone()),
-            sender: UdpSender::new(socket.clone()),
-            socket,
+            sender: UdpSender::new(socket),
         })
     }
 
     pub(super) fn socket(&self) -> &Arc<UdpSocket> {
-        &self.socket
+        self.sender.socket()
     }
 }
 

@@ -62,61 +62,39 @@ impl CoreState {
 }
 
 impl DpdkAggregator {
-    /// Opens the devices and starts one aggregator, with one thread.
-    ///
-    /// # Errors
-    /// Errors of [`DpdkAggregator::start_all`]; [`Error::Config`] for more than one thread.
-    pub fn start(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Self> {
-        let mut all = Self::start_all(config, limits)?;
-        match (all.pop(), all.is_empty()) {
-            (Some(one), true) => Ok(one),
-            _ => Err(Error::Config(format!(
-                "one aggregator has one thread, not {}: start all of them together",
-                config.threads
-            ))),
-        }
-    }
-
     /// Opens the devices and starts an aggregator for each thread.
     ///
     /// # Errors
     /// [`Error::Config`] for a configuration, a device or a core that cannot be used.
     pub fn start_all(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<Self>> {
-        let OpenDevices {
-            interface,
-            pool,
-            devices,
-            queues,
-        } = OpenDevices::new(config)?;
-        if let [first, second] = devices.as_slice() {
+        let mut opened = OpenDevices::new(config)?;
+        if let [first, second] = opened.devices.as_slice() {
             first.enable_promiscuous()?;
             second.enable_promiscuous()?;
         }
         let core = |number| CoreState {
-            address: interface.at(number).into(),
+            address: opened.interface.at(number).into(),
             aggregator: Mutex::new(Aggregator::new(limits)),
             frames: Mutex::default(),
             handed_over: ArrayQueue::new(HANDOVER_QUEUE),
             outgoing: SegQueue::new(),
         };
         let shared = Arc::new(SharedCores {
-            cores: (0..interface.ports).map(core).collect(),
+            cores: (0..opened.interface.ports).map(core).collect(),
             stop: AtomicBool::new(false),
-            _pool: pool.clone(),
+            _pool: opened.pool.clone(),
         });
         let mut threads = Threads {
             shared: shared.clone(),
             handles: Vec::new(),
         };
-        let mut queues: Vec<_> = queues.into_iter().map(Vec::into_iter).collect();
         for number in 0..config.threads {
-            let queues = queues.iter_mut().map(Iterator::next).collect();
             let core = Core {
                 number,
                 pinned_to: config.cores.get(number).copied(),
                 idle_sleep: config.idle_sleep,
-                receiver: FrameReceiver::new(interface.clone(), number, queues, pool.clone()),
-                sender: FrameSender::new(interface.clone(), &devices, number, pool.clone()),
+                receiver: FrameReceiver::new(&mut opened, number),
+                sender: FrameSender::new(&opened, number),
             };
             let shared = shared.clone();
             let handle = thread::Builder::new()
@@ -143,17 +121,6 @@ impl DpdkAggregator {
     fn core(&self) -> &CoreState {
         &self.threads.shared.cores[self.number]
     }
-
-    /// Frames of the devices, of all threads.
-    pub fn frames(&self) -> FrameCounters {
-        let mut all = FrameCounters::default();
-        for core in &self.threads.shared.cores {
-            // A poll that has begun is counted when it ends.
-            let _polled = core.aggregator();
-            all += *core.frames();
-        }
-        all
-    }
 }
 
 impl AggregatorTransport for DpdkAggregator {
@@ -172,7 +139,13 @@ impl AggregatorTransport for DpdkAggregator {
     }
 
     fn frames(&self) -> Option<FrameCounters> {
-        Some(DpdkAggregator::frames(self))
+        let mut all = FrameCounters::default();
+        for core in &self.threads.shared.cores {
+            // A poll that has begun is counted when it ends.
+            let _polled = core.aggregator();
+            all += *core.frames();
+        }
+        Some(all)
     }
 }
 
@@ -188,7 +161,6 @@ impl Drop for Threads {
     }
 }
 
-/// State of one thread.
 struct Core {
     number: usize,
     /// Core of the machine that the thread is pinned to.

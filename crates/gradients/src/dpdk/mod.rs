@@ -38,6 +38,7 @@ mod worker;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+use std::vec;
 
 pub use aggregator::DpdkAggregator;
 pub use worker::DpdkTransport;
@@ -47,6 +48,7 @@ pub use super::counters::FrameCounters;
 use super::{Error, Result};
 use device::{Device, PacketPool, RxQueue};
 use interface::Interface;
+use neighbours::Neighbours;
 
 impl DpdkConfig {
     fn check(&self) -> Result<()> {
@@ -119,12 +121,12 @@ impl IdleBackoff {
     }
 }
 
-/// Started devices of an interface, with the receive queues of each.
+/// Started devices of an interface, with the receive queues of each for the cores to come.
 struct OpenDevices {
     interface: Arc<Interface>,
     pool: Arc<PacketPool>,
     devices: Vec<Arc<Device>>,
-    queues: Vec<Vec<RxQueue>>,
+    queues: Vec<vec::IntoIter<RxQueue>>,
 }
 
 impl OpenDevices {
@@ -133,12 +135,13 @@ impl OpenDevices {
         eal::start(&config.eal)?;
         let threads = config.threads;
         let pool = PacketPool::new(config.devices.len() * threads, threads)?;
-        let interface = Interface::new(
-            config.address,
-            threads as u16,
-            config.prefix,
-            config.gateway,
-        );
+        let interface = Interface {
+            address: config.address,
+            ports: threads as u16,
+            prefix: config.prefix,
+            gateway: config.gateway,
+            neighbours: Neighbours::default(),
+        };
         let mut opened = OpenDevices {
             interface: Arc::new(interface),
             pool,
@@ -153,7 +156,7 @@ impl OpenDevices {
             };
             let (device, queues) = Device::open(arguments, queues, &opened.pool)?;
             opened.devices.push(device);
-            opened.queues.push(queues);
+            opened.queues.push(queues.into_iter());
         }
         Ok(opened)
     }

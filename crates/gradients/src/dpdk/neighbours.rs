@@ -26,7 +26,6 @@ const EXPIRED: Duration = Duration::from_secs(300);
 /// A host on one of the networks of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its Ethernet address.
     pub mac: Mac,
     /// Number of the device that it was heard on.
     pub device: usize,

@@ -33,16 +33,10 @@ impl DpdkTransport {
                 config.devices, config.threads
             )));
         }
-        let OpenDevices {
-            interface,
-            pool,
-            devices,
-            queues,
-        } = OpenDevices::new(config)?;
-        let queues = queues.into_iter().map(|queues| queues.into_iter().next());
+        let mut opened = OpenDevices::new(config)?;
         Ok(DpdkTransport {
-            receiver: FrameReceiver::new(interface.clone(), 0, queues.collect(), pool.clone()),
-            sender: FrameSender::new(interface, &devices, 0, pool),
+            receiver: FrameReceiver::new(&mut opened, 0),
+            sender: FrameSender::new(&opened, 0),
             idle_sleep: config.idle_sleep,
             next_reconnect: Instant::now() + RECONNECT_EVERY,
         })

@@ -132,7 +132,7 @@ impl Job {
                 }
                 // Not answered here: the member asks again until the parent's answer has reset this job.
                 if parent.path_valid {
-                    parent.send(PacketKind::Reset, given_up, 0, &parent.key, out);
+                    parent.send(PacketKind::Reset, given_up, 0, &parent.ticket.key, out);
                 }
                 return;
             }

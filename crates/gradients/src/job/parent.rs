@@ -14,7 +14,6 @@ impl Job {
         self.send_up(slot.kind, slot.id, self.slots.values(index), out);
     }
 
-    /// Sends the parent a status query for a segment.
     pub(super) fn query_parent<T: Transmit>(&self, index: usize, out: &mut T) {
         self.send_up(PacketKind::Help, self.slots.slot(index).id, &[], out);
     }
@@ -39,7 +38,6 @@ impl Job {
         }
     }
 
-    /// Handles a datagram of the parent.
     pub fn receive_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
@@ -107,7 +105,6 @@ impl Job {
         self.fail(halted.with_text(text), out);
     }
 
-    /// Whether its parent is lost.
     pub fn is_orphan(&self) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.lost)
     }
