@@ -37,16 +37,7 @@ const DPDK_VERSION: &str = "22.11";
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found)");
     println!("cargo::rerun-if-env-changed={FF_PATH}");
-    for source in [
-        "build.rs",
-        "build/release.rs",
-        "c/dpdk.c",
-        "c/fstack.c",
-        "c/fstack_layout.c",
-        "c/fstack_ports.c",
-    ] {
-        watch(source);
-    }
+    ["build.rs", "build", "c"].into_iter().for_each(watch);
     if env::var_os("CARGO_FEATURE_FSTACK").is_some() {
         fstack();
     }

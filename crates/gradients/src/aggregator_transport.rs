@@ -5,7 +5,6 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::counters::FrameCounters;
-use super::job::JobStatus;
 use super::{Aggregator, AggregatorCounters, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
 /// DPDK devices, and the IPv4 interface that they form.
@@ -51,20 +50,7 @@ pub trait AggregatorTransport: Send + Sync {
         self.aggregator().counters()
     }
 
-    /// Its jobs.
-    fn jobs(&self) -> Vec<JobStatus> {
-        self.aggregator().status().collect()
-    }
-
-    /// Whether it has the job `name`.
-    fn has(&self, name: &str) -> bool {
-        self.aggregator().has(name)
-    }
-
-    /// Adds a worker or a rack to a job: see [`Aggregator::join`].
-    ///
-    /// # Errors
-    /// Errors of [`Aggregator::join`].
+    /// Adds a worker or a rack to a job. Parameters and errors: see [`Aggregator::join`].
     fn join(
         &self,
         request: &JoinJob,

@@ -32,7 +32,6 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 pub struct AsynchronousSession {
     session: WorkerSession,
     number: u16,
-    values: usize,
     staleness: u64,
     /// Last round to contribute to.
     last: u64,
@@ -120,7 +119,6 @@ impl AsynchronousSession {
         };
         AsynchronousSession {
             number: request.worker,
-            values,
             staleness: settings.staleness.into(),
             last,
             index,
@@ -173,7 +171,7 @@ impl AsynchronousSession {
     pub fn offer(&mut self, gradient: &[f32], index: u64) -> bool {
         assert_eq!(
             gradient.len(),
-            self.values,
+            self.gradient.len(),
             "the gradient has another length"
         );
         assert!(index <= self.index, "the gradient is of weights to come");
@@ -246,11 +244,6 @@ impl AsynchronousSession {
         self.next_probe = now;
     }
 
-    fn range(&self, segment: u32) -> std::ops::Range<usize> {
-        let start = segment as usize * self.session.segment_values;
-        start..self.values.min(start + self.session.segment_values)
-    }
-
     /// Index in `means` of `round`; `None` if it is taken, or beyond the last.
     fn mean_index(&self, round: u64) -> Option<usize> {
         let index = usize::try_from(round.checked_sub(self.index + 1)?).ok()?;
@@ -258,11 +251,8 @@ impl AsynchronousSession {
     }
 
     fn receive_sum(&mut self, now: Instant, header: PacketHeader, body: &[u8]) -> Option<()> {
-        let segment = *self.segments.get(header.segment as usize)?;
-        if header.round_near(segment.round) != Some(segment.round) {
-            return None;
-        }
-        let index = self.mean_index(segment.round)?;
+        let index = self.next_mean(header)?;
+        let segment = self.segments[header.segment as usize];
         let (counted, body) = match header.kind {
             PacketKind::Partial => {
                 let (counted, body) = body.split_first_chunk::<8>()?;
@@ -270,7 +260,7 @@ impl AsynchronousSession {
             }
             _ => (u64::MAX >> (64 - self.session.world.clamp(1, 64)), body),
         };
-        let range = self.range(header.segment);
+        let range = self.session.range(header.segment, self.gradient.len());
         let pending = &mut self.means[index];
         let mean = &mut pending.mean[range];
         if 4 * mean.len() != body.len() || counted == 0 {
@@ -310,19 +300,20 @@ impl AsynchronousSession {
         true
     }
 
-    fn receive_ack(&mut self, header: PacketHeader, ack: &Ack) {
+    fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
+        let is_next = self.next_mean(header).is_some();
         let failure = match ack.status {
             Status::Failed => Error::Missing {
                 workers: worker_numbers(ack.missing),
-                reason: ack.text.clone(),
+                reason: ack.text,
             },
-            Status::Halted => Error::Halted(ack.text.clone()),
-            Status::Reset => Error::Reset(ack.text.clone()),
-            Status::Refused if self.is_next(header) => Error::Refused(ack.text.clone()),
-            Status::Gone if self.is_next(header) => Error::Behind {
+            Status::Halted => Error::Halted(ack.text),
+            Status::Reset => Error::Reset(ack.text),
+            Status::Refused if is_next => Error::Refused(ack.text),
+            Status::Gone if is_next => Error::Behind {
                 round: self.index + 1,
             },
-            Status::Waiting if self.is_next(header) && ack.missing & 1 << self.number == 0 => {
+            Status::Waiting if is_next && ack.missing & 1 << self.number == 0 => {
                 let in_flight = self.in_flight.iter_mut();
                 for at in in_flight.filter(|at| at.segment == header.segment) {
                     at.acknowledged = true;
@@ -346,21 +337,22 @@ impl AsynchronousSession {
         }
     }
 
-    /// Whether a datagram is about the next sum of its segment, and there is a mean for it.
-    fn is_next(&self, header: PacketHeader) -> bool {
-        let segment = self.segments.get(header.segment as usize);
-        segment.is_some_and(|segment| {
-            header.round_near(segment.round) == Some(segment.round)
-                && self.mean_index(segment.round).is_some()
-        })
+    /// Index in `means` of the sum that a datagram is about; `None` unless that is the next sum of its segment.
+    fn next_mean(&self, header: PacketHeader) -> Option<usize> {
+        let round = self.segments.get(header.segment as usize)?.round;
+        (header.round_near(round) == Some(round)).then(|| self.mean_index(round))?
     }
 
-    fn send<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
+    /// Sends a segment of the gradient (`Float`), or a query for its sum (`Help`).
+    fn send<T: Transmit>(&mut self, now: Instant, kind: PacketKind, segment: u32, out: &mut T) {
         self.unanswered_since.get_or_insert(now);
-        let body = arithmetic::bytes_of(&self.gradient[self.range(segment)]);
         let round = self.segments[segment as usize].round;
-        self.session
-            .send(PacketKind::Float, round, segment, body, out);
+        let range = match kind {
+            PacketKind::Help => 0..0,
+            _ => self.session.range(segment, self.gradient.len()),
+        };
+        let body = arithmetic::bytes_of(&self.gradient[range]);
+        self.session.send(kind, round, segment, body, out);
     }
 
     fn send_again<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
@@ -373,7 +365,7 @@ impl AsynchronousSession {
         at.acknowledged = false;
         let next = self.segments.len() as u32;
         self.session.window.on_loss(segment, next);
-        self.send(now, segment, out);
+        self.send(now, PacketKind::Float, segment, out);
     }
 
     fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
@@ -383,7 +375,7 @@ impl AsynchronousSession {
                 at.queries += 1;
                 at.next_query = now + self.session.window.timeout(at.queries);
                 let segment = at.segment;
-                self.query(now, segment, out);
+                self.send(now, PacketKind::Help, segment, out);
             }
         }
         let window = self.session.window.size();
@@ -397,7 +389,7 @@ impl AsynchronousSession {
                 self.resolve(segment);
                 continue;
             }
-            self.send(now, segment, out);
+            self.send(now, PacketKind::Float, segment, out);
             unacknowledged += 1;
             self.in_flight.push_back(SentSegment {
                 segment,
@@ -420,7 +412,7 @@ impl AsynchronousSession {
         if self.next_probe <= now {
             self.next_probe = now + PROBE_EVERY;
             for segment in self.segments_to_probe() {
-                self.query(now, segment, out);
+                self.send(now, PacketKind::Help, segment, out);
             }
         }
     }
@@ -441,13 +433,6 @@ impl AsynchronousSession {
         let held = segments().filter(|(_, segment)| segment.held && segment.pending);
         let probed = lagging.take(most).chain(held.take(MAX_QUERIES));
         probed.map(|(number, _)| number).collect()
-    }
-
-    fn query<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
-        self.unanswered_since.get_or_insert(now);
-        let round = self.segments[segment as usize].round;
-        self.session
-            .send(PacketKind::Help, round, segment, &[], out);
     }
 
     /// Indexes in `in_flight` to query: first segments that the aggregator may not have.
@@ -481,10 +466,12 @@ impl Exchange for AsynchronousSession {
         match header.kind {
             PacketKind::Ack => {
                 if let Some(ack) = Ack::decode(body) {
-                    self.receive_ack(header, &ack);
+                    self.receive_ack(header, ack);
                 }
             }
-            PacketKind::Help if self.is_next(header) => self.send_again(now, header.segment, out),
+            PacketKind::Help if self.next_mean(header).is_some() => {
+                self.send_again(now, header.segment, out)
+            }
             PacketKind::Float | PacketKind::Partial => {
                 // A sum that does not fit is ignored, and queried again.
                 let _ = self.receive_sum(now, header, body);
@@ -494,15 +481,13 @@ impl Exchange for AsynchronousSession {
     }
 
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
-        let silent = self
+        let silence = self
             .unanswered_since
-            .map(|since| now.saturating_duration_since(since));
-        if let Some(silent) = silent.filter(|&silent| silent >= self.deadline)
-            && self.failure.is_none()
-        {
-            self.failure = Some(Error::Silent {
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        if silence >= self.deadline {
+            self.failure.get_or_insert(Error::Silent {
                 address: self.session.aggregator,
-                waited_ms: silent.as_millis(),
+                waited_ms: silence.as_millis(),
             });
         }
         if let Some(failure) = &self.failure {

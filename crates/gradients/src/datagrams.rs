@@ -18,7 +18,7 @@ use super::Transmit;
 const BATCHES_PER_CALL: usize = 16;
 /// Longest received buffer in bytes, as UDP's length field limits it.
 const GRO_MAX_BYTES: usize = u16::MAX as usize;
-/// Longest sent buffer in bytes, which leaves room for headers.
+/// Longest sent buffer in bytes, which leaves space for headers.
 const GSO_MAX_BYTES: usize = 65_000;
 /// Most datagrams of a buffer, as the kernel limits them.
 const GSO_MAX_SEGMENTS: usize = 64;
@@ -32,9 +32,6 @@ const SOCKET_BUFFER: usize = 4 << 20;
 pub const DSCP: u32 = 46;
 
 /// A socket for the datagrams of this protocol, marked with [`DSCP`].
-///
-/// # Errors
-/// Errors of the operating system, such as an address in use.
 pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     match address {
@@ -74,10 +71,8 @@ impl UdpReceiver {
         }
     }
 
-    /// Waits up to `time` for datagrams, and receives as many as there is room for: see [`UdpReceiver::iter`].
-    ///
-    /// # Errors
-    /// Errors of the operating system. A signal ends the wait without an error.
+    /// Waits up to `time` for datagrams, and receives as many as fit the buffers: see [`UdpReceiver::iter`]. A signal ends the wait without an
+    /// error.
     pub fn wait(&mut self, time: Duration) -> io::Result<()> {
         self.received.clear();
         if self.take()? == 0 && !time.is_zero() && self.ready(time)? {
@@ -348,7 +343,7 @@ fn set_gso_segment_bytes(message: &mut libc::msghdr, control: &mut ControlBuffer
     message.msg_control = control.as_mut_ptr().cast();
     // SAFETY: it only computes with its argument.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as usize;
-    // SAFETY: the message points to a control buffer with room for one header and two bytes, aligned for it.
+    // SAFETY: the message points to a control buffer with space for one header and two bytes, aligned for it.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(message);
         (*header).cmsg_level = libc::SOL_UDP;

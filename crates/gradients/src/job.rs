@@ -148,9 +148,6 @@ impl Job {
 
     /// Refuses a rack whose workers, with those of the other racks, do not add up to the workers of this aggregator: sums would be over
     /// fewer or more workers than they claim.
-    ///
-    /// # Errors
-    /// [`Error::Config`], with the workers of each rack.
     pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
         if !self.settings.racks {
             return Ok(());

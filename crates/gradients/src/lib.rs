@@ -29,6 +29,7 @@
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
 //! | `aggregator_transport` | an aggregator on a transport |
 //! | `worker_transport` | a worker on a transport |
+//! | `threads` | threads of transports, which end with their owner |
 //! | `transports` | choice between UDP and DPDK |
 //! | `asynchronous_worker` | an asynchronous worker on UDP |
 //!
@@ -67,6 +68,7 @@ mod round;
 mod segments;
 mod sessions;
 pub mod settings;
+mod threads;
 mod transports;
 mod udp;
 mod window;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::arithmetic::{self, Arithmetic, Grid};
@@ -130,19 +131,17 @@ impl<'a> Round<'a> {
         4 * self.session.segment_values
     }
 
-    fn range(&self, segment: u32, size: usize, length: usize) -> std::ops::Range<usize> {
-        let start = segment as usize * size;
-        start..length.min(start + size)
+    /// Range of the exponents in a segment of the first stage.
+    fn exponents(&self, segment: u32) -> Range<usize> {
+        let start = segment as usize * self.segment_bytes();
+        start..self.exponents.len().min(start + self.segment_bytes())
     }
 
     fn send<T: Transmit>(&mut self, segment: u32, out: &mut T) {
-        let values = self.range(segment, self.session.segment_values, self.values.len());
+        let values = self.session.range(segment, self.values.len());
         let mut written = Vec::new();
         let body = match self.kind {
-            PacketKind::Exponents => {
-                let bytes = self.range(segment, self.segment_bytes(), self.exponents.len());
-                &self.exponents[bytes]
-            }
+            PacketKind::Exponents => &self.exponents[self.exponents(segment)],
             PacketKind::Fixed => {
                 written = std::mem::take(&mut self.session.scratch);
                 self.grid(segment).write(&self.values[values], &mut written);
@@ -184,16 +183,12 @@ impl<'a> Round<'a> {
             _ => (self.session.world, body),
         };
         if self.kind == PacketKind::Exponents {
-            let bytes = self.range(header.segment, self.segment_bytes(), self.exponents.len());
-            let exponents = &mut self.exponents[bytes];
+            let range = self.exponents(header.segment);
+            let exponents = &mut self.exponents[range];
             (exponents.len() == body.len()).then(|| exponents.copy_from_slice(body))?;
         } else {
             let grid = (self.kind == PacketKind::Fixed).then(|| self.grid(header.segment));
-            let range = self.range(
-                header.segment,
-                self.session.segment_values,
-                self.values.len(),
-            );
+            let range = self.session.range(header.segment, self.values.len());
             let values = &mut self.values[range];
             if 4 * values.len() != body.len() {
                 return None;

@@ -35,7 +35,8 @@ pub fn udp_aggregators(
 /// Aggregators on DPDK devices, one for each thread.
 ///
 /// # Errors
-/// [`Error::Config`](super::Error::Config) for a configuration or a device that cannot be used, or a program that was built without the feature `dpdk`.
+/// [`Error::Config`](super::Error::Config) for a configuration or a device that cannot be used, or a program that was built without the
+/// feature `dpdk`.
 #[cfg_attr(not(feature = "dpdk"), expect(unused_variables))]
 pub fn dpdk_aggregators(
     config: &DpdkConfig,

@@ -1,6 +1,7 @@
 //! A worker's session at an aggregator, and the controls that it can send.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
@@ -89,6 +90,12 @@ impl WorkerSession {
     ) {
         let header = PacketHeader::new(kind, self.session, round, segment);
         out.send(self.aggregator, &header.encode(), body);
+    }
+
+    /// Range of a segment in a vector of `length` values.
+    pub(super) fn range(&self, segment: u32, length: usize) -> Range<usize> {
+        let start = segment as usize * self.segment_values;
+        start..length.min(start + self.segment_values)
     }
 
     /// Header and body of a datagram from the aggregator to this worker; `None` for any other.

@@ -55,9 +55,6 @@ impl<T: WorkerTransport> Worker<T> {
     }
 
     /// Replaces `values` by their sum over all workers, or by their mean. After an error some values are replaced and some are not.
-    ///
-    /// # Errors
-    /// See [`Error`].
     pub fn sum(
         &mut self,
         values: &mut [f32],
@@ -71,18 +68,10 @@ impl<T: WorkerTransport> Worker<T> {
     }
 
     /// Sends a control and waits for its answer.
-    ///
-    /// # Errors
-    /// See [`Error`].
     pub fn call(&mut self, control: Control, deadline: Duration, wait: &Wait<'_>) -> Result<()> {
         let now = Instant::now();
         let call = self.session.call(control, now, now + deadline);
         run(call, &mut self.transport, wait)
-    }
-
-    /// Its transport.
-    pub fn transport(&self) -> &T {
-        &self.transport
     }
 
     pub(super) fn into_parts(self) -> (WorkerSession, T) {

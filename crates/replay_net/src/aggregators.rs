@@ -138,7 +138,7 @@ impl Aggregators {
         let aggregator = self.0.aggregator_for(&request.job, &joins)?;
         let mut parent = None;
         if let Some(server) = &self.0.parent
-            && !aggregator.has(&request.job)
+            && !aggregator.aggregator().has(&request.job)
         {
             let here = match below {
                 None => request.workers.into(),
@@ -187,8 +187,9 @@ impl Aggregators {
         let mut total = AggregatorCounters::default();
         let mut jobs = serde_json::Map::new();
         for aggregator in &self.0.aggregators {
+            let aggregator = aggregator.aggregator();
             total += aggregator.counters();
-            for job in aggregator.jobs() {
+            for job in aggregator.status() {
                 jobs.insert(job.name.clone(), json!(job));
             }
         }
@@ -227,13 +228,17 @@ impl Inner {
 
     /// The aggregator that has the job, or the one with the fewest jobs.
     fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
-        if let Some(found) = self.aggregators.iter().find(|one| one.has(job)) {
+        if let Some(found) = self
+            .aggregators
+            .iter()
+            .find(|one| one.aggregator().has(job))
+        {
             return Ok(&**found);
         }
         let counts: Vec<usize> = self
             .aggregators
             .iter()
-            .map(|one| one.jobs().len())
+            .map(|one| one.aggregator().jobs())
             .collect();
         let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
         if jobs >= self.limits.jobs {
@@ -263,7 +268,7 @@ impl Inner {
             SessionState::Joined(_) | SessionState::Failed(_) => {
                 session.started.elapsed() < session.settings.deadline
             }
-            SessionState::InUse => self.aggregators.iter().any(|one| one.has(job)),
+            SessionState::InUse => self.aggregators.iter().any(|one| one.aggregator().has(job)),
         });
     }
 
@@ -406,7 +411,7 @@ impl Inner {
             "the connection to the parent ended"
         );
         let mut aggregators = self.aggregators.iter();
-        if let Some(aggregator) = aggregators.find(|one| one.has(&request.job)) {
+        if let Some(aggregator) = aggregators.find(|one| one.aggregator().has(&request.job)) {
             aggregator.lose_parent(joined.ticket.session);
         }
         self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));

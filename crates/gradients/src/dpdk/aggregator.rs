@@ -1,18 +1,17 @@
 //! Aggregators on DPDK devices: one for each thread, with a UDP port of its own.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
-use super::device::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::eal::Registered;
 use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};
+use super::packets::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices, cores};
 use crate::aggregator_transport::{AggregatorTransport, Datagrams};
+use crate::threads::{StopFlag, Threads};
 use crate::{Aggregator, AggregatorLimits, Error, Result, Transmit};
 
 /// Longest time between two looks for overdue segments; the shortest is a millisecond.
@@ -20,19 +19,15 @@ const MAX_EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The aggregator of one thread. The threads end, and their devices are closed, when the last aggregator is dropped.
 pub struct DpdkAggregator {
-    threads: Arc<Threads>,
-    number: usize,
-}
-
-struct Threads {
+    /// Dropped by the last aggregator.
+    _threads: Arc<Threads>,
     shared: Arc<SharedCores>,
-    handles: Vec<JoinHandle<()>>,
+    number: usize,
 }
 
 /// State that the threads share with each other and with callers.
 struct SharedCores {
     cores: Vec<CoreState>,
-    stop: AtomicBool,
     /// Pool of the packets in handover queues; dropped after them.
     _pool: Arc<PacketPool>,
 }
@@ -81,13 +76,9 @@ impl DpdkAggregator {
         };
         let shared = Arc::new(SharedCores {
             cores: (0..opened.interface.ports).map(core).collect(),
-            stop: AtomicBool::new(false),
             _pool: opened.pool.clone(),
         });
-        let mut threads = Threads {
-            shared: shared.clone(),
-            handles: Vec::new(),
-        };
+        let mut threads = Threads::default();
         for number in 0..config.threads {
             let core = Core {
                 number,
@@ -97,11 +88,11 @@ impl DpdkAggregator {
                 sender: FrameSender::new(&opened, number),
             };
             let shared = shared.clone();
-            let handle = thread::Builder::new()
-                .name(format!("innet-dpdk-{number}"))
-                .spawn(move || core.run(&shared))
+            threads
+                .start(format!("innet-dpdk-{number}"), move |stop| {
+                    core.run(&shared, &stop)
+                })
                 .map_err(Error::io("cannot start a thread for gradients over DPDK"))?;
-            threads.handles.push(handle);
         }
         if config.idle_sleep.is_zero() {
             tracing::warn!(
@@ -112,14 +103,15 @@ impl DpdkAggregator {
         }
         let threads = Arc::new(threads);
         let one = |number| DpdkAggregator {
-            threads: threads.clone(),
+            _threads: threads.clone(),
+            shared: shared.clone(),
             number,
         };
         Ok((0..config.threads).map(one).collect())
     }
 
     fn core(&self) -> &CoreState {
-        &self.threads.shared.cores[self.number]
+        &self.shared.cores[self.number]
     }
 }
 
@@ -140,24 +132,12 @@ impl AggregatorTransport for DpdkAggregator {
 
     fn frames(&self) -> Option<FrameCounters> {
         let mut all = FrameCounters::default();
-        for core in &self.threads.shared.cores {
+        for core in &self.shared.cores {
             // A poll that has begun is counted when it ends.
             let _polled = core.aggregator();
             all += *core.frames();
         }
         Some(all)
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // Pairs with the load in `run`. Relaxed: the flag carries no data.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        for handle in self.handles.drain(..) {
-            if handle.join().is_err() {
-                tracing::error!("a thread of gradients over DPDK panicked");
-            }
-        }
     }
 }
 
@@ -171,7 +151,7 @@ struct Core {
 }
 
 impl Core {
-    fn run(mut self, shared: &SharedCores) {
+    fn run(mut self, shared: &SharedCores, stop: &StopFlag) {
         if let Some(core) = self.pinned_to
             && let Err(error) = cores::pin(core)
         {
@@ -180,8 +160,7 @@ impl Core {
         let _registered = Registered::new();
         let mut deadline = Instant::now();
         let mut idle = IdleBackoff::new(self.idle_sleep);
-        // Pairs with the store in `drop`. Relaxed: the flag carries no data.
-        while !shared.stop.load(Ordering::Relaxed) {
+        while !stop.is_set() {
             let now = Instant::now();
             if self.poll(shared, now, &mut deadline) {
                 idle.reset();

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::checksum::sum;
-use super::device::{self, Device, FreePackets, Packet, PacketPool, RxQueue, TxQueue};
+use super::device::{self, Device, RxQueue, TxQueue};
 use super::frame::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
 use super::neighbours::{Neighbour, Neighbours};
+use super::packets::{FreePackets, Packet, PacketPool};
 use super::{FrameCounters, OpenDevices};
 use crate::Transmit;
 

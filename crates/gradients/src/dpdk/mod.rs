@@ -6,7 +6,8 @@
 //! | `checksum` | checksum of IPv4 and UDP |
 //! | `neighbours` | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
-//! | [`device`] | devices, their queues, packets |
+//! | [`packets`] | packets, and the memory that they are in |
+//! | [`device`] | devices and their queues |
 //! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
 //! | [`cores`] | cores of the machine |
 //! | `aggregator` | aggregators, one for each thread |
@@ -33,6 +34,7 @@ pub mod eal;
 pub mod frame;
 mod interface;
 mod neighbours;
+pub mod packets;
 mod worker;
 
 use std::sync::Arc;
@@ -46,9 +48,10 @@ pub use worker::DpdkTransport;
 pub use super::aggregator_transport::DpdkConfig;
 pub use super::counters::FrameCounters;
 use super::{Error, Result};
-use device::{Device, PacketPool, RxQueue};
+use device::{Device, RxQueue};
 use interface::Interface;
 use neighbours::Neighbours;
+use packets::PacketPool;
 
 impl DpdkConfig {
     fn check(&self) -> Result<()> {

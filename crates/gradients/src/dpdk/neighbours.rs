@@ -32,7 +32,7 @@ pub struct Neighbour {
 }
 
 /// An entry; without a neighbour as long as no reply has come.
-struct Entry {
+struct ArpEntry {
     neighbour: Option<Neighbour>,
     last_heard: Instant,
     /// Last request, if there was no reply since.
@@ -42,7 +42,7 @@ struct Entry {
 /// The ARP table, shared by all cores.
 #[derive(Default)]
 pub struct Neighbours {
-    table: Mutex<HashMap<Ipv4Addr, Entry>>,
+    table: Mutex<HashMap<Ipv4Addr, ArpEntry>>,
     version: AtomicU64,
 }
 
@@ -59,7 +59,7 @@ impl Neighbours {
     }
 
     /// A panic leaves the table whole: each change is one insertion or removal.
-    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, Entry>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, ArpEntry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +84,7 @@ impl Neighbours {
                 entry.neighbour = neighbour;
             }
             None if arp.to.0 == here && has_room => {
-                let entry = Entry {
+                let entry = ArpEntry {
                     neighbour,
                     last_heard: now,
                     asked: None,
@@ -108,7 +108,7 @@ impl Neighbours {
             },
             None => {
                 if has_room {
-                    let entry = Entry {
+                    let entry = ArpEntry {
                         neighbour: None,
                         last_heard: now,
                         asked: Some(now),
@@ -124,7 +124,7 @@ impl Neighbours {
     pub fn expire(&self, now: Instant) -> Vec<Ipv4Addr> {
         let mut table = self.table();
         let before = table.len();
-        let age = |entry: &Entry| now.saturating_duration_since(entry.last_heard);
+        let age = |entry: &ArpEntry| now.saturating_duration_since(entry.last_heard);
         table.retain(|_, entry| age(entry) < EXPIRED);
         let any_expired = table.len() < before;
         let mut stale = Vec::new();
@@ -142,7 +142,7 @@ impl Neighbours {
     }
 }
 
-impl Entry {
+impl ArpEntry {
     /// Whether to send a request: the last one is `time` ago. Notes it as sent.
     fn ask_after(&mut self, time: Duration, now: Instant) -> bool {
         let due = self.asked.is_none_or(|asked| now >= asked + time);

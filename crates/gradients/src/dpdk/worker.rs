@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::interface::{FrameReceiver, FrameSender};
-use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices};
+use super::{DpdkConfig, IdleBackoff, OpenDevices};
 use crate::worker::Exchange;
 use crate::worker_transport::WorkerTransport;
 use crate::{Error, Result, Transmit};
@@ -40,11 +40,6 @@ impl DpdkTransport {
             idle_sleep: config.idle_sleep,
             next_reconnect: Instant::now() + RECONNECT_EVERY,
         })
-    }
-
-    /// Frames of the device.
-    pub fn frames(&self) -> FrameCounters {
-        self.sender.counters()
     }
 }
 

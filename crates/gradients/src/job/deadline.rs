@@ -10,10 +10,9 @@
 //! | a rack for its parent, once its own workers are complete | 13/10 | [`Job::patience`] |
 //! | a worker for its aggregator | 4/3 | `client::gradients`, which passes 3/4 of the user's deadline |
 
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::{Job, MemberState};
+use super::{Job, Member, MemberState};
 use crate::packet::{Ack, Status};
 use crate::segments::{SegmentSlot, SegmentState};
 use crate::settings::role;
@@ -85,31 +84,20 @@ impl Job {
 
     /// Numbers and names of missing members.
     pub(super) fn describe(&self, missing: u64, now: Instant) -> String {
-        let mut text = String::new();
         let role = role(self.settings.racks);
-        for (worker, member) in self.members.iter().enumerate() {
-            if missing & 1 << worker == 0 {
-                continue;
+        let members = self.members.iter().enumerate();
+        let missing = members.filter(|(worker, _)| missing & 1 << worker != 0);
+        let described = missing.map(|(worker, member)| match member {
+            MemberState::NeverJoined => format!("{role} {worker}, which never joined"),
+            MemberState::Left(name) => format!("{role} {worker} ({name}), which left"),
+            MemberState::Joined(Member {
+                name, last_heard, ..
+            }) => {
+                let silent = now.saturating_duration_since(*last_heard).as_secs_f64();
+                format!("{role} {worker} ({name}), last heard {silent:.1} s ago")
             }
-            let comma = if text.is_empty() { "" } else { ", " };
-            // Writing to a string does not fail.
-            let _ = match member {
-                MemberState::NeverJoined => {
-                    write!(text, "{comma}{role} {worker}, which never joined")
-                }
-                MemberState::Left(name) => {
-                    write!(text, "{comma}{role} {worker} ({name}), which left")
-                }
-                MemberState::Joined(member) => write!(
-                    text,
-                    "{comma}{role} {worker} ({}), last heard {:.1} s ago",
-                    member.name,
-                    now.saturating_duration_since(member.last_heard)
-                        .as_secs_f64()
-                ),
-            };
-        }
-        text
+        });
+        described.collect::<Vec<_>>().join(", ")
     }
 
     /// A bit for each member.
