@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use super::counters::AggregatorCounters;
 use super::job::{Job, JobStatus, Member};
 use super::packet::{Ack, MAX_SEGMENT_VALUES, PacketHeader, PacketKind, Status};
-use super::segments::SegmentTable;
+use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
 use super::settings::{self, JobSettings};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
 /// Number of the first round. The round before it needs a number, too.
 const FIRST_ROUND: u64 = 1;
+
+/// Shortest and longest time between two searches for overdue segments.
+const EXPIRY_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// Limits of an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -345,7 +348,7 @@ impl Aggregator {
                 None => counters.strangers += 1,
                 Some(_) if header.kind == PacketKind::Leave => {
                     let ack = Ack::new(Status::Done, PacketKind::Leave);
-                    job.send_ack(worker, 0, 0, &ack, out);
+                    job.send_ack(worker, SegmentId::new(0, 0), &ack, out);
                     self.leave(header.session, out);
                 }
                 Some(argument) => job.control(worker, header, argument, out),
@@ -385,7 +388,7 @@ impl Aggregator {
         let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
         };
-        let next = job.next_round();
+        let next = SegmentId::new(job.next_round(), 0);
         let Some(member) = job.member(owner.worker) else {
             return;
         };
@@ -400,7 +403,7 @@ impl Aggregator {
             member.address = Some(from);
             member.last_heard = now;
             let ack = Ack::new(Status::Done, PacketKind::Join);
-            return job.send_ack(owner.worker, next, 0, &ack, out);
+            return job.send_ack(owner.worker, next, &ack, out);
         }
         let cookie = match sent {
             Some((_, cookie)) => cookie,
@@ -415,8 +418,8 @@ impl Aggregator {
         out.send(from, &header.encode(), &cookie);
     }
 
-    /// Fails segments that are overdue at `now`, and forgets idle jobs.
-    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+    /// Fails segments that are overdue at `now`, and forgets idle jobs. Returns the time of the next call, in 1 to 100 ms.
+    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Instant {
         for index in 0..self.jobs.len() {
             let Some(job) = &mut self.jobs[index] else {
                 continue;
@@ -426,6 +429,9 @@ impl Aggregator {
                 self.forget(index, out);
             }
         }
+        let [soonest, latest] = EXPIRY_INTERVAL.map(|interval| now + interval);
+        let next = self.next_deadline().unwrap_or(latest);
+        next.clamp(soonest, latest)
     }
 
     /// Time at which [`Aggregator::expire`] may have something to do.

@@ -6,12 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::arithmetic;
 use super::packet::{Ack, PacketHeader, PacketKind, Status};
-use super::round::worker_numbers;
+use super::round::{MAX_QUERIES, worker_numbers};
 use super::worker::{Exchange, WorkerSession};
 use super::{Contributions, Error, JoinJob, Result, Transmit};
 
-/// Most segments queried at a time, the oldest first.
-const MAX_QUERIES: usize = 16;
 /// Time between two queries of a worker without contributions in flight, for sums of others.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
 

@@ -251,25 +251,17 @@ impl Job {
 
     fn reply<T: Transmit>(&self, worker: u16, header: PacketHeader, ack: Ack, out: &mut T) {
         let round = header.round_near(self.newest).unwrap_or(self.newest);
-        self.send_ack(worker, round, header.segment, &ack, out);
+        self.send_ack(worker, SegmentId::new(round, header.segment), &ack, out);
     }
 
-    fn send_ack_to_all<T: Transmit>(&self, round: u64, segment: u32, ack: &Ack, out: &mut T) {
+    fn send_ack_to_all<T: Transmit>(&self, round: u64, ack: &Ack, out: &mut T) {
         for worker in 0..self.settings.workers {
-            self.send_ack(worker, round, segment, ack, out);
+            self.send_ack(worker, SegmentId::new(round, 0), ack, out);
         }
     }
 
     /// Sends an answer to a member with a validated address.
-    pub fn send_ack<T: Transmit>(
-        &self,
-        worker: u16,
-        round: u64,
-        segment: u32,
-        ack: &Ack,
-        out: &mut T,
-    ) {
-        let id = SegmentId { round, segment };
+    pub fn send_ack<T: Transmit>(&self, worker: u16, id: SegmentId, ack: &Ack, out: &mut T) {
         self.send(PacketKind::Ack, worker, id, &ack.encode(), out);
     }
 

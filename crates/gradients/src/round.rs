@@ -13,7 +13,7 @@ use super::{Error, Result, Transmit};
 /// Later sums after which a missing one counts as lost. On one path datagrams are hardly reordered by more.
 const REORDERING: usize = 8;
 /// Most segments queried at a time, the oldest first.
-const MAX_QUERIES: usize = 16;
+pub(super) const MAX_QUERIES: usize = 16;
 /// Silence after which the aggregator counts as gone. It is queried several times in that time.
 const SILENCE: Duration = Duration::from_secs(1);
 

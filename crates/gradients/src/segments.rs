@@ -15,6 +15,13 @@ pub struct SegmentId {
     pub segment: u32,
 }
 
+impl SegmentId {
+    #[inline]
+    pub fn new(round: u64, segment: u32) -> Self {
+        SegmentId { round, segment }
+    }
+}
+
 /// Progress of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
@@ -69,10 +76,7 @@ impl SegmentTable {
     /// A table with `depth` slots, two or more, of up to `stride` bytes in each of `entries` entries.
     pub fn new(entries: u32, depth: usize, stride: usize, now: Instant) -> Self {
         let empty = SegmentSlot {
-            id: SegmentId {
-                round: 0,
-                segment: 0,
-            },
+            id: SegmentId::new(0, 0),
             kind: PacketKind::Float,
             state: SegmentState::Empty,
             counted: 0,

@@ -98,9 +98,7 @@ fn serve(shared: &AggregatorThread, stop: &StopFlag) {
             aggregator.receive(now, from, datagram, &mut out);
         }
         if is_due(deadline, now, receiver.is_full()) {
-            aggregator.expire(now, &mut out);
-            let next = aggregator.next_deadline().unwrap_or(now + MAX_SLEEP);
-            deadline = next.clamp(now + Duration::from_millis(1), now + MAX_SLEEP);
+            deadline = aggregator.expire(now, &mut out);
         }
         drop(aggregator);
         out.flush();

@@ -14,8 +14,8 @@ use crate::aggregator_transport::{AggregatorTransport, Datagrams};
 use crate::threads::{StopFlag, Threads};
 use crate::{Aggregator, AggregatorLimits, Error, Result, Transmit};
 
-/// Longest time between two looks for overdue segments; the shortest is a millisecond.
-const MAX_EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest sleep of an idle thread: so late it sees that it should end.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// The aggregator of one thread. The threads end, and their devices are closed, when the last aggregator is dropped.
 pub struct DpdkAggregator {
@@ -165,7 +165,7 @@ impl Core {
             if self.poll(shared, now, &mut deadline) {
                 idle.reset();
             } else {
-                idle.wait(MAX_EXPIRY_INTERVAL);
+                idle.wait(MAX_SLEEP);
             }
         }
     }
@@ -204,10 +204,7 @@ impl Core {
                 sender.send(to, &[], &datagram);
             }
             if due {
-                aggregator.expire(now, sender);
-                let latest = now + MAX_EXPIRY_INTERVAL;
-                let next = aggregator.next_deadline().unwrap_or(latest);
-                *deadline = next.clamp(now + Duration::from_millis(1), latest);
+                *deadline = aggregator.expire(now, sender);
                 if *number == 0 {
                     sender.refresh_neighbours();
                 }

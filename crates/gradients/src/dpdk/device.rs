@@ -200,7 +200,7 @@ impl RxQueue {
     /// Replaces the burst by the next one. Returns the number of packets.
     pub fn fetch(&mut self) -> usize {
         self.clear();
-        // SAFETY: both arrays have room for `BURST` entries; no other value receives from this queue.
+        // SAFETY: both arrays have space for `BURST` entries; no other value receives from this queue.
         let count = unsafe {
             rte::innet_eth_rx_frames(
                 self.device.port,

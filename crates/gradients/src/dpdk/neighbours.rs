@@ -31,7 +31,7 @@ pub struct Neighbour {
     pub device: usize,
 }
 
-/// An entry; without a neighbour as long as no reply has come.
+/// An entry, without a neighbour until a reply arrives.
 struct ArpEntry {
     neighbour: Option<Neighbour>,
     last_heard: Instant,
@@ -84,12 +84,7 @@ impl Neighbours {
                 entry.neighbour = neighbour;
             }
             None if arp.to.0 == here && has_room => {
-                let entry = ArpEntry {
-                    neighbour,
-                    last_heard: now,
-                    asked: None,
-                };
-                table.insert(ip, entry);
+                table.insert(ip, ArpEntry::new(neighbour, now, None));
             }
             None => return,
         }
@@ -108,12 +103,7 @@ impl Neighbours {
             },
             None => {
                 if has_room {
-                    let entry = ArpEntry {
-                        neighbour: None,
-                        last_heard: now,
-                        asked: Some(now),
-                    };
-                    table.insert(ip, entry);
+                    table.insert(ip, ArpEntry::new(None, now, Some(now)));
                 }
                 Err(true)
             }
@@ -143,6 +133,14 @@ impl Neighbours {
 }
 
 impl ArpEntry {
+    fn new(neighbour: Option<Neighbour>, now: Instant, asked: Option<Instant>) -> Self {
+        ArpEntry {
+            neighbour,
+            last_heard: now,
+            asked,
+        }
+    }
+
     /// Whether to send a request: the last one is `time` ago. Notes it as sent.
     fn ask_after(&mut self, time: Duration, now: Instant) -> bool {
         let due = self.asked.is_none_or(|asked| now >= asked + time);

@@ -153,7 +153,7 @@ impl FreePackets {
         write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
     ) -> Option<Packet> {
         if self.left == 0 {
-            // SAFETY: both arrays have room for `BURST` entries.
+            // SAFETY: both arrays have space for `BURST` entries.
             let failed = unsafe {
                 rte::innet_pktmbuf_alloc_frames(
                     self.pool.0.as_ptr(),

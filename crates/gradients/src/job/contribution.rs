@@ -38,10 +38,7 @@ impl Job {
         header: PacketHeader,
         body: &[u8],
     ) -> Option<(usize, SegmentId)> {
-        let id = SegmentId {
-            round: header.round_near(self.newest)?,
-            segment: header.segment,
-        };
+        let id = SegmentId::new(header.round_near(self.newest)?, header.segment);
         let index = self.slots.awaiting(id, header.kind, worker, body.len())?;
         debug_assert!(self.halted.is_none() && id.round >= self.floor);
         Some((index, id))
@@ -151,7 +148,7 @@ impl Job {
         if round < self.floor {
             self.counters.stale += 1;
             let ack = Ack::new(Status::Reset, header.kind).with_text("the job was reset");
-            self.send_ack(worker, self.floor, 0, &ack, out);
+            self.send_ack(worker, SegmentId::new(self.floor, 0), &ack, out);
             return None;
         }
         if let Some(halted) = self.halted.clone() {
@@ -166,10 +163,7 @@ impl Job {
             self.counters.ahead += 1;
             return None;
         }
-        Some(SegmentId {
-            round,
-            segment: header.segment,
-        })
+        Some(SegmentId::new(round, header.segment))
     }
 
     /// Refuses a worker of an asynchronous job whose weights are newer than the job's sums: its next round would be the next one at most.
@@ -185,7 +179,8 @@ impl Job {
             self.newest
         );
         let refused = Ack::new(Status::Refused, header.kind).with_text(text);
-        self.send_ack(worker, header.round.into(), header.segment, &refused, out);
+        let id = SegmentId::new(header.round.into(), header.segment);
+        self.send_ack(worker, id, &refused, out);
         None
     }
 

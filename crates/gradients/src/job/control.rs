@@ -4,7 +4,7 @@ use super::{Job, MemberState};
 use crate::Transmit;
 use crate::arithmetic::Arithmetic;
 use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
-use crate::segments::SegmentState;
+use crate::segments::{SegmentId, SegmentState};
 use crate::settings::role;
 
 /// Rounds from the newest one with a contribution to the first one after a reset. Contributions to the next round may be on their way, and
@@ -55,7 +55,8 @@ impl Job {
             None => Ack::new(Status::Done, about),
             Some(reason) => Ack::new(Status::Refused, about).with_text(reason),
         };
-        self.send_ack(worker, self.next_round(), header.segment, &ack, out);
+        let id = SegmentId::new(self.next_round(), header.segment);
+        self.send_ack(worker, id, &ack, out);
     }
 
     fn is_from_before_reset(&self, header: PacketHeader) -> bool {
@@ -128,7 +129,7 @@ impl Job {
                 if parent.lost {
                     let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
                     let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
-                    return self.send_ack(worker, self.floor, 0, &refused, out);
+                    return self.send_ack(worker, SegmentId::new(self.floor, 0), &refused, out);
                 }
                 // Not answered here: the member asks again until the parent's answer has reset this job.
                 if parent.path_valid {
@@ -140,7 +141,7 @@ impl Job {
             self.reset(self.newest.max(given_up) + RESET_DISTANCE, &text, out);
         }
         let done = Ack::new(Status::Done, PacketKind::Reset);
-        self.send_ack(worker, self.floor, 0, &done, out);
+        self.send_ack(worker, SegmentId::new(self.floor, 0), &done, out);
     }
 
     /// Drops the segments in flight. `first` is the next round.
@@ -153,7 +154,7 @@ impl Job {
         self.floor = first;
         self.newest = first - 1;
         let ack = Ack::new(Status::Reset, PacketKind::Reset).with_text(text);
-        self.send_ack_to_all(first, 0, &ack, out);
+        self.send_ack_to_all(first, &ack, out);
     }
 
     /// Removes a member. Fails the job if an open segment cannot be completed without it.

@@ -110,7 +110,7 @@ impl Job {
         self.counters.failed += 1;
         let round = self.next_round();
         if let Some(parent) = &mut self.parent {
-            // The arrival of the last datagram stands in for the present. If it is long ago, the first retry is only earlier.
+            // Arrival of the last datagram, instead of the present. If it is long ago, the first retry is only earlier.
             parent.report(self.last_heard, round, &reason, out);
         }
         self.halt(reason, out);
@@ -119,7 +119,7 @@ impl Job {
     /// Suspends the job here, and sends every member the reason.
     pub(super) fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
         self.slots.clear();
-        self.send_ack_to_all(self.next_round(), 0, &reason, out);
+        self.send_ack_to_all(self.next_round(), &reason, out);
         self.halted = Some(reason);
     }
 }

@@ -49,10 +49,7 @@ impl Job {
             self.counters.malformed += 1;
             return;
         };
-        let id = SegmentId {
-            round,
-            segment: header.segment,
-        };
+        let id = SegmentId::new(round, header.segment);
         match header.kind {
             PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents | PacketKind::Help => {
                 let Lookup::Found(index) = self.slots.find(id) else {
