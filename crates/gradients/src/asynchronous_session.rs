@@ -192,12 +192,6 @@ impl AsynchronousSession {
         true
     }
 
-    /// Whether the present round of a segment exceeds the gradient's staleness bound, or the last round.
-    fn is_too_old(&self, segment: u32) -> bool {
-        let round = self.segments[segment as usize].round;
-        round > self.last.min(self.gradient_index + 1 + self.staleness)
-    }
-
     /// Notes that a segment of the gradient is counted or dropped.
     fn resolve(&mut self, segment: u32) {
         self.segments[segment as usize].pending = false;
@@ -224,10 +218,8 @@ impl AsynchronousSession {
 
     /// Continues from the weights of update `index`. A gradient in progress is dropped.
     pub fn restart(&mut self, index: u64, now: Instant) {
-        if self.unresolved > 0 {
-            self.contributions.dropped_segments += self.unresolved as u64;
-            self.contributions.dropped += 1;
-        }
+        self.contributions.dropped += u64::from(self.is_busy());
+        self.contributions.dropped_segments += self.unresolved as u64;
         self.unresolved = 0;
         self.unsent.clear();
         self.in_flight.clear();
@@ -271,31 +263,26 @@ impl AsynchronousSession {
         next.round += 1;
         next.held = false;
         self.next_probe = now + self.session.window.timeout(0);
-        let was_in_flight = self.remove_in_flight(now, header.segment);
+        let mut in_flight = self.in_flight.iter();
+        let position = in_flight.position(|at| at.segment == header.segment);
+        let sent = position.and_then(|position| self.in_flight.remove(position));
+        if let Some(sent) = &sent {
+            let round_trip = (sent.queries == 0).then(|| now.saturating_duration_since(sent.sent));
+            self.session.window.on_sum(round_trip);
+        }
         if segment.pending {
             if segment.held {
                 self.unsent.push_back(header.segment);
-            } else if was_in_flight && counted & 1 << self.number != 0 {
+            } else if sent.is_some() && counted & 1 << self.number != 0 {
                 self.resolve(header.segment);
             } else {
                 self.contributions.late_segments += 1;
-                if was_in_flight {
+                if sent.is_some() {
                     self.unsent.push_back(header.segment);
                 }
             }
         }
         Some(())
-    }
-
-    /// Removes a segment from `in_flight`; `false` if it was not there.
-    fn remove_in_flight(&mut self, now: Instant, segment: u32) -> bool {
-        let position = self.in_flight.iter().position(|at| at.segment == segment);
-        let Some(at) = position.and_then(|position| self.in_flight.remove(position)) else {
-            return false;
-        };
-        let round_trip = (at.queries == 0).then(|| now.saturating_duration_since(at.sent));
-        self.session.window.on_sum(round_trip);
-        true
     }
 
     fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
@@ -381,7 +368,8 @@ impl AsynchronousSession {
         while unacknowledged < window
             && let Some(segment) = self.unsent.pop_front()
         {
-            if self.is_too_old(segment) {
+            let newest = self.last.min(self.gradient_index + 1 + self.staleness);
+            if self.segments[segment as usize].round > newest {
                 self.contributions.dropped_segments += 1;
                 self.gradient_dropped = true;
                 self.resolve(segment);
