@@ -15,7 +15,7 @@
 //!
 //! # Received frames
 //!
-//! An interface receives UDP datagrams to its address that carry the protocol's traffic class ([`DSCP`](super::datagrams::DSCP)), and ARP
+//! An interface receives UDP datagrams to its address that carry the protocol's traffic class (DSCP 46), and ARP
 //! requests and replies for that address. An aggregator with two devices is a switch: it forwards every other frame unchanged from one
 //! device to the other, so datagrams for another aggregator, or of another service in that traffic class, pass. With one device, or more
 //! than two, other frames are dropped and counted.
