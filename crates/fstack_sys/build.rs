@@ -1,8 +1,7 @@
 //! Finds F-Stack and DPDK, each only for its feature.
 //!
-//! A library that is missing is a warning here and an error of the linker: `cargo check`, clippy and rustdoc need no
-//! library, and whatever is linked fails right below the text that says what was looked for. It is looked for again when
-//! one of the places changes.
+//! A missing library is a warning here and an error of the linker: `cargo check`, clippy and rustdoc need no library. The warning, which names
+//! the places searched, appears right above the linker's error. The search is repeated when one of the places changes.
 
 use std::env;
 use std::fs;
@@ -11,11 +10,10 @@ use std::path::{Path, PathBuf};
 #[path = "build/release.rs"]
 mod release;
 
-/// F-Stack's own name for its folder: `FF_PATH/lib/libfstack.so` or `.a`, headers in `FF_PATH/include` or, as in a
-/// source tree, beside the library.
+/// F-Stack's variable for its folder: `FF_PATH/lib/libfstack.so` or `.a`, headers in `FF_PATH/include` or, in a source tree, beside the library.
 const FF_PATH: &str = "FF_PATH";
 
-/// What `libfstack.a` leaves to others; a shared libfstack brings it along. Drivers are loaded by EAL.
+/// Libraries that `libfstack.a` needs; a shared libfstack names its own. EAL loads drivers.
 const UNDER_FSTACK: [&str; 9] = [
     "rte_timer",
     "rte_ethdev",
@@ -28,25 +26,16 @@ const UNDER_FSTACK: [&str; 9] = [
     "crypto",
 ];
 
-/// Written whenever a system's packages bring libraries, also into folders that were not there before.
+/// Changes whenever a system's packages install libraries, even into new folders.
 const LIBRARIES: &str = "/etc/ld.so.cache";
 
-/// The interface that the bindings were checked against; `rte_eth_bond_members_get` is newer.
+/// Release of the interface that the bindings were checked against.
 const DPDK_VERSION: &str = "22.11";
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(fstack_found, dpdk_found)");
     println!("cargo::rerun-if-env-changed={FF_PATH}");
-    for source in [
-        "build.rs",
-        "build/release.rs",
-        "c/dpdk.c",
-        "c/fstack.c",
-        "c/fstack_layout.c",
-        "c/fstack_ports.c",
-    ] {
-        watch(source);
-    }
+    ["build.rs", "build", "c"].into_iter().for_each(watch);
     if env::var_os("CARGO_FEATURE_FSTACK").is_some() {
         fstack();
     }
@@ -55,12 +44,12 @@ fn main() {
     }
 }
 
-/// Looks again when this changes. Cargo goes through all of a folder; what does not exist counts as changed, always.
+/// Repeats the search when a file changes, or a file in a folder. A missing path counts as changed, always.
 fn watch(path: impl AsRef<Path>) {
     println!("cargo::rerun-if-changed={}", path.as_ref().display());
 }
 
-/// Looks again when pkg-config may know more. A folder that the user has named is watched even where there is none.
+/// Repeats the search when pkg-config may know more. A folder named by the user is watched even if it is missing.
 fn watch_packages() {
     let named = env::var_os("PKG_CONFIG_PATH").unwrap_or_default();
     let empty = |folder: &PathBuf| folder.as_os_str().is_empty();
@@ -72,7 +61,7 @@ fn watch_packages() {
     others.filter(|path| path.exists()).for_each(watch);
 }
 
-/// Looks again when this package of pkg-config is another one.
+/// Repeats the search when this package of pkg-config changes.
 fn watch_package(name: &str) {
     if let Ok(folder) = pkg_config::get_variable(name, "pcfiledir") {
         watch(Path::new(&folder).join(format!("{name}.pc")));
@@ -120,7 +109,7 @@ fn fstack() {
     let folder = found.library.display();
     println!("cargo::rustc-link-search=native={folder}");
     let shared = found.library.join("libfstack.so");
-    // A build script cannot pass these to what is linked above it; each package there asks for them.
+    // A build script cannot pass linker arguments to dependents: each dependent asks for `link_args`.
     if let Ok(bytes) = fs::read(&shared) {
         let checksum = crc32fast::hash(&bytes);
         println!("cargo::rustc-env=FSTACK_SHARED_CRC32={checksum:08x}");
@@ -133,7 +122,7 @@ fn fstack() {
         println!("cargo::metadata=link_args=-Wl,-rpath,{folder}");
     } else {
         watch(found.library.join("libfstack.a"));
-        // FreeBSD's linker sets are found by their sections' names alone, which lld takes for garbage.
+        // FreeBSD's linker sets are found by their sections' names alone, so lld would collect them as garbage.
         println!("cargo::rustc-link-lib=static:+whole-archive,-bundle=fstack");
         println!("cargo::rustc-link-arg=-Wl,-z,nostart-stop-gc");
         println!("cargo::metadata=link_args=-Wl,-z,nostart-stop-gc");
@@ -210,8 +199,7 @@ fn dpdk() {
         return no_dpdk();
     };
     println!("cargo::rustc-cfg=dpdk_found");
-    println!("cargo::rustc-env=DPDK_VERSION={}", found.version);
-    // The shim first: linkers resolve it from what follows.
+    // The shim first, as linkers resolve it from later libraries.
     with_dpdk(&found, "c/dpdk.c").compile("innet_dpdk");
     for path in &found.link_paths {
         println!("cargo::rustc-link-search=native={}", path.display());
@@ -238,11 +226,11 @@ fn probe_dpdk() -> Result<pkg_config::Library, pkg_config::Error> {
         .inspect(|_| watch_package("libdpdk"))
 }
 
-/// Compiles what uses DPDK's headers.
+/// A compilation with DPDK's headers.
 fn with_dpdk(found: &pkg_config::Library, source: &str) -> cc::Build {
     let mut build = cc::Build::new();
     build.file(source).includes(&found.include_paths);
-    // The headers' inline functions use instructions up to SSE4.2, which every machine that runs DPDK has.
+    // The headers' inline functions use instructions up to SSE4.2, which DPDK requires.
     if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
         build.flag("-march=corei7");
     }

@@ -1,4 +1,4 @@
-/* DPDK's inline functions, as functions. Names begin with innet_ in place of rte_. */
+/* DPDK's inline functions, as functions: their names begin with innet_ instead of rte_. */
 
 #include <stdio.h>
 
@@ -14,17 +14,12 @@ struct innet_frame {
     uint16_t segments;
 };
 
-uint16_t innet_eth_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count)
-{
-    return rte_eth_rx_burst(port, queue, packets, count);
-}
-
 uint16_t innet_eth_tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **packets, uint16_t count)
 {
     return rte_eth_tx_burst(port, queue, packets, count);
 }
 
-/* What each packet has in its first segment, which will be read soon. */
+/* First segment of each packet, prefetched, as it will be read soon. */
 static void frames_of(struct rte_mbuf *const *packets, struct innet_frame *frames, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
@@ -99,52 +94,18 @@ int innet_log_to_stderr(void)
     return rte_openlog_stream(stderr);
 }
 
-int innet_pktmbuf_alloc_bulk(struct rte_mempool *pool, struct rte_mbuf **packets, unsigned count)
-{
-    return rte_pktmbuf_alloc_bulk(pool, packets, count);
-}
-
 void innet_pktmbuf_free_bulk(struct rte_mbuf **packets, unsigned count)
 {
     rte_pktmbuf_free_bulk(packets, count);
 }
 
-void *innet_pktmbuf_data(const struct rte_mbuf *packet)
-{
-    return rte_pktmbuf_mtod(packet, void *);
-}
-
-uint16_t innet_pktmbuf_data_len(const struct rte_mbuf *packet)
-{
-    return rte_pktmbuf_data_len(packet);
-}
-
-uint16_t innet_pktmbuf_room(const struct rte_mbuf *packet)
-{
-    return rte_pktmbuf_data_len(packet) + rte_pktmbuf_tailroom(packet);
-}
-
-uint16_t innet_pktmbuf_segments(const struct rte_mbuf *packet)
-{
-    return packet->nb_segs;
-}
-
-static inline void set_len(struct rte_mbuf *packet, uint16_t bytes)
-{
-    packet->data_len = bytes;
-    packet->pkt_len = bytes;
-}
-
-void innet_pktmbuf_set_len(struct rte_mbuf *packet, uint16_t bytes)
-{
-    set_len(packet, bytes);
-}
-
 void innet_pktmbuf_set_lengths(struct rte_mbuf *const *packets, const uint16_t *bytes, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        if (bytes[i])
-            set_len(packets[i], bytes[i]);
+        if (bytes[i]) {
+            packets[i]->data_len = bytes[i];
+            packets[i]->pkt_len = bytes[i];
+        }
     }
 }
 

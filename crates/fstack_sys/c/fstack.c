@@ -1,5 +1,4 @@
-/* What F-Stack keeps in structures of its own, whose layout changes between releases, and what DPDK has inline: the
- * installed headers say it. */
+/* Access to F-Stack's structures, whose layout changes between releases, and to DPDK's inline functions, by the installed headers. */
 
 #include <errno.h>
 #include <stdint.h>
@@ -13,10 +12,10 @@
 
 #include "ff_config.h"
 
-/* Never less than a burst, which the driver copies before it returns; pools are smallest with a power of two less one. */
+/* At least a burst, which the driver copies before it returns. A pool is smallest with a power of two less one. */
 enum { WHOLE_FRAMES = 2 * MAX_PKT_BURST - 1 };
 
-/* Bytes of a port's entry that are there or not: IPv6 and ipfw have 72. */
+/* Most bytes of optional fields in a port's entry: IPv6 and ipfw have 72. */
 enum { MOST_OPTIONS = 128 };
 
 /* Frames of several parts become frames of one. */

@@ -1,4 +1,4 @@
-/* What the headers of the installed F-Stack say, for tests/fstack_layout.rs. */
+/* Layouts, constants and types in the headers of the installed F-Stack, for tests/fstack_layout.rs. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ const size_t innet_sockaddr_layout[] = {
 };
 
 const int32_t innet_fstack_constants[] = {
-    EVFILT_READ, EVFILT_WRITE, EV_ADD, EV_DELETE, EV_ONESHOT, EV_CLEAR, EV_EOF, EV_ERROR, AF_INET6_LINUX, DPDK_CONFIG_NUM,
+    EVFILT_READ, EVFILT_WRITE, EV_ADD, EV_ONESHOT, EV_CLEAR, EV_EOF, EV_ERROR, AF_INET6_LINUX, DPDK_CONFIG_NUM,
 };
 
 /* A header that declares another type than src/fstack.rs does not compile. */
@@ -29,7 +29,6 @@ const int32_t innet_fstack_constants[] = {
     _Static_assert(__builtin_types_compatible_p(__typeof__(function), type), #function " is not as src/fstack.rs has it")
 
 DECLARED(ff_load_config, int(int, char *const *));
-DECLARED(ff_init, int(int, char *const *));
 DECLARED(ff_run, void(int (*)(void *), void *));
 DECLARED(ff_stop_run, void(void));
 DECLARED(ff_socket, int(int, int, int));
@@ -42,10 +41,7 @@ DECLARED(ff_accept, int(int, struct linux_sockaddr *, socklen_t *));
 DECLARED(ff_connect, int(int, const struct linux_sockaddr *, socklen_t));
 DECLARED(ff_shutdown, int(int, int));
 DECLARED(ff_close, int(int));
-DECLARED(ff_getsockname, int(int, struct linux_sockaddr *, socklen_t *));
-DECLARED(ff_getpeername, int(int, struct linux_sockaddr *, socklen_t *));
 DECLARED(ff_read, ssize_t(int, void *, size_t));
-DECLARED(ff_readv, ssize_t(int, const struct iovec *, int));
 DECLARED(ff_write, ssize_t(int, const void *, size_t));
 DECLARED(ff_writev, ssize_t(int, const struct iovec *, int));
 DECLARED(ff_kqueue, int(void));

@@ -1,4 +1,4 @@
-/* What DPDK's headers say of what src/fstack.rs has of DPDK, for tests/fstack_layout.rs. */
+/* DPDK's headers against the part of DPDK in src/fstack.rs, for tests/fstack_layout.rs. */
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
-//! F-Stack's C interface: `ff_api.h`, `ff_event.h`, and the four steps of `ff_init`, which its library exports but no
-//! header declares.
+//! F-Stack's C interface: `ff_api.h`, `ff_event.h`, and the four steps of `ff_init`, which its library exports although no header declares
+//! them.
 //!
-//! Every function but [`ff_stop_run`] may be called only on the thread that ran the initialisation, which can be run
-//! once in a process; a failure in it ends the process by `exit`. `errno` is set, in Linux's values.
+//! Every function except [`ff_stop_run`] may be called only on the thread that ran the initialisation, once in a process. A failed
+//! initialisation ends the process by `exit`. `errno` is set, in Linux's values.
 
 #![allow(non_camel_case_types)]
 
@@ -36,9 +36,9 @@ pub struct kevent {
     pub flags: c_ushort,
     /// Flags of the filter.
     pub fflags: c_uint,
-    /// Bytes ready, or room for them; with [`EV_ERROR`] the errno.
+    /// Bytes ready to read, or free to write; with [`EV_ERROR`] the errno.
     pub data: i64,
-    /// Handed back as it was given. F-Stack takes 0 for none.
+    /// The caller's value, returned in events. F-Stack ignores 0.
     pub udata: *mut c_void,
     /// Extensions.
     pub ext: [u64; 4],
@@ -50,7 +50,7 @@ pub struct kevent {
 pub struct rte_eth_link {
     /// In megabits a second.
     pub link_speed: u32,
-    /// A bit each for duplex, negotiation and status, in this order; see [`rte_eth_link::is_up`].
+    /// Bits of duplex, negotiation and status, from the lowest.
     pub bits: u16,
 }
 
@@ -61,44 +61,42 @@ impl rte_eth_link {
     }
 }
 
-/// The release of the library that was linked, where pkg-config or what lies beside the library tells it.
+/// Release of the linked library; `None` if neither pkg-config nor a file beside the library names it.
 pub const RELEASE: Option<&str> = option_env!("FSTACK_VERSION");
 
-/// CRC-32 of the file of the shared library that was linked; `None` where it was a static one.
+/// CRC-32 of the linked shared library's file; `None` for a static library.
 pub fn shared_library() -> Option<u32> {
     u32::from_str_radix(option_env!("FSTACK_SHARED_CRC32")?, 16).ok()
 }
 
 /// Data to read, or connections to accept.
 pub const EVFILT_READ: c_short = -1;
-/// Room to write.
+/// Free space to write.
 pub const EVFILT_WRITE: c_short = -2;
 /// Adds an event to the queue.
 pub const EV_ADD: c_ushort = 0x0001;
-/// Deletes an event from the queue.
-pub const EV_DELETE: c_ushort = 0x0002;
-/// Reports once, and is then gone from the queue.
+/// Reports once, then leaves the queue.
 pub const EV_ONESHOT: c_ushort = 0x0010;
-/// Reports a state when it is entered, not for as long as it lasts.
+/// Reports changes of a state (edge-triggered).
 pub const EV_CLEAR: c_ushort = 0x0020;
-/// The other end has closed; nothing more will come.
+/// The peer has closed its sending side.
 pub const EV_EOF: c_ushort = 0x8000;
 /// The change failed.
 pub const EV_ERROR: c_ushort = 0x4000;
-/// IPv6, as [`linux_sockaddr`] names it.
+/// IPv6 in a [`linux_sockaddr`].
 pub const AF_INET6_LINUX: c_int = 10;
-/// Room for arguments in [`dpdk_argv`].
+/// Most arguments in [`dpdk_argv`].
 pub const DPDK_CONFIG_NUM: usize = 16;
 
-// SAFETY: the signatures are those of the steps in F-Stack 1.25's `ff_init`, and of the headers, compared in c/; structures and constants
-// are compared with the headers by tests/fstack_layout.rs.
+// SAFETY: the signatures equal F-Stack 1.25's `ff_init` and the headers, which the C compiler compares in c/; tests/fstack_layout.rs compares
+// structures and constants.
 unsafe extern "C" {
     /// The arguments for EAL that [`ff_load_config`] made.
     pub static mut dpdk_argc: c_int;
     /// The arguments for EAL that [`ff_load_config`] made.
     pub static mut dpdk_argv: [*mut c_char; DPDK_CONFIG_NUM + 1];
 
-    /// Reads the file that `--conf` names, prints it to standard output, and makes EAL's arguments from it.
+    /// Reads the file that `--conf` names, prints it to standard output, and derives EAL's arguments.
     pub fn ff_load_config(argc: c_int, argv: *const *mut c_char) -> c_int;
     /// Starts EAL and the ports.
     pub fn ff_dpdk_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
@@ -110,23 +108,21 @@ unsafe extern "C" {
     pub fn ff_freebsd_init() -> c_int;
     /// Gives the ports their addresses.
     pub fn ff_dpdk_if_up() -> c_int;
-    /// All four steps, with no arguments for EAL but the file's.
-    pub fn ff_init(argc: c_int, argv: *const *mut c_char) -> c_int;
     /// Polls the ports and calls `loop_` until [`ff_stop_run`].
     pub fn ff_run(loop_: loop_func_t, arg: *mut c_void);
     /// Ends [`ff_run`]. From any thread.
     pub fn ff_stop_run();
 
-    /// Replaces DPDK's way to wait; F-Stack waits by it for the links of its ports.
+    /// Replaces DPDK's delay function, by which F-Stack waits for the links of its ports.
     pub fn rte_delay_us_callback_register(wait: unsafe extern "C" fn(microseconds: c_uint));
-    /// DPDK's own way to wait: it polls the clock.
+    /// DPDK's own delay function, which polls the clock.
     pub fn rte_delay_us_block(microseconds: c_uint);
 
-    /// Ports there are.
+    /// Number of ports.
     pub fn rte_eth_dev_count_avail() -> u16;
-    /// The number of the port with this name; 0, or a negative error.
+    /// Finds the port with this name; 0, or a negative error.
     pub fn rte_eth_dev_get_port_by_name(name: *const c_char, port: *mut u16) -> c_int;
-    /// Looks at a port's link without waiting; 0, or a negative error.
+    /// Reads a port's link without waiting; 0, or a negative error.
     pub fn rte_eth_link_get_nowait(port: u16, link: *mut rte_eth_link) -> c_int;
     /// Starts a stopped port.
     pub fn rte_eth_dev_start(port: u16) -> c_int;
@@ -165,15 +161,9 @@ unsafe extern "C" {
     pub fn ff_shutdown(s: c_int, how: c_int) -> c_int;
     /// `close(2)`.
     pub fn ff_close(fd: c_int) -> c_int;
-    /// `getsockname(2)`; writes a whole address whatever the length says.
-    pub fn ff_getsockname(s: c_int, address: *mut linux_sockaddr, length: *mut socklen_t) -> c_int;
-    /// `getpeername(2)`; writes a whole address whatever the length says.
-    pub fn ff_getpeername(s: c_int, address: *mut linux_sockaddr, length: *mut socklen_t) -> c_int;
 
     /// `read(2)`.
     pub fn ff_read(fd: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t;
-    /// `readv(2)`.
-    pub fn ff_readv(fd: c_int, slices: *const iovec, count: c_int) -> ssize_t;
     /// `write(2)`.
     pub fn ff_write(fd: c_int, buffer: *const c_void, bytes: size_t) -> ssize_t;
     /// `writev(2)`.

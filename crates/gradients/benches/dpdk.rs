@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gradients::dpdk::device::{Device, FreePackets, PacketPool, RxQueue, TxQueue};
+use gradients::dpdk::device::{Device, RxQueue, TxQueue};
 use gradients::dpdk::frame::{Arp, HeaderTemplate, MAX_FRAME, Mac, ParsedFrame};
+use gradients::dpdk::packets::{FreePackets, PacketPool};
 use gradients::dpdk::{DpdkAggregator, DpdkConfig, cores, eal};
 use gradients::packet::{HEADER_BYTES, MAX_SEGMENT_VALUES, PacketHeader, PacketKind};
 use gradients::{AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob};
@@ -116,7 +117,8 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
         cores: vec![used.receiving],
         idle_sleep: Duration::ZERO,
     };
-    let aggregator = DpdkAggregator::start(&config, limits).expect("a memif");
+    let aggregators = DpdkAggregator::start_all(&config, limits).expect("a memif");
+    let aggregator = &aggregators[0];
     let mut generator = TrafficGenerator::new(&client, used.generating);
     let mac = generator.find(*config.address.ip());
     let mut templates = Vec::new();
@@ -132,7 +134,9 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
             deadline: PATIENCE,
             asynchronous: None,
         };
-        let ticket = aggregator.join(&request, None).expect("there is room");
+        let ticket = aggregator
+            .join(&request, None, None)
+            .expect("there is room");
         let from: SocketAddrV4 = GENERATOR.parse().expect("an address");
         let from = SocketAddrV4::new(*from.ip(), from.port() + worker);
         let route = HeaderTemplate::new((from, generator.mac), (config.address, mac));

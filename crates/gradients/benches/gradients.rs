@@ -79,7 +79,7 @@ fn aggregator(values: u16, rounds: u64) {
     let mut workers = Vec::new();
     for worker in 0..WORKERS {
         let from = SocketAddr::from(([10, 0, 0, 1], worker + 1));
-        let join = aggregator.join(now, &request(worker, values), None, &mut ring);
+        let join = aggregator.join(now, &request(worker, values), None, None, &mut ring);
         let ticket = join.expect("there is room for one job");
         let header = PacketHeader::new(PacketKind::Join, ticket.session, 0, 0).encode();
         let mut cookie = vec![0; 8];
@@ -124,7 +124,9 @@ fn udp_sum(bytes: usize, rounds: usize) {
     let together = Barrier::new(WORKERS.into());
     let work = |number| {
         let request = request(number, 360);
-        let ticket = aggregator.join(&request, None).expect("there is room");
+        let ticket = aggregator
+            .join(&request, None, None)
+            .expect("there is room");
         let (at, wait) = (aggregator.address(), Wait::forever());
         let transport = UdpTransport::to(at).expect("a socket");
         let worker = Worker::join(transport, at, &request, &ticket, LONG, &wait);

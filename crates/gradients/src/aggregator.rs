@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use super::counters::AggregatorCounters;
 use super::job::{Job, JobStatus, Member};
 use super::packet::{Ack, MAX_SEGMENT_VALUES, PacketHeader, PacketKind, Status};
-use super::segments::SegmentTable;
+use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
 use super::settings::{self, JobSettings};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
 /// Number of the first round. The round before it needs a number, too.
 const FIRST_ROUND: u64 = 1;
+
+/// Shortest and longest time between two searches for overdue segments.
+const EXPIRY_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// Limits of an aggregator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +54,7 @@ pub struct Aggregator {
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
+    /// Counters without those of the jobs.
     counters: AggregatorCounters,
 }
 
@@ -67,7 +71,10 @@ impl Aggregator {
 
     /// Datagrams and sums so far.
     pub fn counters(&self) -> AggregatorCounters {
-        self.counters
+        let mut all = self.counters;
+        let jobs = self.jobs.iter().flatten();
+        jobs.for_each(|job| all += job.counters);
+        all
     }
 
     /// Number of jobs.
@@ -94,38 +101,13 @@ impl Aggregator {
         self.jobs.iter().position(named)
     }
 
-    /// Adds a worker to a job, which the first worker creates. The caller has authenticated it. It replaces a member with its number. A
-    /// job with workers of other aggregators is created with a `parent`.
+    /// Adds a worker to a job, or a rack: an aggregator that sends sums of `rack` workers. The first one creates the job, with a `parent` if
+    /// it has workers of other aggregators. The caller has authenticated the worker. It replaces a member with its number.
     ///
     /// # Errors
-    /// [`Error::Config`] for invalid settings, or settings that differ from those of the other workers; [`Error::TooLarge`] if there are
-    /// too many jobs, or an asynchronous job needs too much memory.
+    /// [`Error::Config`] for invalid settings, settings that differ from those of the other workers, or racks whose workers do not add up to
+    /// those of the job; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
     pub fn join<T: Transmit>(
-        &mut self,
-        now: Instant,
-        request: &JoinJob,
-        parent: Option<ParentAggregator>,
-        out: &mut T,
-    ) -> Result<Ticket> {
-        self.admit(now, request, None, parent, out)
-    }
-
-    /// Adds a rack to a job: an aggregator that sends sums of `below` workers.
-    ///
-    /// # Errors
-    /// Errors of [`Aggregator::join`]; [`Error::Config`] if the workers of all racks do not add up to those of the job.
-    pub fn join_rack<T: Transmit>(
-        &mut self,
-        now: Instant,
-        request: &JoinJob,
-        below: u32,
-        parent: Option<ParentAggregator>,
-        out: &mut T,
-    ) -> Result<Ticket> {
-        self.admit(now, request, Some(below), parent, out)
-    }
-
-    fn admit<T: Transmit>(
         &mut self,
         now: Instant,
         request: &JoinJob,
@@ -163,7 +145,7 @@ impl Aggregator {
         job.last_heard = now;
         job.retry_parent(now, out);
         let window = job.window;
-        let (replaced, round) = job.admit(request.worker, member, &mut self.counters, out);
+        let (replaced, round) = job.admit(request.worker, member, out);
         if let Some(replaced) = replaced {
             self.sessions.remove(replaced);
         }
@@ -196,7 +178,9 @@ impl Aggregator {
             });
         };
         // A segment in flight needs an entry at the parent, too.
-        let window = parent.as_ref().map_or(u32::MAX, |parent| parent.window);
+        let window = parent
+            .as_ref()
+            .map_or(u32::MAX, |parent| parent.ticket.window);
         let window = self.limits.window.min(window);
         let (entries, depth) = settings.table_size(window);
         let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
@@ -226,13 +210,15 @@ impl Aggregator {
             )));
         }
         if let Some(parent) = &parent
-            && self.is_used(parent.session)
+            && self.is_used(parent.ticket.session)
         {
             return Err(Error::Refused(
                 "the session number that the parent drew is in use here: join again".into(),
             ));
         }
-        let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.round);
+        let first = parent
+            .as_ref()
+            .map_or(FIRST_ROUND, |parent| parent.ticket.round);
         let mut job = Job::new(&request.job, settings, window, first, now);
         job.below = below;
         job.parent = parent;
@@ -259,7 +245,7 @@ impl Aggregator {
         let mut jobs = self.jobs.iter();
         jobs.position(|job| {
             let parent = job.as_ref().and_then(|job| job.parent.as_ref());
-            parent.is_some_and(|parent| parent.session == session)
+            parent.is_some_and(|parent| parent.ticket.session == session)
         })
     }
 
@@ -268,7 +254,7 @@ impl Aggregator {
         if let Some(SessionOwner { job: index, worker }) = self.sessions.remove(session)
             && let Some(job) = &mut self.jobs[index as usize]
         {
-            job.leave(worker, &mut self.counters, out);
+            job.leave(worker, out);
             if job.joined() == 0 {
                 self.forget(index as usize, out);
             }
@@ -280,14 +266,16 @@ impl Aggregator {
         if let Some(index) = self.job_of_parent(session)
             && let Some(job) = &mut self.jobs[index]
         {
-            job.lose_parent(&mut self.counters, out);
+            job.lose_parent(out);
         }
     }
 
     fn forget<T: Transmit>(&mut self, index: usize, out: &mut T) {
-        let job = self.jobs[index].take();
-        if let Some(parent) = job.and_then(|job| job.parent) {
-            parent.send(PacketKind::Leave, 0, 0, &parent.key, out);
+        if let Some(job) = self.jobs[index].take() {
+            self.counters += job.counters;
+            if let Some(parent) = job.parent {
+                parent.send(PacketKind::Leave, 0, 0, &parent.ticket.key, out);
+            }
         }
         self.sessions.remove_job(index);
     }
@@ -316,47 +304,42 @@ impl Aggregator {
         let Some(member) = job.member(owner.worker) else {
             return;
         };
-        if member.address != Some(from) && header.kind != PacketKind::Join {
+        if header.kind == PacketKind::Join {
+            return self.validate_path(now, owner, from, body, out);
+        }
+        if member.address != Some(from) {
             self.counters.strangers += 1;
             return;
         }
+        member.last_heard = now;
+        job.last_heard = now;
         match header.kind {
             PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents => {
-                member.last_heard = now;
-                job.last_heard = now;
-                job.contribute(now, owner.worker, header, body, &mut self.counters, out);
+                job.contribute(now, owner.worker, header, body, out);
             }
-            _ => self.receive_other(now, owner, from, header, body, out),
+            _ => self.receive_other(owner, header, body, out),
         }
     }
 
-    /// Handles a member's datagram that is not a contribution.
+    /// Handles a member's datagram that is neither a contribution nor path validation.
     #[cold]
     fn receive_other<T: Transmit>(
         &mut self,
-        now: Instant,
         owner: SessionOwner,
-        from: SocketAddr,
         header: PacketHeader,
         body: &[u8],
         out: &mut T,
     ) {
-        let (index, worker) = (owner.job as usize, owner.worker);
-        if header.kind == PacketKind::Join {
-            return self.validate_path(now, index, worker, from, body, out);
-        }
-        let Some(job) = &mut self.jobs[index] else {
+        let worker = owner.worker;
+        let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
         };
-        let Some(member) = job.member(worker) else {
+        let Some(key) = job.member(worker).map(|member| member.key) else {
             return;
         };
-        let key = member.key;
-        member.last_heard = now;
-        job.last_heard = now;
         let counters = &mut self.counters;
         match header.kind {
-            PacketKind::Help => job.answer_query(worker, header, counters, out),
+            PacketKind::Help => job.answer_query(worker, header, out),
             PacketKind::Leave
             | PacketKind::Reset
             | PacketKind::SetH
@@ -365,10 +348,10 @@ impl Aggregator {
                 None => counters.strangers += 1,
                 Some(_) if header.kind == PacketKind::Leave => {
                     let ack = Ack::new(Status::Done, PacketKind::Leave);
-                    job.send_ack(worker, 0, 0, &ack, out);
+                    job.send_ack(worker, SegmentId::new(0, 0), &ack, out);
                     self.leave(header.session, out);
                 }
-                Some(argument) => job.control(worker, header, argument, counters, out),
+                Some(argument) => job.control(worker, header, argument, out),
             },
             _ => counters.malformed += 1,
         }
@@ -386,27 +369,27 @@ impl Aggregator {
         let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
             Some(job) if job.parent.as_ref().is_some_and(|p| p.address == from) => {
-                job.receive_from_parent(now, header, body, &mut self.counters, out);
+                job.receive_from_parent(now, header, body, out);
             }
             _ => self.counters.strangers += 1,
         }
     }
 
     /// Sends a cookie to the address that a member's datagram came from, and accepts the address when the cookie comes back from there.
+    #[cold]
     fn validate_path<T: Transmit>(
         &mut self,
         now: Instant,
-        index: usize,
-        worker: u16,
+        owner: SessionOwner,
         from: SocketAddr,
         body: &[u8],
         out: &mut T,
     ) {
-        let Some(job) = &mut self.jobs[index] else {
+        let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
         };
-        let next = job.next_round();
-        let Some(member) = job.member(worker) else {
+        let next = SegmentId::new(job.next_round(), 0);
+        let Some(member) = job.member(owner.worker) else {
             return;
         };
         let Some(returned) = body.strip_prefix(&member.key) else {
@@ -420,7 +403,7 @@ impl Aggregator {
             member.address = Some(from);
             member.last_heard = now;
             let ack = Ack::new(Status::Done, PacketKind::Join);
-            return job.send_ack(worker, next, 0, &ack, out);
+            return job.send_ack(owner.worker, next, &ack, out);
         }
         let cookie = match sent {
             Some((_, cookie)) => cookie,
@@ -435,17 +418,20 @@ impl Aggregator {
         out.send(from, &header.encode(), &cookie);
     }
 
-    /// Fails segments that are overdue at `now`, and forgets idle jobs.
-    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+    /// Fails segments that are overdue at `now`, and forgets idle jobs. Returns the time of the next call, in 1 to 100 ms.
+    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Instant {
         for index in 0..self.jobs.len() {
             let Some(job) = &mut self.jobs[index] else {
                 continue;
             };
-            job.expire(now, &mut self.counters, out);
+            job.expire(now, out);
             if now.saturating_duration_since(job.last_heard) >= self.limits.idle {
                 self.forget(index, out);
             }
         }
+        let [soonest, latest] = EXPIRY_INTERVAL.map(|interval| now + interval);
+        let next = self.next_deadline().unwrap_or(latest);
+        next.clamp(soonest, latest)
     }
 
     /// Time at which [`Aggregator::expire`] may have something to do.

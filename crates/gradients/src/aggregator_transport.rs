@@ -5,12 +5,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::counters::FrameCounters;
-use super::job::JobStatus;
-use super::udp::UdpAggregator;
-use super::{
-    Aggregator, AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator, Result, Ticket,
-    Transmit,
-};
+use super::{Aggregator, AggregatorCounters, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 
 /// DPDK devices, and the IPv4 interface that they form.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,38 +50,15 @@ pub trait AggregatorTransport: Send + Sync {
         self.aggregator().counters()
     }
 
-    /// Its jobs.
-    fn jobs(&self) -> Vec<JobStatus> {
-        self.aggregator().status().collect()
-    }
-
-    /// Whether it has the job `name`.
-    fn has(&self, name: &str) -> bool {
-        self.aggregator().has(name)
-    }
-
-    /// Adds a worker to a job: see [`Aggregator::join`].
-    ///
-    /// # Errors
-    /// Errors of [`Aggregator::join`].
-    fn join(&self, request: &JoinJob, parent: Option<ParentAggregator>) -> Result<Ticket> {
-        change(self, |aggregator, now, out| {
-            aggregator.join(now, request, parent, out)
-        })
-    }
-
-    /// Adds a rack to a job: see [`Aggregator::join_rack`].
-    ///
-    /// # Errors
-    /// Errors of [`Aggregator::join_rack`].
-    fn join_rack(
+    /// Adds a worker or a rack to a job. Parameters and errors: see [`Aggregator::join`].
+    fn join(
         &self,
         request: &JoinJob,
-        below: u32,
+        rack: Option<u32>,
         parent: Option<ParentAggregator>,
     ) -> Result<Ticket> {
         change(self, |aggregator, now, out| {
-            aggregator.join_rack(now, request, below, parent, out)
+            aggregator.join(now, request, rack, parent, out)
         })
     }
 
@@ -122,60 +94,4 @@ impl Transmit for Datagrams {
     fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
         self.0.push((to, [head, body].concat()));
     }
-}
-
-/// Aggregators on UDP sockets: the first at `address`, the others at the ports that follow, or at any free port if that is 0.
-///
-/// # Errors
-/// [`Error::Io`](super::Error::Io) for an address that cannot be bound.
-pub fn udp_aggregators(
-    address: SocketAddr,
-    threads: usize,
-    limits: AggregatorLimits,
-) -> Result<Vec<Box<dyn AggregatorTransport>>> {
-    let start = |number| {
-        let port = match address.port() {
-            0 => 0,
-            port => port.saturating_add(number as u16),
-        };
-        let aggregator = UdpAggregator::start(SocketAddr::new(address.ip(), port), limits)?;
-        Ok(Box::new(aggregator) as Box<dyn AggregatorTransport>)
-    };
-    (0..threads).map(start).collect()
-}
-
-/// Aggregators on DPDK devices, one for each thread.
-///
-/// # Errors
-/// [`Error::Config`](super::Error::Config) for a configuration or a device that cannot be used, or a program that was built without the
-/// feature `dpdk`.
-#[cfg(feature = "dpdk")]
-pub fn dpdk_aggregators(
-    config: &DpdkConfig,
-    limits: AggregatorLimits,
-) -> Result<Vec<Box<dyn AggregatorTransport>>> {
-    let aggregators = super::dpdk::DpdkAggregator::start_all(config, limits)?.into_iter();
-    Ok(aggregators.map(|one| Box::new(one) as Box<_>).collect())
-}
-
-/// Aggregators on DPDK devices, one for each thread.
-///
-/// # Errors
-/// [`Error::Config`](super::Error::Config) for a configuration or a device that cannot be used, or a program that was built without the
-/// feature `dpdk`.
-#[cfg(not(feature = "dpdk"))]
-pub fn dpdk_aggregators(
-    _: &DpdkConfig,
-    _: AggregatorLimits,
-) -> Result<Vec<Box<dyn AggregatorTransport>>> {
-    Err(without_dpdk())
-}
-
-#[cfg(not(feature = "dpdk"))]
-pub(super) fn without_dpdk() -> super::Error {
-    super::Error::Config(
-        "this program was built without DPDK: install libdpdk (Debian: apt install libdpdk-dev) and build again with the cargo feature \
-         `dpdk`, or name no device for gradients"
-            .to_owned(),
-    )
 }

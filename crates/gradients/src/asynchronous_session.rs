@@ -1,16 +1,4 @@
-//! Session of an asynchronous worker: workers do not wait for each other, and every worker takes the same sequence of means.
-//!
-//! Update `r` is the mean of the first H contributions to round `r`, segment by segment. The index of a worker is the update that its weights
-//! are of. A worker sends each segment of a gradient to the first round whose sum it does not have. If that round completes without the
-//! segment, it goes into the next one; if the weights of the gradient would then be more than S updates old, it is dropped. So no
-//! contribution older than S updates is counted, and each is counted once, as the sum says whose contributions are in it.
-//!
-//! Segments complete independently, so one segment of a gradient may be in a sum while another missed that round and waits in the next one for
-//! other workers, whose segments may wait for it in turn. To avoid a deadlock, segments that wait at the aggregator do not keep a worker
-//! from its next gradient: those segments of the next gradient go into the round after that.
-//!
-//! The aggregator keeps S + 1 sums of each segment. A worker that needs an older one fails with [`Error::Behind`], pulls the weights of a later
-//! update, and continues with [`AsynchronousSession::restart`].
+//! Session of an asynchronous worker.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,39 +6,30 @@ use std::time::{Duration, Instant};
 
 use super::arithmetic;
 use super::packet::{Ack, PacketHeader, PacketKind, Status};
-use super::round::worker_numbers;
+use super::round::{MAX_QUERIES, worker_numbers};
 use super::worker::{Exchange, WorkerSession};
-use super::{Error, JoinJob, Result, Transmit};
+use super::{Contributions, Error, JoinJob, Result, Transmit};
 
-/// Most segments queried at a time, the oldest first.
-const MAX_QUERIES: usize = 16;
 /// Time between two queries of a worker without contributions in flight, for sums of others.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
 
-/// Counts of a worker's gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Contributions {
-    /// Gradients accepted by `offer`.
-    pub offered: u64,
-    /// Gradients with all segments in sums. A segment in flight at a restart, or left to the aggregator, may be counted for the next
-    /// gradient.
-    pub counted: u64,
-    /// Gradients of which at least one segment exceeded the staleness bound.
-    pub dropped: u64,
-    /// Segments that missed a round and went into a later one.
-    pub late_segments: u64,
-    /// Dropped segments.
-    pub dropped_segments: u64,
-    /// Restarts of a worker that was too far behind.
-    pub restarts: u64,
-}
-
-/// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure.
+/// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure. Workers do not wait for each other, and every
+/// worker takes the same sequence of means.
+///
+/// Update `r` is the mean of the first H contributions to round `r`, segment by segment. The index of a worker is the update that its weights
+/// are of. A worker sends each segment of a gradient to the first round whose sum it does not have. If that round completes without the
+/// segment, it goes into the next one; if the weights of the gradient would then be more than S updates old, it is dropped. So no
+/// contribution older than S updates is counted, and each is counted once, as the sum says whose contributions are in it.
+///
+/// Segments complete independently, so one segment of a gradient may be in a sum while another missed that round and waits in the next one for
+/// other workers, whose segments may wait for it in turn. To avoid a deadlock, segments that wait at the aggregator do not keep a worker
+/// from its next gradient: those segments of the next gradient go into the round after that.
+///
+/// The aggregator keeps S + 1 sums of each segment. A worker that needs an older one fails with [`Error::Behind`], pulls the weights of a later
+/// update, and continues with [`AsynchronousSession::restart`].
 pub struct AsynchronousSession {
     session: WorkerSession,
-    /// Number of the worker.
     number: u16,
-    values: usize,
     staleness: u64,
     /// Last round to contribute to.
     last: u64,
@@ -68,7 +47,7 @@ pub struct AsynchronousSession {
     /// Segments not yet sent to their present round.
     unsent: VecDeque<u32>,
     /// Segments sent to their present round, the oldest first.
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<SentSegment>,
     contributions: Contributions,
     deadline: Duration,
     /// Time of the first datagram without an answer.
@@ -93,7 +72,18 @@ struct SegmentProgress {
     held: bool,
 }
 
-struct InFlight {
+impl SegmentProgress {
+    /// A segment of the weights of update `index`.
+    fn after(index: u64) -> Self {
+        SegmentProgress {
+            round: index + 1,
+            pending: false,
+            held: false,
+        }
+    }
+}
+
+struct SentSegment {
     segment: u32,
     sent: Instant,
     next_query: Instant,
@@ -127,19 +117,11 @@ impl AsynchronousSession {
         };
         AsynchronousSession {
             number: request.worker,
-            values,
             staleness: settings.staleness.into(),
             last,
             index,
             means: (0..=settings.staleness).map(|_| mean()).collect(),
-            segments: vec![
-                SegmentProgress {
-                    round: index + 1,
-                    pending: false,
-                    held: false,
-                };
-                segments
-            ],
+            segments: vec![SegmentProgress::after(index); segments],
             gradient: vec![0.0; values],
             gradient_index: 0,
             unresolved: 0,
@@ -187,7 +169,7 @@ impl AsynchronousSession {
     pub fn offer(&mut self, gradient: &[f32], index: u64) -> bool {
         assert_eq!(
             gradient.len(),
-            self.values,
+            self.gradient.len(),
             "the gradient has another length"
         );
         assert!(index <= self.index, "the gradient is of weights to come");
@@ -208,12 +190,6 @@ impl AsynchronousSession {
             }
         }
         true
-    }
-
-    /// Whether the present round of a segment exceeds the gradient's staleness bound, or the last round.
-    fn is_too_old(&self, segment: u32) -> bool {
-        let round = self.segments[segment as usize].round;
-        round > self.last.min(self.gradient_index + 1 + self.staleness)
     }
 
     /// Notes that a segment of the gradient is counted or dropped.
@@ -242,19 +218,13 @@ impl AsynchronousSession {
 
     /// Continues from the weights of update `index`. A gradient in progress is dropped.
     pub fn restart(&mut self, index: u64, now: Instant) {
-        if self.unresolved > 0 {
-            self.contributions.dropped_segments += self.unresolved as u64;
-            self.contributions.dropped += 1;
-        }
+        self.contributions.dropped += u64::from(self.is_busy());
+        self.contributions.dropped_segments += self.unresolved as u64;
         self.unresolved = 0;
         self.unsent.clear();
         self.in_flight.clear();
         self.index = index;
-        self.segments.fill(SegmentProgress {
-            round: index + 1,
-            pending: false,
-            held: false,
-        });
+        self.segments.fill(SegmentProgress::after(index));
         for mean in &mut self.means {
             mean.missing = self.segments.len();
         }
@@ -264,11 +234,6 @@ impl AsynchronousSession {
         self.next_probe = now;
     }
 
-    fn range(&self, segment: u32) -> std::ops::Range<usize> {
-        let start = segment as usize * self.session.segment_values;
-        start..self.values.min(start + self.session.segment_values)
-    }
-
     /// Index in `means` of `round`; `None` if it is taken, or beyond the last.
     fn mean_index(&self, round: u64) -> Option<usize> {
         let index = usize::try_from(round.checked_sub(self.index + 1)?).ok()?;
@@ -276,11 +241,8 @@ impl AsynchronousSession {
     }
 
     fn receive_sum(&mut self, now: Instant, header: PacketHeader, body: &[u8]) -> Option<()> {
-        let segment = *self.segments.get(header.segment as usize)?;
-        if header.round_near(segment.round) != Some(segment.round) {
-            return None;
-        }
-        let index = self.mean_index(segment.round)?;
+        let index = self.next_mean(header)?;
+        let segment = self.segments[header.segment as usize];
         let (counted, body) = match header.kind {
             PacketKind::Partial => {
                 let (counted, body) = body.split_first_chunk::<8>()?;
@@ -288,7 +250,7 @@ impl AsynchronousSession {
             }
             _ => (u64::MAX >> (64 - self.session.world.clamp(1, 64)), body),
         };
-        let range = self.range(header.segment);
+        let range = self.session.range(header.segment, self.gradient.len());
         let pending = &mut self.means[index];
         let mean = &mut pending.mean[range];
         if 4 * mean.len() != body.len() || counted == 0 {
@@ -301,15 +263,21 @@ impl AsynchronousSession {
         next.round += 1;
         next.held = false;
         self.next_probe = now + self.session.window.timeout(0);
-        let was_in_flight = self.remove_in_flight(now, header.segment);
+        let mut in_flight = self.in_flight.iter();
+        let position = in_flight.position(|at| at.segment == header.segment);
+        let sent = position.and_then(|position| self.in_flight.remove(position));
+        if let Some(sent) = &sent {
+            let round_trip = (sent.queries == 0).then(|| now.saturating_duration_since(sent.sent));
+            self.session.window.on_sum(round_trip);
+        }
         if segment.pending {
             if segment.held {
                 self.unsent.push_back(header.segment);
-            } else if was_in_flight && counted & 1 << self.number != 0 {
+            } else if sent.is_some() && counted & 1 << self.number != 0 {
                 self.resolve(header.segment);
             } else {
                 self.contributions.late_segments += 1;
-                if was_in_flight {
+                if sent.is_some() {
                     self.unsent.push_back(header.segment);
                 }
             }
@@ -317,30 +285,20 @@ impl AsynchronousSession {
         Some(())
     }
 
-    /// Removes a segment from `in_flight`; `false` if it was not there.
-    fn remove_in_flight(&mut self, now: Instant, segment: u32) -> bool {
-        let position = self.in_flight.iter().position(|at| at.segment == segment);
-        let Some(at) = position.and_then(|position| self.in_flight.remove(position)) else {
-            return false;
-        };
-        let round_trip = (at.queries == 0).then(|| now.saturating_duration_since(at.sent));
-        self.session.window.on_sum(round_trip);
-        true
-    }
-
-    fn receive_ack(&mut self, header: PacketHeader, ack: &Ack) {
+    fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
+        let is_next = self.next_mean(header).is_some();
         let failure = match ack.status {
             Status::Failed => Error::Missing {
                 workers: worker_numbers(ack.missing),
-                reason: ack.text.clone(),
+                reason: ack.text,
             },
-            Status::Halted => Error::Halted(ack.text.clone()),
-            Status::Reset => Error::Reset(ack.text.clone()),
-            Status::Refused if self.is_next(header) => Error::Refused(ack.text.clone()),
-            Status::Gone if self.is_next(header) => Error::Behind {
+            Status::Halted => Error::Halted(ack.text),
+            Status::Reset => Error::Reset(ack.text),
+            Status::Refused if is_next => Error::Refused(ack.text),
+            Status::Gone if is_next => Error::Behind {
                 round: self.index + 1,
             },
-            Status::Waiting if self.is_next(header) && ack.missing & 1 << self.number == 0 => {
+            Status::Waiting if is_next && ack.missing & 1 << self.number == 0 => {
                 let in_flight = self.in_flight.iter_mut();
                 for at in in_flight.filter(|at| at.segment == header.segment) {
                     at.acknowledged = true;
@@ -364,21 +322,22 @@ impl AsynchronousSession {
         }
     }
 
-    /// Whether a datagram is about the next sum of its segment, and there is a mean for it.
-    fn is_next(&self, header: PacketHeader) -> bool {
-        let segment = self.segments.get(header.segment as usize);
-        segment.is_some_and(|segment| {
-            header.round_near(segment.round) == Some(segment.round)
-                && self.mean_index(segment.round).is_some()
-        })
+    /// Index in `means` of the sum that a datagram is about; `None` unless that is the next sum of its segment.
+    fn next_mean(&self, header: PacketHeader) -> Option<usize> {
+        let round = self.segments.get(header.segment as usize)?.round;
+        (header.round_near(round) == Some(round)).then(|| self.mean_index(round))?
     }
 
-    fn send<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
+    /// Sends a segment of the gradient (`Float`), or a query for its sum (`Help`).
+    fn send<T: Transmit>(&mut self, now: Instant, kind: PacketKind, segment: u32, out: &mut T) {
         self.unanswered_since.get_or_insert(now);
-        let body = arithmetic::bytes_of(&self.gradient[self.range(segment)]);
         let round = self.segments[segment as usize].round;
-        self.session
-            .send(PacketKind::Float, round, segment, body, out);
+        let range = match kind {
+            PacketKind::Help => 0..0,
+            _ => self.session.range(segment, self.gradient.len()),
+        };
+        let body = arithmetic::bytes_of(&self.gradient[range]);
+        self.session.send(kind, round, segment, body, out);
     }
 
     fn send_again<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
@@ -391,7 +350,7 @@ impl AsynchronousSession {
         at.acknowledged = false;
         let next = self.segments.len() as u32;
         self.session.window.on_loss(segment, next);
-        self.send(now, segment, out);
+        self.send(now, PacketKind::Float, segment, out);
     }
 
     fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
@@ -401,7 +360,7 @@ impl AsynchronousSession {
                 at.queries += 1;
                 at.next_query = now + self.session.window.timeout(at.queries);
                 let segment = at.segment;
-                self.query(now, segment, out);
+                self.send(now, PacketKind::Help, segment, out);
             }
         }
         let window = self.session.window.size();
@@ -409,15 +368,16 @@ impl AsynchronousSession {
         while unacknowledged < window
             && let Some(segment) = self.unsent.pop_front()
         {
-            if self.is_too_old(segment) {
+            let newest = self.last.min(self.gradient_index + 1 + self.staleness);
+            if self.segments[segment as usize].round > newest {
                 self.contributions.dropped_segments += 1;
                 self.gradient_dropped = true;
                 self.resolve(segment);
                 continue;
             }
-            self.send(now, segment, out);
+            self.send(now, PacketKind::Float, segment, out);
             unacknowledged += 1;
-            self.in_flight.push_back(InFlight {
+            self.in_flight.push_back(SentSegment {
                 segment,
                 sent: now,
                 next_query: now + self.session.window.timeout(0),
@@ -437,48 +397,28 @@ impl AsynchronousSession {
         }
         if self.next_probe <= now {
             self.next_probe = now + PROBE_EVERY;
-            self.query_oldest_round(now, out);
-            self.query_held_segments(now, out);
+            for segment in self.segments_to_probe() {
+                self.send(now, PacketKind::Help, segment, out);
+            }
         }
     }
 
-    /// Queries sums with segments of the previous gradient, which may have been lost.
-    fn query_held_segments<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let is_held = |segment: &SegmentProgress| {
-            segment.held && segment.pending && self.mean_index(segment.round).is_some()
-        };
-        let segments = (0..).zip(&self.segments);
-        let held = segments.filter(|(_, segment)| is_held(segment));
-        let held: Vec<u32> = held.map(|(number, _)| number).take(MAX_QUERIES).collect();
-        for segment in held {
-            self.query(now, segment, out);
-        }
-    }
-
-    /// Queries sums of the oldest missing round, which may have been lost. Without segments in flight no later sum shows the loss.
-    fn query_oldest_round<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let oldest = self.segments.iter().map(|segment| segment.round).min();
-        let newest = self.segments.iter().map(|segment| segment.round).max();
-        let Some(round) = oldest.filter(|&round| self.mean_index(round).is_some()) else {
-            return;
-        };
+    /// Segments whose sums may have been lost, although none is in flight that a later sum would show to be overtaken: first the oldest missing
+    /// round, then segments of the previous gradient.
+    fn segments_to_probe(&self) -> Vec<u32> {
+        let rounds = self.segments.iter().map(|segment| segment.round);
+        let (oldest, newest) = (rounds.clone().min(), rounds.max());
         let most = if oldest == newest { 1 } else { MAX_QUERIES };
-        let lagging = self.segments.iter().enumerate();
-        let lagging = lagging.filter(|(_, segment)| segment.round == round);
-        let lagging: Vec<u32> = lagging
-            .map(|(number, _)| number as u32)
-            .take(most)
-            .collect();
-        for segment in lagging {
-            self.query(now, segment, out);
-        }
-    }
-
-    fn query<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
-        self.unanswered_since.get_or_insert(now);
-        let round = self.segments[segment as usize].round;
-        self.session
-            .send(PacketKind::Help, round, segment, &[], out);
+        let untaken = |segment: &SegmentProgress| self.mean_index(segment.round).is_some();
+        let segments = || {
+            (0..)
+                .zip(&self.segments)
+                .filter(|(_, segment)| untaken(segment))
+        };
+        let lagging = segments().filter(|(_, segment)| Some(segment.round) == oldest);
+        let held = segments().filter(|(_, segment)| segment.held && segment.pending);
+        let probed = lagging.take(most).chain(held.take(MAX_QUERIES));
+        probed.map(|(number, _)| number).collect()
     }
 
     /// Indexes in `in_flight` to query: first segments that the aggregator may not have.
@@ -512,10 +452,12 @@ impl Exchange for AsynchronousSession {
         match header.kind {
             PacketKind::Ack => {
                 if let Some(ack) = Ack::decode(body) {
-                    self.receive_ack(header, &ack);
+                    self.receive_ack(header, ack);
                 }
             }
-            PacketKind::Help if self.is_next(header) => self.send_again(now, header.segment, out),
+            PacketKind::Help if self.next_mean(header).is_some() => {
+                self.send_again(now, header.segment, out)
+            }
             PacketKind::Float | PacketKind::Partial => {
                 // A sum that does not fit is ignored, and queried again.
                 let _ = self.receive_sum(now, header, body);
@@ -525,15 +467,13 @@ impl Exchange for AsynchronousSession {
     }
 
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
-        let silent = self
+        let silence = self
             .unanswered_since
-            .map(|since| now.saturating_duration_since(since));
-        if let Some(silent) = silent.filter(|&silent| silent >= self.deadline)
-            && self.failure.is_none()
-        {
-            self.failure = Some(Error::Silent {
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        if silence >= self.deadline {
+            self.failure.get_or_insert(Error::Silent {
                 address: self.session.aggregator,
-                waited_ms: silent.as_millis(),
+                waited_ms: silence.as_millis(),
             });
         }
         if let Some(failure) = &self.failure {

@@ -1,12 +1,12 @@
 //! An asynchronous worker on UDP, with a thread of its own: means arrive and gradients leave while its owner computes.
 
 use std::net::UdpSocket;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::datagrams::UdpSender;
+use super::threads::{StopFlag, Threads};
 use super::udp::UdpTransport;
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
@@ -19,19 +19,18 @@ const MAX_SLEEP: Duration = Duration::from_millis(20);
 /// A worker of an asynchronous job. Dropped, its thread ends.
 pub struct AsynchronousWorker {
     shared: Arc<SessionThread>,
-    thread: Option<JoinHandle<()>>,
+    _threads: Threads,
 }
 
 struct SessionThread {
     session: Mutex<AsynchronousSession>,
-    /// Signalled on a new mean, on free room for a gradient, and on failure.
+    /// Signalled on a new mean, on free space for a gradient, and on failure.
     changed: Condvar,
-    stop: AtomicBool,
     socket: Arc<UdpSocket>,
 }
 
 impl SessionThread {
-    /// A panic changes nothing: it comes from a wrong argument, which is checked first.
+    /// A panic changes nothing: it means a wrong argument, which is checked first.
     fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,19 +60,16 @@ impl AsynchronousWorker {
         let shared = Arc::new(SessionThread {
             session: Mutex::new(session),
             changed: Condvar::new(),
-            stop: AtomicBool::new(false),
             socket: transport.socket().clone(),
         });
-        let thread = thread::Builder::new()
-            .name("innet-updates".into())
-            .spawn({
-                let shared = shared.clone();
-                move || run(&shared, transport)
-            })
+        let mut threads = Threads::default();
+        let session = shared.clone();
+        threads
+            .start("innet-updates", move |stop| run(&session, transport, &stop))
             .map_err(Error::io("cannot start a thread for gradients"))?;
         Ok(AsynchronousWorker {
             shared,
-            thread: Some(thread),
+            _threads: threads,
         })
     }
 
@@ -103,7 +99,7 @@ impl AsynchronousWorker {
         }
     }
 
-    /// Waits up to `time` for a mean to take or, with `for_room`, for room for a gradient. `false` if neither came.
+    /// Waits up to `time` for a mean to take or, with `for_room`, for space for a gradient. `false` if the time passed before.
     ///
     /// # Errors
     /// The job's failure, or [`Error::Interrupted`].
@@ -144,22 +140,9 @@ impl AsynchronousWorker {
     }
 }
 
-impl Drop for AsynchronousWorker {
-    fn drop(&mut self) {
-        // Pairs with the load in `run`. Relaxed: the flag carries no data.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of an asynchronous worker panicked");
-        }
-    }
-}
-
-fn run(shared: &SessionThread, mut transport: UdpTransport) {
+fn run(shared: &SessionThread, mut transport: UdpTransport, stop: &StopFlag) {
     let mut wake = Instant::now();
-    // Pairs with the store in `drop`. Relaxed: the flag carries no data.
-    while !shared.stop.load(Ordering::Relaxed) {
+    while !stop.is_set() {
         let time = wake.saturating_duration_since(Instant::now());
         if let Err(error) = transport.wait(time.min(MAX_SLEEP)) {
             tracing::warn!(%error, "cannot receive sums of gradients");

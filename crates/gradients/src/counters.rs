@@ -1,4 +1,4 @@
-//! Counters of aggregators and of DPDK interfaces.
+//! Counters of aggregators, of DPDK interfaces and of asynchronous workers.
 
 use std::ops::AddAssign;
 
@@ -65,4 +65,22 @@ counters! {
         /// Dropped, as the handover queue of another core was full.
         overrun,
     }
+}
+
+/// Counts of a worker's gradients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Contributions {
+    /// Gradients accepted by `offer`.
+    pub offered: u64,
+    /// Gradients with all segments in sums. A segment in flight at a restart, or left to the aggregator, may be counted for the next
+    /// gradient.
+    pub counted: u64,
+    /// Gradients of which at least one segment exceeded the staleness bound.
+    pub dropped: u64,
+    /// Segments that missed a round and went into a later one.
+    pub late_segments: u64,
+    /// Dropped segments.
+    pub dropped_segments: u64,
+    /// Restarts of a worker that was too far behind.
+    pub restarts: u64,
 }

@@ -3,14 +3,14 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, SockAddrStorage, Socket, Type};
 
 use super::Transmit;
 
@@ -18,7 +18,7 @@ use super::Transmit;
 const BATCHES_PER_CALL: usize = 16;
 /// Longest received buffer in bytes, as UDP's length field limits it.
 const GRO_MAX_BYTES: usize = u16::MAX as usize;
-/// Longest sent buffer in bytes, which leaves room for headers.
+/// Longest sent buffer in bytes, which leaves space for headers.
 const GSO_MAX_BYTES: usize = 65_000;
 /// Most datagrams of a buffer, as the kernel limits them.
 const GSO_MAX_SEGMENTS: usize = 64;
@@ -32,9 +32,6 @@ const SOCKET_BUFFER: usize = 4 << 20;
 pub const DSCP: u32 = 46;
 
 /// A socket for the datagrams of this protocol, marked with [`DSCP`].
-///
-/// # Errors
-/// Errors of the operating system, such as an address in use.
 pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     match address {
@@ -62,7 +59,6 @@ struct ReceivedBatch {
 }
 
 impl UdpReceiver {
-    /// Receives from `socket`.
     pub fn new(socket: Arc<UdpSocket>) -> Self {
         // Without GRO datagrams arrive one by one.
         if let Err(error) = enable_gro(&socket) {
@@ -75,10 +71,8 @@ impl UdpReceiver {
         }
     }
 
-    /// Waits up to `time` for datagrams, and receives as many as there is room for: see [`UdpReceiver::iter`].
-    ///
-    /// # Errors
-    /// Errors of the operating system. A signal ends the wait without an error.
+    /// Waits up to `time` for datagrams, and receives as many as fit the buffers: see [`UdpReceiver::iter`]. A signal ends the wait without an
+    /// error.
     pub fn wait(&mut self, time: Duration) -> io::Result<()> {
         self.received.clear();
         if self.take()? == 0 && !time.is_zero() && self.ready(time)? {
@@ -117,8 +111,7 @@ impl UdpReceiver {
     }
 
     fn take(&mut self) -> io::Result<usize> {
-        let mut names =
-            [const { MaybeUninit::<libc::sockaddr_storage>::zeroed() }; BATCHES_PER_CALL];
+        let mut names: [_; BATCHES_PER_CALL] = std::array::from_fn(|_| SockAddrStorage::zeroed());
         // SAFETY: all zeros is a valid iovec and a valid mmsghdr: null pointers and lengths of 0.
         let mut vectors: [libc::iovec; BATCHES_PER_CALL] = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
@@ -130,8 +123,8 @@ impl UdpReceiver {
             vectors[i].iov_len = buffer.len();
             message.msg_hdr.msg_control = controls[i].as_mut_ptr().cast();
             message.msg_hdr.msg_controllen = size_of::<ControlBuffer>();
-            message.msg_hdr.msg_name = names[i].as_mut_ptr().cast();
-            message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as u32;
+            message.msg_hdr.msg_name = ptr::from_mut(&mut names[i]).cast();
+            message.msg_hdr.msg_namelen = names[i].size_of();
             message.msg_hdr.msg_iov = &mut vectors[i];
             message.msg_hdr.msg_iovlen = 1;
         }
@@ -150,11 +143,11 @@ impl UdpReceiver {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             taken => taken?,
         };
-        for (message, name) in messages[..taken].iter().zip(&names) {
-            // SAFETY: it was zeroed, so it is initialised whatever the kernel wrote.
-            let name = unsafe { name.assume_init_ref() };
+        for (message, name) in messages[..taken].iter().zip(names) {
+            // SAFETY: it was zeroed, and the kernel has written an address of this length.
+            let name = unsafe { SockAddr::new(name, message.msg_hdr.msg_namelen) };
             // The kernel gives no address of another family; such a datagram would count as empty.
-            let from = socket_address(name);
+            let from = name.as_socket();
             let bytes = from.map_or(0, |_| message.msg_len as usize);
             self.received.push(ReceivedBatch {
                 from: from.unwrap_or((Ipv4Addr::UNSPECIFIED, 0).into()),
@@ -210,26 +203,6 @@ fn none_if_interrupted(result: isize) -> io::Result<usize> {
     }
 }
 
-fn socket_address(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
-    let name_at: *const libc::sockaddr_storage = name;
-    match name.ss_family.into() {
-        libc::AF_INET => {
-            // SAFETY: the family says that it is a `sockaddr_in`, and the storage is large enough and aligned for every family.
-            let name = unsafe { &*name_at.cast::<libc::sockaddr_in>() };
-            let ip = Ipv4Addr::from(u32::from_be(name.sin_addr.s_addr));
-            Some((ip, u16::from_be(name.sin_port)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above, for `sockaddr_in6`.
-            let name = unsafe { &*name_at.cast::<libc::sockaddr_in6>() };
-            let ip = Ipv6Addr::from(name.sin6_addr.s6_addr);
-            let port = u16::from_be(name.sin6_port);
-            Some(SocketAddrV6::new(ip, port, 0, name.sin6_scope_id).into())
-        }
-        _ => None,
-    }
-}
-
 /// Send side of a socket.
 pub struct UdpSender {
     socket: Arc<UdpSocket>,
@@ -267,7 +240,6 @@ impl GsoBatch {
 }
 
 impl UdpSender {
-    /// Sends from `socket`.
     pub fn new(socket: Arc<UdpSocket>) -> Self {
         UdpSender {
             socket,
@@ -279,7 +251,10 @@ impl UdpSender {
         }
     }
 
-    /// Sends queued datagrams.
+    pub fn socket(&self) -> &Arc<UdpSocket> {
+        &self.socket
+    }
+
     pub fn flush(&mut self) {
         let mut batches = std::mem::take(&mut self.batches);
         let mut left = batches.as_slice();
@@ -368,7 +343,7 @@ fn set_gso_segment_bytes(message: &mut libc::msghdr, control: &mut ControlBuffer
     message.msg_control = control.as_mut_ptr().cast();
     // SAFETY: it only computes with its argument.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as usize;
-    // SAFETY: the message points to a control buffer with room for one header and two bytes, aligned for it.
+    // SAFETY: the message points to a control buffer with space for one header and two bytes, aligned for it.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(message);
         (*header).cmsg_level = libc::SOL_UDP;

@@ -96,21 +96,19 @@ impl Error {
             source: source.into(),
         }
     }
-}
 
-impl From<Interrupted> for Error {
-    fn from(_: Interrupted) -> Self {
-        Error::Interrupted
-    }
-}
-
-impl Error {
     /// The error of gradients that an error of a client carries, if it is one.
     pub fn of(error: &replay_core::Error) -> Option<&Error> {
         match error {
             replay_core::Error::Gradients(failure) => failure.downcast_ref(),
             _ => None,
         }
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(_: Interrupted) -> Self {
+        Error::Interrupted
     }
 }
 

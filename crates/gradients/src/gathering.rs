@@ -54,12 +54,10 @@ impl PendingRacks {
         let racks = self.workers.iter().zip(0..);
         let absent = racks.filter_map(|(rack, number)| rack.is_none().then_some(number));
         let absent: Vec<u16> = absent.collect();
-        match absent.is_empty() {
-            true => {
-                let workers = self.workers.iter().flatten();
-                Ok(workers.fold(0, |sum, workers| workers.saturating_add(sum)))
-            }
-            false => Err(absent),
+        if !absent.is_empty() {
+            return Err(absent);
         }
+        let workers = self.workers.iter().flatten();
+        Ok(workers.fold(0, |sum, workers| workers.saturating_add(sum)))
     }
 }

@@ -16,9 +16,7 @@ use super::{Error, ParentAggregator, Result, Transmit};
 
 /// Entry of the membership table.
 pub enum MemberState {
-    /// No member has joined with this number.
     NeverJoined,
-    /// A member.
     Joined(Member),
     /// The member with this name has left.
     Left(String),
@@ -37,7 +35,6 @@ impl MemberState {
 pub struct Member {
     /// Display name.
     pub name: String,
-    /// Session number, in the header of its datagrams.
     pub session: u32,
     /// Secret, in the body of its controls.
     pub key: SessionKey,
@@ -51,9 +48,8 @@ pub struct Member {
     pub last_heard: Instant,
 }
 
-/// State of a job. Its methods count in `counters`, and send through `out`.
+/// State of a job.
 pub struct Job {
-    /// Its name.
     pub name: String,
     /// Settings of the first member, which all others share.
     pub settings: JobSettings,
@@ -61,12 +57,12 @@ pub struct Job {
     pub members: Vec<MemberState>,
     /// Arrival of any member's last datagram.
     pub last_heard: Instant,
-    /// Parent of this aggregator.
     pub parent: Option<ParentAggregator>,
     /// Workers in a complete sum of this aggregator.
     pub below: u32,
     /// Most segments in flight.
     pub window: u32,
+    pub counters: AggregatorCounters,
     threshold: u32,
     slots: SegmentTable,
     /// Newest round with a contribution.
@@ -115,6 +111,7 @@ impl Job {
             parent: None,
             below: settings.world,
             window,
+            counters: AggregatorCounters::default(),
             threshold: threshold.into(),
             slots: SegmentTable::new(entries, depth, settings.segment_bytes(), now),
             newest: first - 1,
@@ -124,7 +121,6 @@ impl Job {
         }
     }
 
-    /// Its statistics.
     pub fn status(&self) -> JobStatus {
         let halted = self.halted.as_ref().map(|ack| ack.text.clone());
         JobStatus {
@@ -138,7 +134,6 @@ impl Job {
         }
     }
 
-    /// The member with a number.
     pub fn member(&mut self, worker: u16) -> Option<&mut Member> {
         match self.members.get_mut(usize::from(worker)) {
             Some(MemberState::Joined(member)) => Some(member),
@@ -153,9 +148,6 @@ impl Job {
 
     /// Refuses a rack whose workers, with those of the other racks, do not add up to the workers of this aggregator: sums would be over
     /// fewer or more workers than they claim.
-    ///
-    /// # Errors
-    /// [`Error::Config`], with the workers of each rack.
     pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
         if !self.settings.racks {
             return Ok(());
@@ -196,7 +188,6 @@ impl Job {
         &mut self,
         worker: u16,
         member: Member,
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) -> (Option<u32>, u64) {
         let state = &mut self.members[usize::from(worker)];
@@ -213,12 +204,8 @@ impl Job {
                 None => self.reset(self.newest + control::RESET_DISTANCE, &text, out),
                 // The first round after a reset is the parent's choice.
                 Some(_) => {
-                    let text = format!("{text}; reset the job");
-                    let halted = Ack {
-                        text,
-                        ..Ack::new(Status::Halted, PacketKind::Join)
-                    };
-                    self.fail(halted, counters, out);
+                    let halted = Ack::new(Status::Halted, PacketKind::Join);
+                    self.fail(halted.with_text(text + "; reset the job"), out);
                 }
             }
         }
@@ -226,15 +213,9 @@ impl Job {
     }
 
     /// Answers a status query: with the sum, with a request for the contribution, or with the members that are missing.
-    pub fn answer_query<T: Transmit>(
-        &mut self,
-        worker: u16,
-        header: PacketHeader,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
-        counters.helped += 1;
-        let Some(id) = self.check_segment(worker, header, counters, out) else {
+    pub fn answer_query<T: Transmit>(&mut self, worker: u16, header: PacketHeader, out: &mut T) {
+        self.counters.helped += 1;
+        let Some(id) = self.check_segment(worker, header, out) else {
             return;
         };
         let index = match self.slots.find(id) {
@@ -247,73 +228,57 @@ impl Job {
         };
         let slot = self.slots.slot(index);
         let counted = slot.counted;
+        let mut waiting = Ack::new(Status::Waiting, PacketKind::Help);
         match slot.state {
-            SegmentState::Complete => self.send_sum(worker..worker + 1, index, out),
-            _ if counted & 1 << worker == 0 => self.request_contribution(worker, id, out),
+            SegmentState::Complete => return self.send_sum(worker..worker + 1, index, out),
+            _ if counted & 1 << worker == 0 => return self.request_contribution(worker, id, out),
             SegmentState::AwaitingParent => {
                 self.query_parent(index, out);
-                let waiting = Ack {
-                    text: self.describe_parent(id.round),
-                    ..Ack::new(Status::Waiting, PacketKind::Help)
-                };
-                self.reply(worker, header, waiting, out);
+                waiting.text = self.describe_parent(id.round);
             }
             _ => {
-                let missing = self.all_members() & !counted;
-                let waiting = Ack {
-                    missing,
-                    // This query is the last datagram, so its arrival is the present.
-                    text: self.describe(missing, self.last_heard),
-                    ..Ack::new(Status::Waiting, PacketKind::Help)
-                };
-                self.reply(worker, header, waiting, out);
+                waiting.missing = self.all_members() & !counted;
+                // This query is the last datagram, so its arrival is the present.
+                waiting.text = self.describe(waiting.missing, self.last_heard);
             }
         }
+        self.reply(worker, header, waiting, out);
     }
 
-    /// Asks a member for a missing contribution.
-    fn request_contribution<T: Transmit>(&mut self, worker: u16, id: SegmentId, out: &mut T) {
-        let Some(Member {
-            address: Some(address),
-            session,
-            ..
-        }) = self.member(worker)
-        else {
-            return;
-        };
-        let header = PacketHeader::new(PacketKind::Help, *session, id.round, id.segment);
-        out.send(*address, &header.encode(), &[]);
+    fn request_contribution<T: Transmit>(&self, worker: u16, id: SegmentId, out: &mut T) {
+        self.send(PacketKind::Help, worker, id, &[], out);
     }
 
-    /// Answers the datagram with `header`.
     fn reply<T: Transmit>(&self, worker: u16, header: PacketHeader, ack: Ack, out: &mut T) {
         let round = header.round_near(self.newest).unwrap_or(self.newest);
-        self.send_ack(worker, round, header.segment, &ack, out);
+        self.send_ack(worker, SegmentId::new(round, header.segment), &ack, out);
     }
 
-    fn send_ack_to_all<T: Transmit>(&self, round: u64, segment: u32, ack: &Ack, out: &mut T) {
+    fn send_ack_to_all<T: Transmit>(&self, round: u64, ack: &Ack, out: &mut T) {
         for worker in 0..self.settings.workers {
-            self.send_ack(worker, round, segment, ack, out);
+            self.send_ack(worker, SegmentId::new(round, 0), ack, out);
         }
     }
 
     /// Sends an answer to a member with a validated address.
-    pub fn send_ack<T: Transmit>(
+    pub fn send_ack<T: Transmit>(&self, worker: u16, id: SegmentId, ack: &Ack, out: &mut T) {
+        self.send(PacketKind::Ack, worker, id, &ack.encode(), out);
+    }
+
+    /// Sends a datagram to a member with a validated address.
+    fn send<T: Transmit>(
         &self,
+        kind: PacketKind,
         worker: u16,
-        round: u64,
-        segment: u32,
-        ack: &Ack,
+        id: SegmentId,
+        body: &[u8],
         out: &mut T,
     ) {
-        if let MemberState::Joined(Member {
-            address: Some(address),
-            session,
-            ..
-        }) = &self.members[usize::from(worker)]
+        if let Some(member) = self.members[usize::from(worker)].member()
+            && let Some(address) = member.address
         {
-            let header = PacketHeader::new(PacketKind::Ack, *session, round, segment);
-            out.send(*address, &header.encode(), &ack.encode());
+            let header = PacketHeader::new(kind, member.session, id.round, id.segment);
+            out.send(address, &header.encode(), body);
         }
     }
 

@@ -8,28 +8,30 @@
 //! | --- | --- |
 //! | [`packet`] | format of the datagrams |
 //! | [`arithmetic`] | float32, and block-floating fixed point |
-//! | [`error`] | errors |
+//! | `error` | errors |
 //! | | **aggregator** |
-//! | [`aggregator`] | jobs, sessions, joining and leaving |
+//! | `aggregator` | jobs, sessions, joining and leaving |
 //! | [`settings`] | settings that all workers of a job share |
-//! | [`job`] | one job: members, threshold, contributions, controls, deadlines, parent |
-//! | [`segments`] | segments in flight, and complete sums |
+//! | `job` | one job: members, threshold, contributions, controls, deadlines, parent |
+//! | `segments` | segments in flight, and complete sums |
 //! | `sessions` | session table |
-//! | [`parent`] | the parent aggregator of a job |
-//! | [`gathering`] | racks that have to be counted before a job joins the parent |
+//! | `parent` | the parent aggregator of a job |
+//! | `gathering` | racks that have to be counted before a job joins the parent |
 //! | `counters` | counters |
 //! | | **worker** |
-//! | [`worker`] | a worker's session, and its controls |
-//! | [`window`] | congestion window and retransmission timeout |
-//! | [`round`] | one sum |
-//! | [`asynchronous_session`] | session of an asynchronous worker |
+//! | `worker` | a worker's session, and its controls |
+//! | `window` | congestion window and retransmission timeout |
+//! | `round` | one sum |
+//! | `asynchronous_session` | session of an asynchronous worker |
 //! | | **transports** |
-//! | [`datagrams`] | UDP sockets: many datagrams for each system call |
-//! | [`udp`] | UDP transports of an aggregator and of a worker |
+//! | `datagrams` | UDP sockets: many datagrams for each system call |
+//! | `udp` | UDP transports of an aggregator and of a worker |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
-//! | [`aggregator_transport`] | an aggregator on either transport |
-//! | [`worker_transport`] | a worker on either transport |
-//! | [`asynchronous_worker`] | an asynchronous worker on UDP |
+//! | `aggregator_transport` | an aggregator on a transport |
+//! | `worker_transport` | a worker on a transport |
+//! | `threads` | threads of transports, which end with their owner |
+//! | `transports` | choice between UDP and DPDK |
+//! | `asynchronous_worker` | an asynchronous worker on UDP |
 //!
 //! # Why sums are exact
 //!
@@ -40,7 +42,7 @@
 //! that earlier sum; all workers are in it (H is all workers, unless it was lowered), so all have the sum before that one, and its
 //! memory is free. A job needs `2 * window` segments, whatever the length of the vector.
 //!
-//! *Asynchronous jobs* keep the sums of S + 1 rounds of every segment of the vector instead: see [`asynchronous_session`].
+//! *Asynchronous jobs* keep the sums of S + 1 rounds of every segment of the vector instead: see [`AsynchronousSession`].
 //!
 //! *Resets.* Rounds are numbered, and a reset continues at a round that no contribution was ever sent for. A contribution to an earlier round
 //! is answered with its sum if that is kept, or counted and dropped.
@@ -48,44 +50,49 @@
 //! *Waits end.* A segment that is not complete at the job's deadline fails the job, and every worker receives the names of the missing
 //! ones. A worker has a deadline of its own, in case the aggregator is gone.
 
-pub mod aggregator;
-pub mod aggregator_transport;
+mod aggregator;
+mod aggregator_transport;
 pub mod arithmetic;
-pub mod asynchronous_session;
-pub mod asynchronous_worker;
+mod asynchronous_session;
+mod asynchronous_worker;
 mod counters;
-pub mod datagrams;
+mod datagrams;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
-pub mod error;
-pub mod gathering;
-pub mod job;
+mod error;
+mod gathering;
+mod job;
 pub mod packet;
-pub mod parent;
-pub mod round;
-pub mod segments;
+mod parent;
+mod round;
+mod segments;
 mod sessions;
 pub mod settings;
-pub mod udp;
-pub mod window;
-pub mod worker;
-pub mod worker_transport;
+mod threads;
+mod transports;
+mod udp;
+mod window;
+mod worker;
+mod worker_transport;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 pub use aggregator::{Aggregator, AggregatorLimits};
-pub use aggregator_transport::AggregatorTransport;
+pub use aggregator_transport::{AggregatorTransport, DpdkConfig};
 pub use arithmetic::Arithmetic;
-pub use asynchronous_session::{AsynchronousSession, Contributions};
+pub use asynchronous_session::AsynchronousSession;
 pub use asynchronous_worker::AsynchronousWorker;
-pub use counters::{AggregatorCounters, FrameCounters};
+pub use counters::{AggregatorCounters, Contributions, FrameCounters};
 pub use error::{Error, Result};
+pub use gathering::PendingRacks;
+pub use job::JobStatus;
 pub use parent::ParentAggregator;
 pub use round::{Round, Sum};
+pub use transports::{AnyTransport, dpdk_aggregators, udp_aggregators};
 pub use udp::{UdpAggregator, UdpTransport};
 pub use worker::{Control, ControlCall, Exchange, WorkerSession};
-pub use worker_transport::{AnyTransport, Worker, WorkerTransport};
+pub use worker_transport::{Worker, WorkerTransport};
 
 /// Sends datagrams.
 pub trait Transmit {
@@ -125,7 +132,7 @@ pub struct JoinJob {
     pub asynchronous: Option<Asynchronous>,
 }
 
-/// Settings of an asynchronous job: see [`asynchronous_session`].
+/// Settings of an asynchronous job: see [`AsynchronousSession`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asynchronous {
     /// Values of the vector.

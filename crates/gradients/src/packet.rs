@@ -209,6 +209,12 @@ impl Ack {
         }
     }
 
+    /// The answer, with a reason.
+    pub fn with_text(self, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Ack { text, ..self }
+    }
+
     /// The bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
         let text = cut(&self.text, Self::MAX_TEXT);

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey};
+use super::packet::{Ack, Cookie, PacketHeader, PacketKind};
 use super::worker::control_timeout;
 use super::{Ticket, Transmit};
 
@@ -12,14 +12,8 @@ use super::{Ticket, Transmit};
 pub struct ParentAggregator {
     /// UDP address of the parent.
     pub address: SocketAddr,
-    /// Session of the child at the parent.
-    pub session: u32,
-    /// Key of that session.
-    pub key: SessionKey,
-    /// First round of the child.
-    pub round: u64,
-    /// Most segments in flight.
-    pub window: u32,
+    /// Membership of the child at the parent.
+    pub ticket: Ticket,
     /// Workers below the child, on all levels.
     pub below: u32,
     /// The parent has validated the path, and accepts contributions.
@@ -40,10 +34,7 @@ impl ParentAggregator {
     pub fn new(address: SocketAddr, ticket: &Ticket, below: u32) -> Self {
         ParentAggregator {
             address,
-            session: ticket.session,
-            key: ticket.key,
-            round: ticket.round,
-            window: ticket.window,
+            ticket: ticket.clone(),
             below,
             path_valid: false,
             lost: false,
@@ -85,10 +76,10 @@ impl ParentAggregator {
 
     fn send_unanswered<T: Transmit>(&self, out: &mut T) {
         if !self.path_valid {
-            let body = [self.key.as_slice(), &self.cookie].concat();
+            let body = [self.ticket.key.as_slice(), &self.cookie].concat();
             self.send(PacketKind::Join, 0, 0, &body, out);
         } else if let Some((round, reason)) = &self.failure {
-            let body = [self.key.as_slice(), &reason.encode()].concat();
+            let body = [self.ticket.key.as_slice(), &reason.encode()].concat();
             self.send(PacketKind::Halt, *round, 0, &body, out);
         }
     }
@@ -143,7 +134,7 @@ impl ParentAggregator {
         body: &[u8],
         out: &mut T,
     ) {
-        let header = PacketHeader::new(kind, self.session, round, segment);
+        let header = PacketHeader::new(kind, self.ticket.session, round, segment);
         out.send(self.address, &header.encode(), body);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::arithmetic::{self, Arithmetic, Grid};
@@ -12,7 +13,7 @@ use super::{Error, Result, Transmit};
 /// Later sums after which a missing one counts as lost. On one path datagrams are hardly reordered by more.
 const REORDERING: usize = 8;
 /// Most segments queried at a time, the oldest first.
-const MAX_QUERIES: usize = 16;
+pub(super) const MAX_QUERIES: usize = 16;
 /// Silence after which the aggregator counts as gone. It is queried several times in that time.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -38,7 +39,7 @@ pub struct Round<'a> {
     /// First segment that has not been sent.
     next: u32,
     /// Segments from the oldest one without a sum to `next`.
-    in_flight: VecDeque<InFlight>,
+    in_flight: VecDeque<SegmentInFlight>,
     /// Segments in flight without a sum.
     waiting: usize,
     min_workers: u32,
@@ -54,7 +55,7 @@ pub struct Round<'a> {
     finished: bool,
 }
 
-struct InFlight {
+struct SegmentInFlight {
     sent: Instant,
     next_query: Instant,
     queries: u32,
@@ -130,19 +131,17 @@ impl<'a> Round<'a> {
         4 * self.session.segment_values
     }
 
-    fn range(&self, segment: u32, size: usize, length: usize) -> std::ops::Range<usize> {
-        let start = segment as usize * size;
-        start..length.min(start + size)
+    /// Range of the exponents in a segment of the first stage.
+    fn exponents(&self, segment: u32) -> Range<usize> {
+        let start = segment as usize * self.segment_bytes();
+        start..self.exponents.len().min(start + self.segment_bytes())
     }
 
     fn send<T: Transmit>(&mut self, segment: u32, out: &mut T) {
-        let values = self.range(segment, self.session.segment_values, self.values.len());
+        let values = self.session.range(segment, self.values.len());
         let mut written = Vec::new();
         let body = match self.kind {
-            PacketKind::Exponents => {
-                let bytes = self.range(segment, self.segment_bytes(), self.exponents.len());
-                &self.exponents[bytes]
-            }
+            PacketKind::Exponents => &self.exponents[self.exponents(segment)],
             PacketKind::Fixed => {
                 written = std::mem::take(&mut self.session.scratch);
                 self.grid(segment).write(&self.values[values], &mut written);
@@ -184,16 +183,12 @@ impl<'a> Round<'a> {
             _ => (self.session.world, body),
         };
         if self.kind == PacketKind::Exponents {
-            let bytes = self.range(header.segment, self.segment_bytes(), self.exponents.len());
-            let exponents = &mut self.exponents[bytes];
+            let range = self.exponents(header.segment);
+            let exponents = &mut self.exponents[range];
             (exponents.len() == body.len()).then(|| exponents.copy_from_slice(body))?;
         } else {
             let grid = (self.kind == PacketKind::Fixed).then(|| self.grid(header.segment));
-            let range = self.range(
-                header.segment,
-                self.session.segment_values,
-                self.values.len(),
-            );
+            let range = self.session.range(header.segment, self.values.len());
             let values = &mut self.values[range];
             if 4 * values.len() != body.len() {
                 return None;
@@ -309,7 +304,7 @@ impl<'a> Round<'a> {
             self.send(self.next, out);
             self.next += 1;
             self.waiting += 1;
-            self.in_flight.push_back(InFlight {
+            self.in_flight.push_back(SegmentInFlight {
                 sent: now,
                 next_query: now + self.session.window.timeout(0),
                 queries: 0,
@@ -319,7 +314,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn oldest_waiting(&self) -> impl Iterator<Item = (usize, &InFlight)> {
+    fn oldest_waiting(&self) -> impl Iterator<Item = (usize, &SegmentInFlight)> {
         let waiting = self.in_flight.iter().enumerate();
         waiting.filter(|(_, at)| !at.has_sum).take(MAX_QUERIES)
     }

@@ -11,16 +11,20 @@ use super::packet::PacketKind;
 /// Number of a segment. A worker sends the segments of one entry in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SegmentId {
-    /// The round.
     pub round: u64,
-    /// Number of the segment in the round.
     pub segment: u32,
+}
+
+impl SegmentId {
+    #[inline]
+    pub fn new(round: u64, segment: u32) -> Self {
+        SegmentId { round, segment }
+    }
 }
 
 /// Progress of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentState {
-    /// The slot is free.
     Empty,
     /// Contributions are missing.
     Open,
@@ -30,14 +34,10 @@ pub enum SegmentState {
     Complete,
 }
 
-/// Slot of one segment.
 #[derive(Debug, Clone, Copy)]
 pub struct SegmentSlot {
-    /// Its segment.
     pub id: SegmentId,
-    /// Kind of its contributions.
     pub kind: PacketKind,
-    /// Its progress.
     pub state: SegmentState,
     /// Members whose contribution is in the sum, a bit each.
     pub counted: u64,
@@ -76,10 +76,7 @@ impl SegmentTable {
     /// A table with `depth` slots, two or more, of up to `stride` bytes in each of `entries` entries.
     pub fn new(entries: u32, depth: usize, stride: usize, now: Instant) -> Self {
         let empty = SegmentSlot {
-            id: SegmentId {
-                round: 0,
-                segment: 0,
-            },
+            id: SegmentId::new(0, 0),
             kind: PacketKind::Float,
             state: SegmentState::Empty,
             counted: 0,
@@ -104,7 +101,6 @@ impl SegmentTable {
             .saturating_mul(stride + size_of::<SegmentSlot>())
     }
 
-    /// Finds a segment, or a slot for it.
     pub fn find(&self, id: SegmentId) -> Lookup {
         let first = self.first_slot(id);
         let mut newest: Option<&SegmentSlot> = None;
@@ -166,19 +162,16 @@ impl SegmentTable {
         &self.slots[first..first + self.depth]
     }
 
-    /// A slot.
     #[inline]
     pub fn slot(&self, index: usize) -> &SegmentSlot {
         &self.slots[index]
     }
 
-    /// A slot, to change.
     #[inline]
     pub fn slot_mut(&mut self, index: usize) -> &mut SegmentSlot {
         &mut self.slots[index]
     }
 
-    /// All slots, with their indexes.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &SegmentSlot)> {
         self.slots.iter().enumerate()
     }
@@ -226,7 +219,6 @@ impl SegmentTable {
         self.bytes[start..start + sum.len()].copy_from_slice(sum);
     }
 
-    /// Frees all slots.
     pub fn clear(&mut self) {
         for slot in &mut self.slots {
             slot.state = SegmentState::Empty;

@@ -1,12 +1,10 @@
 //! Session table of an aggregator: the lower bits of a session number are its index.
 
-/// Initial size of the table.
 const INITIAL_ENTRIES: usize = 64;
 
 /// Member that has a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionOwner {
-    /// Index of its job.
     pub job: u32,
     /// Its number in the job.
     pub worker: u16,
@@ -20,7 +18,6 @@ pub struct SessionTable {
 }
 
 impl SessionTable {
-    /// A table without sessions.
     pub fn new() -> Self {
         SessionTable {
             entries: vec![None; INITIAL_ENTRIES],
@@ -33,14 +30,12 @@ impl SessionTable {
         session as usize & (self.entries.len() - 1)
     }
 
-    /// Owner of a session.
     #[inline]
     pub fn owner(&self, session: u32) -> Option<SessionOwner> {
         let (found, owner) = self.entries[self.index(session)]?;
         (found == session).then_some(owner)
     }
 
-    /// Whether a session number can be given out.
     pub fn is_free(&self, session: u32) -> bool {
         self.entries[self.index(session)].is_none()
     }
@@ -69,7 +64,6 @@ impl SessionTable {
         }
     }
 
-    /// Removes a session.
     pub fn remove(&mut self, session: u32) -> Option<SessionOwner> {
         let owner = self.owner(session)?;
         let index = self.index(session);
@@ -78,7 +72,6 @@ impl SessionTable {
         Some(owner)
     }
 
-    /// Removes all sessions of a job.
     pub fn remove_job(&mut self, job: usize) {
         for entry in &mut self.entries {
             if entry.is_some_and(|(_, owner)| owner.job as usize == job) {

@@ -120,23 +120,13 @@ pub fn role(is_rack: bool) -> &'static str {
 /// [`Error::Config`], with the reason.
 pub fn check(request: &JoinJob) -> Result<()> {
     let refuse = |reason: String| Err(Error::Config(format!("a gradient job: {reason}")));
-    let JoinJob {
-        job,
-        worker,
-        workers,
-        world,
-        name,
-        arithmetic,
-        segment_values,
-        deadline,
-        asynchronous,
-    } = request;
-    if job.is_empty() || job.len() > MAX_NAME || name.len() > MAX_NAME {
+    let (worker, workers, world) = (request.worker, request.workers, request.world);
+    if request.job.is_empty() || request.job.len() > MAX_NAME || request.name.len() > MAX_NAME {
         return refuse(format!(
             "the names of job and worker have at most {MAX_NAME} bytes, and the job's at least one"
         ));
     }
-    if *workers == 0 || *workers > MAX_WORKERS {
+    if workers == 0 || workers > MAX_WORKERS {
         return refuse(format!(
             "an aggregator takes 1 to {MAX_WORKERS} workers, not {workers}: for more, start a server for each rack, with --parent"
         ));
@@ -146,34 +136,35 @@ pub fn check(request: &JoinJob) -> Result<()> {
             "worker {worker} of {workers}: numbers begin with 0"
         ));
     }
-    if *world < u32::from(*workers) {
+    if world < u32::from(workers) {
         return refuse(format!(
             "{world} workers in all, but {workers} at this aggregator"
         ));
     }
-    if *segment_values == 0 || usize::from(*segment_values) > MAX_SEGMENT_VALUES {
+    if request.segment_values == 0 || usize::from(request.segment_values) > MAX_SEGMENT_VALUES {
         return refuse(format!(
-            "a segment has 1 to {MAX_SEGMENT_VALUES} values, not {segment_values}"
+            "a segment has 1 to {MAX_SEGMENT_VALUES} values, not {}",
+            request.segment_values
         ));
     }
-    if deadline.is_zero() {
+    if request.deadline.is_zero() {
         return refuse("the deadline has to be longer than 0".to_owned());
     }
-    let Some(settings) = asynchronous else {
+    let Some(settings) = request.asynchronous else {
         return Ok(());
     };
-    if *arithmetic != Arithmetic::Float || *world != u32::from(*workers) {
+    if request.arithmetic != Arithmetic::Float || world != u32::from(workers) {
         return refuse(
             "an asynchronous job adds up float32, at an aggregator without a parent".to_owned(),
         );
     }
-    if settings.threshold == 0 || settings.threshold > *workers {
+    if settings.threshold == 0 || settings.threshold > workers {
         return refuse(format!(
             "the threshold is from 1 to the number of workers ({workers}), not {}",
             settings.threshold
         ));
     }
-    let segments = settings.segments(*segment_values);
+    let segments = settings.segments(request.segment_values);
     if settings.values == 0 || segments >= ALL_SEGMENTS {
         return refuse(format!(
             "an asynchronous job sums vectors of at least one value and fewer than {ALL_SEGMENTS} segments, not {segments}"

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::aggregator_transport::{AggregatorTransport, Datagrams};
 use super::datagrams::{self, UdpReceiver, UdpSender};
+use super::threads::{StopFlag, Threads};
 use super::worker::Exchange;
 use super::worker_transport::WorkerTransport;
 use super::{Aggregator, AggregatorLimits, Error, Result, Transmit};
@@ -20,12 +20,11 @@ const MAX_SLEEP: Duration = Duration::from_millis(100);
 pub struct UdpAggregator {
     shared: Arc<AggregatorThread>,
     address: SocketAddr,
-    thread: Option<JoinHandle<()>>,
+    _threads: Threads,
 }
 
 struct AggregatorThread {
     aggregator: Mutex<Aggregator>,
-    stop: AtomicBool,
     socket: Arc<UdpSocket>,
 }
 
@@ -49,20 +48,17 @@ impl UdpAggregator {
         let bound = socket.local_addr().map_err(failed())?;
         let shared = Arc::new(AggregatorThread {
             aggregator: Mutex::new(Aggregator::new(limits)),
-            stop: AtomicBool::new(false),
             socket,
         });
-        let thread = thread::Builder::new()
-            .name("innet-gradients".into())
-            .spawn({
-                let shared = shared.clone();
-                move || serve(&shared)
-            })
+        let mut threads = Threads::default();
+        let serving = shared.clone();
+        threads
+            .start("innet-gradients", move |stop| serve(&serving, &stop))
             .map_err(failed())?;
         Ok(UdpAggregator {
             shared,
             address: bound,
-            thread: Some(thread),
+            _threads: threads,
         })
     }
 }
@@ -85,24 +81,11 @@ impl AggregatorTransport for UdpAggregator {
     }
 }
 
-impl Drop for UdpAggregator {
-    fn drop(&mut self) {
-        // Pairs with the load in `serve`. Relaxed: the flag carries no data.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the aggregator's thread panicked");
-        }
-    }
-}
-
-fn serve(shared: &AggregatorThread) {
+fn serve(shared: &AggregatorThread, stop: &StopFlag) {
     let mut receiver = UdpReceiver::new(shared.socket.clone());
     let mut out = UdpSender::new(shared.socket.clone());
     let mut deadline = Instant::now();
-    // Pairs with the store in `drop`. Relaxed: the flag carries no data.
-    while !shared.stop.load(Ordering::Relaxed) {
+    while !stop.is_set() {
         let time = deadline.saturating_duration_since(Instant::now());
         if let Err(error) = receiver.wait(time.min(MAX_SLEEP)) {
             tracing::warn!(%error, "cannot receive gradients");
@@ -115,9 +98,7 @@ fn serve(shared: &AggregatorThread) {
             aggregator.receive(now, from, datagram, &mut out);
         }
         if is_due(deadline, now, receiver.is_full()) {
-            aggregator.expire(now, &mut out);
-            let next = aggregator.next_deadline().unwrap_or(now + MAX_SLEEP);
-            deadline = next.clamp(now + Duration::from_millis(1), now + MAX_SLEEP);
+            deadline = aggregator.expire(now, &mut out);
         }
         drop(aggregator);
         out.flush();
@@ -135,7 +116,6 @@ fn is_due(deadline: Instant, now: Instant, is_full: bool) -> bool {
 pub struct UdpTransport {
     receiver: UdpReceiver,
     sender: UdpSender,
-    socket: Arc<UdpSocket>,
 }
 
 impl UdpTransport {
@@ -152,13 +132,12 @@ impl UdpTransport {
             datagrams::bind(any).map_err(Error::io("cannot bind a UDP socket for gradients"))?;
         Ok(UdpTransport {
             receiver: UdpReceiver::new(socket.clone()),
-            sender: UdpSender::new(socket.clone()),
-            socket,
+            sender: UdpSender::new(socket),
         })
     }
 
     pub(super) fn socket(&self) -> &Arc<UdpSocket> {
-        &self.socket
+        self.sender.socket()
     }
 }
 

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-/// Segments in flight at first.
 const INITIAL: f32 = 32.0;
 /// Smallest window after losses.
 const SMALLEST: f32 = 8.0;
@@ -30,7 +29,6 @@ pub struct CongestionWindow {
 }
 
 impl CongestionWindow {
-    /// A window of at most `limit` segments.
     pub fn new(limit: u32) -> Self {
         let limit = limit.max(1) as f32;
         CongestionWindow {
@@ -47,7 +45,6 @@ impl CongestionWindow {
         self.size as usize
     }
 
-    /// Largest size.
     pub fn limit(&self) -> u32 {
         self.limit as u32
     }

@@ -1,6 +1,7 @@
 //! A worker's session at an aggregator, and the controls that it can send.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
@@ -28,28 +29,6 @@ pub trait Exchange {
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>>;
     /// Time of the next poll, if nothing arrives before.
     fn next_wake(&self) -> Instant;
-}
-
-impl<E: Exchange> Exchange for &mut E {
-    type Output = E::Output;
-
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
-        (**self).receive(now, from, datagram, out);
-    }
-
-    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>> {
-        (**self).poll(now, out)
-    }
-
-    fn next_wake(&self) -> Instant {
-        (**self).next_wake()
-    }
 }
 
 /// Session of a worker that has joined a job.
@@ -113,6 +92,12 @@ impl WorkerSession {
         out.send(self.aggregator, &header.encode(), body);
     }
 
+    /// Range of a segment in a vector of `length` values.
+    pub(super) fn range(&self, segment: u32, length: usize) -> Range<usize> {
+        let start = segment as usize * self.segment_values;
+        start..length.min(start + self.segment_values)
+    }
+
     /// Header and body of a datagram from the aggregator to this worker; `None` for any other.
     pub(super) fn read<'a>(
         &self,
@@ -167,10 +152,7 @@ impl WorkerSession {
         match &control {
             Control::SetThreshold(threshold) => body.extend(threshold.to_le_bytes()),
             Control::Halt(reason) => {
-                let reason = Ack {
-                    text: reason.clone(),
-                    ..Ack::new(Status::Halted, PacketKind::Halt)
-                };
+                let reason = Ack::new(Status::Halted, PacketKind::Halt).with_text(reason);
                 body.extend(reason.encode());
             }
             _ => {}

@@ -4,8 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::aggregator_transport::DpdkConfig;
-use super::udp::UdpTransport;
 use super::worker::{Control, Exchange, WorkerSession};
 use super::{Error, JoinJob, Result, Round, Sum, Ticket, Transmit};
 use replay_core::replay::Wait;
@@ -57,9 +55,6 @@ impl<T: WorkerTransport> Worker<T> {
     }
 
     /// Replaces `values` by their sum over all workers, or by their mean. After an error some values are replaced and some are not.
-    ///
-    /// # Errors
-    /// See [`Error`].
     pub fn sum(
         &mut self,
         values: &mut [f32],
@@ -73,18 +68,10 @@ impl<T: WorkerTransport> Worker<T> {
     }
 
     /// Sends a control and waits for its answer.
-    ///
-    /// # Errors
-    /// See [`Error`].
     pub fn call(&mut self, control: Control, deadline: Duration, wait: &Wait<'_>) -> Result<()> {
         let now = Instant::now();
         let call = self.session.call(control, now, now + deadline);
         run(call, &mut self.transport, wait)
-    }
-
-    /// Its transport.
-    pub fn transport(&self) -> &T {
-        &self.transport
     }
 
     pub(super) fn into_parts(self) -> (WorkerSession, T) {
@@ -110,65 +97,5 @@ fn run<E: Exchange, T: WorkerTransport>(
             .wait(wake.saturating_duration_since(now))
             .map_err(|error| Error::Receive(error.into()))?;
         transport.deliver(Instant::now(), &mut exchange);
-    }
-}
-
-/// The transport of a worker whose user chooses between UDP and DPDK.
-pub enum AnyTransport {
-    /// UDP sockets of the operating system.
-    Udp(UdpTransport),
-    /// A DPDK device.
-    #[cfg(feature = "dpdk")]
-    Dpdk(Box<super::dpdk::DpdkTransport>),
-}
-
-impl AnyTransport {
-    /// A DPDK device.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a device that cannot be used, or a program that was built without the feature `dpdk`.
-    #[cfg(feature = "dpdk")]
-    pub fn dpdk(config: &DpdkConfig) -> Result<Self> {
-        super::dpdk::DpdkTransport::open(config).map(|device| AnyTransport::Dpdk(device.into()))
-    }
-
-    /// A DPDK device.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a device that cannot be used, or a program that was built without the feature `dpdk`.
-    #[cfg(not(feature = "dpdk"))]
-    pub fn dpdk(_: &DpdkConfig) -> Result<Self> {
-        Err(super::aggregator_transport::without_dpdk())
-    }
-}
-
-/// One call on whichever transport it is.
-macro_rules! on_any {
-    ($transport:expr, $one:ident => $call:expr) => {
-        match $transport {
-            AnyTransport::Udp($one) => $call,
-            #[cfg(feature = "dpdk")]
-            AnyTransport::Dpdk($one) => $call,
-        }
-    };
-}
-
-impl Transmit for AnyTransport {
-    fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]) {
-        on_any!(self, one => one.send(to, head, body));
-    }
-}
-
-impl WorkerTransport for AnyTransport {
-    fn wait(&mut self, time: Duration) -> io::Result<()> {
-        on_any!(self, one => one.wait(time))
-    }
-
-    fn deliver<E: Exchange>(&mut self, now: Instant, exchange: &mut E) {
-        on_any!(self, one => one.deliver(now, exchange));
-    }
-
-    fn flush(&mut self) {
-        on_any!(self, one => one.flush());
     }
 }

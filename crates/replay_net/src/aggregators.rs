@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
 use crate::io_error;
-use gradients::aggregator_transport::AggregatorTransport;
-use gradients::gathering::PendingRacks;
 use gradients::settings::{self, JobSettings};
-use gradients::{AggregatorCounters, AggregatorLimits, JoinJob, ParentAggregator};
+use gradients::{
+    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
+    PendingRacks,
+};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_core::table::Attempt;
@@ -116,7 +117,7 @@ impl Aggregators {
     /// missing: join again after [`Aggregators::changed`].
     ///
     /// # Errors
-    /// Errors of [`Aggregator::join_rack`](gradients::Aggregator::join_rack), and [`Error::Gradients`] if the parent refuses.
+    /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Gradients`] if the parent refuses.
     pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Attempt<GradientsJoined>> {
         settings::check(request)?;
         let requested = request;
@@ -130,7 +131,7 @@ impl Aggregators {
         let aggregator = self.0.aggregator_for(&request.job, &joins)?;
         let mut parent = None;
         if let Some(server) = &self.0.parent
-            && !aggregator.has(&request.job)
+            && !aggregator.aggregator().has(&request.job)
         {
             let here = match below {
                 None => request.workers.into(),
@@ -152,10 +153,7 @@ impl Aggregators {
             }
         }
         let has_parent = parent.is_some();
-        let ticket = match below {
-            None => aggregator.join(&request, parent)?,
-            Some(below) => aggregator.join_rack(&request, below, parent)?,
-        };
+        let ticket = aggregator.join(&request, below, parent)?;
         joins.racks.remove(&request.job);
         if has_parent && let Some(session) = joins.sessions.get_mut(&request.job) {
             session.state = SessionState::InUse;
@@ -183,8 +181,9 @@ impl Aggregators {
         let mut total = AggregatorCounters::default();
         let mut jobs = serde_json::Map::new();
         for aggregator in &self.0.aggregators {
+            let aggregator = aggregator.aggregator();
             total += aggregator.counters();
-            for job in aggregator.jobs() {
+            for job in aggregator.status() {
                 jobs.insert(job.name.clone(), json!(job));
             }
         }
@@ -223,13 +222,17 @@ impl Inner {
 
     /// The aggregator that has the job, or the one with the fewest jobs.
     fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
-        if let Some(found) = self.aggregators.iter().find(|one| one.has(job)) {
+        if let Some(found) = self
+            .aggregators
+            .iter()
+            .find(|one| one.aggregator().has(job))
+        {
             return Ok(&**found);
         }
         let counts: Vec<usize> = self
             .aggregators
             .iter()
-            .map(|one| one.jobs().len())
+            .map(|one| one.aggregator().jobs())
             .collect();
         let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
         if jobs >= self.limits.jobs {
@@ -259,7 +262,7 @@ impl Inner {
             SessionState::Joined(_) | SessionState::Failed(_) => {
                 session.started.elapsed() < session.settings.deadline
             }
-            SessionState::InUse => self.aggregators.iter().any(|one| one.has(job)),
+            SessionState::InUse => self.aggregators.iter().any(|one| one.aggregator().has(job)),
         });
     }
 
@@ -402,7 +405,7 @@ impl Inner {
             "the connection to the parent ended"
         );
         let mut aggregators = self.aggregators.iter();
-        if let Some(aggregator) = aggregators.find(|one| one.has(&request.job)) {
+        if let Some(aggregator) = aggregators.find(|one| one.aggregator().has(&request.job)) {
             aggregator.lose_parent(joined.ticket.session);
         }
         self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use gradients::aggregator_transport::DpdkConfig;
+use gradients::DpdkConfig;
 
 use crate::error;
 

@@ -1,38 +1,33 @@
 //! Aggregators on DPDK devices: one for each thread, with a UDP port of its own.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
-use super::device::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::eal::Registered;
 use super::interface::{FrameReceiver, FrameSender, ReceivedDatagram};
+use super::packets::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices, cores};
 use crate::aggregator_transport::{AggregatorTransport, Datagrams};
+use crate::threads::{StopFlag, Threads};
 use crate::{Aggregator, AggregatorLimits, Error, Result, Transmit};
 
-/// Longest time between two looks for overdue segments; the shortest is a millisecond.
-const MAX_EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest sleep of an idle thread: so late it sees that it should end.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// The aggregator of one thread. The threads end, and their devices are closed, when the last aggregator is dropped.
 pub struct DpdkAggregator {
-    threads: Arc<Threads>,
-    number: usize,
-}
-
-struct Threads {
+    /// Dropped by the last aggregator.
+    _threads: Arc<Threads>,
     shared: Arc<SharedCores>,
-    handles: Vec<JoinHandle<()>>,
+    number: usize,
 }
 
 /// State that the threads share with each other and with callers.
 struct SharedCores {
     cores: Vec<CoreState>,
-    stop: AtomicBool,
     /// Pool of the packets in handover queues; dropped after them.
     _pool: Arc<PacketPool>,
 }
@@ -62,68 +57,42 @@ impl CoreState {
 }
 
 impl DpdkAggregator {
-    /// Opens the devices and starts one aggregator, with one thread.
-    ///
-    /// # Errors
-    /// Errors of [`DpdkAggregator::start_all`]; [`Error::Config`] for more than one thread.
-    pub fn start(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Self> {
-        let mut all = Self::start_all(config, limits)?;
-        match (all.pop(), all.is_empty()) {
-            (Some(one), true) => Ok(one),
-            _ => Err(Error::Config(format!(
-                "one aggregator has one thread, not {}: start all of them together",
-                config.threads
-            ))),
-        }
-    }
-
     /// Opens the devices and starts an aggregator for each thread.
     ///
     /// # Errors
     /// [`Error::Config`] for a configuration, a device or a core that cannot be used.
     pub fn start_all(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<Self>> {
-        let OpenDevices {
-            interface,
-            pool,
-            devices,
-            queues,
-        } = OpenDevices::new(config)?;
-        if let [first, second] = devices.as_slice() {
+        let mut opened = OpenDevices::new(config)?;
+        if let [first, second] = opened.devices.as_slice() {
             first.enable_promiscuous()?;
             second.enable_promiscuous()?;
         }
         let core = |number| CoreState {
-            address: interface.at(number).into(),
+            address: opened.interface.at(number).into(),
             aggregator: Mutex::new(Aggregator::new(limits)),
             frames: Mutex::default(),
             handed_over: ArrayQueue::new(HANDOVER_QUEUE),
             outgoing: SegQueue::new(),
         };
         let shared = Arc::new(SharedCores {
-            cores: (0..interface.ports).map(core).collect(),
-            stop: AtomicBool::new(false),
-            _pool: pool.clone(),
+            cores: (0..opened.interface.ports).map(core).collect(),
+            _pool: opened.pool.clone(),
         });
-        let mut threads = Threads {
-            shared: shared.clone(),
-            handles: Vec::new(),
-        };
-        let mut queues: Vec<_> = queues.into_iter().map(Vec::into_iter).collect();
+        let mut threads = Threads::default();
         for number in 0..config.threads {
-            let queues = queues.iter_mut().map(Iterator::next).collect();
             let core = Core {
                 number,
                 pinned_to: config.cores.get(number).copied(),
                 idle_sleep: config.idle_sleep,
-                receiver: FrameReceiver::new(interface.clone(), number, queues, pool.clone()),
-                sender: FrameSender::new(interface.clone(), &devices, number, pool.clone()),
+                receiver: FrameReceiver::new(&mut opened, number),
+                sender: FrameSender::new(&opened, number),
             };
             let shared = shared.clone();
-            let handle = thread::Builder::new()
-                .name(format!("innet-dpdk-{number}"))
-                .spawn(move || core.run(&shared))
+            threads
+                .start(format!("innet-dpdk-{number}"), move |stop| {
+                    core.run(&shared, &stop)
+                })
                 .map_err(Error::io("cannot start a thread for gradients over DPDK"))?;
-            threads.handles.push(handle);
         }
         if config.idle_sleep.is_zero() {
             tracing::warn!(
@@ -134,25 +103,15 @@ impl DpdkAggregator {
         }
         let threads = Arc::new(threads);
         let one = |number| DpdkAggregator {
-            threads: threads.clone(),
+            _threads: threads.clone(),
+            shared: shared.clone(),
             number,
         };
         Ok((0..config.threads).map(one).collect())
     }
 
     fn core(&self) -> &CoreState {
-        &self.threads.shared.cores[self.number]
-    }
-
-    /// Frames of the devices, of all threads.
-    pub fn frames(&self) -> FrameCounters {
-        let mut all = FrameCounters::default();
-        for core in &self.threads.shared.cores {
-            // A poll that has begun is counted when it ends.
-            let _polled = core.aggregator();
-            all += *core.frames();
-        }
-        all
+        &self.shared.cores[self.number]
     }
 }
 
@@ -172,23 +131,16 @@ impl AggregatorTransport for DpdkAggregator {
     }
 
     fn frames(&self) -> Option<FrameCounters> {
-        Some(DpdkAggregator::frames(self))
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // Pairs with the load in `run`. Relaxed: the flag carries no data.
-        self.shared.stop.store(true, Ordering::Relaxed);
-        for handle in self.handles.drain(..) {
-            if handle.join().is_err() {
-                tracing::error!("a thread of gradients over DPDK panicked");
-            }
+        let mut all = FrameCounters::default();
+        for core in &self.shared.cores {
+            // A poll that has begun is counted when it ends.
+            let _polled = core.aggregator();
+            all += *core.frames();
         }
+        Some(all)
     }
 }
 
-/// State of one thread.
 struct Core {
     number: usize,
     /// Core of the machine that the thread is pinned to.
@@ -199,7 +151,7 @@ struct Core {
 }
 
 impl Core {
-    fn run(mut self, shared: &SharedCores) {
+    fn run(mut self, shared: &SharedCores, stop: &StopFlag) {
         if let Some(core) = self.pinned_to
             && let Err(error) = cores::pin(core)
         {
@@ -208,13 +160,12 @@ impl Core {
         let _registered = Registered::new();
         let mut deadline = Instant::now();
         let mut idle = IdleBackoff::new(self.idle_sleep);
-        // Pairs with the store in `drop`. Relaxed: the flag carries no data.
-        while !shared.stop.load(Ordering::Relaxed) {
+        while !stop.is_set() {
             let now = Instant::now();
             if self.poll(shared, now, &mut deadline) {
                 idle.reset();
             } else {
-                idle.wait(MAX_EXPIRY_INTERVAL);
+                idle.wait(MAX_SLEEP);
             }
         }
     }
@@ -253,10 +204,7 @@ impl Core {
                 sender.send(to, &[], &datagram);
             }
             if due {
-                aggregator.expire(now, sender);
-                let latest = now + MAX_EXPIRY_INTERVAL;
-                let next = aggregator.next_deadline().unwrap_or(latest);
-                *deadline = next.clamp(now + Duration::from_millis(1), latest);
+                *deadline = aggregator.expire(now, sender);
                 if *number == 0 {
                     sender.refresh_neighbours();
                 }

@@ -109,19 +109,20 @@ pub fn describe(error: c_int) -> String {
 /// Runs `work` on DPDK's interrupt thread and returns when it is done. memif opens and closes connections on that thread without a lock
 /// (DPDK 22.11): closing one on another thread frees its memory twice if the peer closes it at the same moment.
 pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
-    struct Job<F> {
+    struct InterruptCall<F> {
         work: F,
         done: mpsc::Sender<()>,
     }
     unsafe extern "C" fn call<F: FnOnce()>(job: *mut c_void) {
         // SAFETY: `job` is the box leaked below, whose only pointer was passed to the alarm, and each alarm calls once.
-        let Job { work, done } = *unsafe { Box::from_raw(job.cast::<Job<F>>()) };
+        let InterruptCall { work, done } =
+            *unsafe { Box::from_raw(job.cast::<InterruptCall<F>>()) };
         work();
         // The receiver waits until this message, so sending cannot fail.
         let _ = done.send(());
     }
     let (done, waited) = mpsc::channel();
-    let job = Box::into_raw(Box::new(Job { work, done }));
+    let job = Box::into_raw(Box::new(InterruptCall { work, done }));
     // SAFETY: the job is leaked until `call` takes it. Whatever it borrows lives until this function returns, which is after the message
     // that `call` sends at its end.
     if unsafe { rte::rte_eal_alarm_set(1, call::<F>, job.cast()) } == 0 {
@@ -137,7 +138,7 @@ pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
 pub struct Registered(PhantomData<*mut ()>);
 
 impl Registered {
-    /// `None` if DPDK has no room for another thread: everything works without, more slowly.
+    /// `None` if DPDK has no slot for another thread, which then works without caches, more slowly.
     pub fn new() -> Option<Self> {
         // SAFETY: EAL runs, as opening a device has started it.
         (unsafe { rte::rte_thread_register() } == 0).then_some(Registered(PhantomData))

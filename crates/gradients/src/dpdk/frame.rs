@@ -183,7 +183,7 @@ impl HeaderTemplate {
         self.write_summed(room, head, body, sum(body))
     }
 
-    /// [`HeaderTemplate::write`] of a second part whose [`sum`] is known.
+    /// [`HeaderTemplate::write`] of a second part whose sum (see `checksum`) is known.
     #[inline]
     pub fn write_summed<const HEAD: usize>(
         &self,

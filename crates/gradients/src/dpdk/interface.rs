@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::FrameCounters;
 use super::checksum::sum;
-use super::device::{self, Device, FreePackets, Packet, PacketPool, RxQueue, TxQueue};
+use super::device::{self, Device, RxQueue, TxQueue};
 use super::frame::{Arp, HeaderTemplate, MAX_FRAME, ParsedDatagram, ParsedFrame};
 use super::neighbours::{Neighbour, Neighbours};
+use super::packets::{FreePackets, Packet, PacketPool};
+use super::{FrameCounters, OpenDevices};
 use crate::Transmit;
 
 /// Cached routes of a core. The cache is direct-mapped: each address has one entry, which others may overwrite.
@@ -21,26 +22,12 @@ pub struct Interface {
     pub address: SocketAddrV4,
     /// Number of its UDP ports.
     pub ports: u16,
-    /// Length of the network prefix in bits.
     pub prefix: u8,
-    /// Router to other networks.
     pub gateway: Option<Ipv4Addr>,
-    /// ARP table.
     pub neighbours: Neighbours,
 }
 
 impl Interface {
-    /// An interface with an empty ARP table.
-    pub fn new(address: SocketAddrV4, ports: u16, prefix: u8, gateway: Option<Ipv4Addr>) -> Self {
-        Interface {
-            address,
-            ports,
-            prefix,
-            gateway,
-            neighbours: Neighbours::default(),
-        }
-    }
-
     /// Address of one of its UDP ports, numbered from 0.
     pub fn at(&self, port: u16) -> SocketAddrV4 {
         SocketAddrV4::new(*self.address.ip(), self.address.port() + port)
@@ -65,12 +52,10 @@ pub struct ReceivedDatagram {
 }
 
 impl ReceivedDatagram {
-    /// Address of its sender.
     pub fn from(&self) -> SocketAddr {
         self.from.into()
     }
 
-    /// Its payload.
     pub fn bytes(&self) -> &[u8] {
         let frame = self.packet.frame().unwrap_or_default();
         let range = usize::from(self.range.start)..usize::from(self.range.end);
@@ -90,18 +75,13 @@ pub struct FrameReceiver {
 }
 
 impl FrameReceiver {
-    /// Receives datagrams for UDP port `port` of the interface, from one queue of each device.
-    pub fn new(
-        interface: Arc<Interface>,
-        port: usize,
-        queues: Vec<Option<RxQueue>>,
-        pool: Arc<PacketPool>,
-    ) -> Self {
+    /// Receives datagrams for UDP port `core` of the interface, from one queue of each device.
+    pub fn new(opened: &mut OpenDevices, core: usize) -> Self {
         FrameReceiver {
-            _pool: pool,
-            port: port as u16,
-            interface,
-            queues,
+            interface: opened.interface.clone(),
+            port: core as u16,
+            queues: opened.queues.iter_mut().map(Iterator::next).collect(),
+            _pool: opened.pool.clone(),
         }
     }
 
@@ -182,7 +162,6 @@ impl FrameReceiver {
     }
 }
 
-/// Headers and device for one address.
 struct CachedRoute {
     to: SocketAddrV4,
     device: usize,
@@ -192,7 +171,6 @@ struct CachedRoute {
 /// Send side of one core.
 pub struct FrameSender {
     interface: Arc<Interface>,
-    /// Source address of its datagrams.
     from: SocketAddrV4,
     /// One queue of each device, in the order of the devices.
     queues: Vec<TxQueue>,
@@ -206,19 +184,15 @@ pub struct FrameSender {
 
 impl FrameSender {
     /// Sends from UDP port `core` of the interface, by that core's queue of each device.
-    pub fn new(
-        interface: Arc<Interface>,
-        devices: &[Arc<Device>],
-        core: usize,
-        pool: Arc<PacketPool>,
-    ) -> Self {
+    pub fn new(opened: &OpenDevices, core: usize) -> Self {
+        let interface = opened.interface.clone();
         let queue = |device: &Arc<Device>| TxQueue::new(device.clone(), core);
         FrameSender {
             version: interface.neighbours.version(),
             from: interface.at(core as u16),
             interface,
-            queues: devices.iter().map(queue).collect(),
-            free_packets: FreePackets::new(pool),
+            queues: opened.devices.iter().map(queue).collect(),
+            free_packets: FreePackets::new(opened.pool.clone()),
             routes: (0..CACHED_ROUTES).map(|_| None).collect(),
             now: Instant::now(),
             counters: FrameCounters::default(),
@@ -245,7 +219,6 @@ impl FrameSender {
         }
     }
 
-    /// Hands queued frames to the devices.
     pub fn flush(&mut self) {
         self.queues.iter_mut().for_each(TxQueue::flush);
     }
@@ -378,7 +351,14 @@ mod tests {
     fn other_networks_are_reached_by_the_gateway() {
         let ip = |last| Ipv4Addr::new(10, 8, 1, last);
         let next_hop = |prefix, gateway| {
-            Interface::new(SocketAddrV4::new(ip(2), 7711), 1, prefix, gateway).next_hop(ip(130))
+            let interface = Interface {
+                address: SocketAddrV4::new(ip(2), 7711),
+                ports: 1,
+                prefix,
+                gateway,
+                neighbours: Neighbours::default(),
+            };
+            interface.next_hop(ip(130))
         };
         assert_eq!(next_hop(24, None), Some(ip(130)));
         assert_eq!(next_hop(25, None), None);

@@ -3,18 +3,19 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`frame`] | Ethernet, IPv4, UDP and ARP headers |
-//! | [`checksum`] | checksum of IPv4 and UDP |
-//! | [`neighbours`] | ARP table |
+//! | `checksum` | checksum of IPv4 and UDP |
+//! | `neighbours` | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
-//! | [`device`] | devices, their queues, packets |
-//! | [`interface`] | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
+//! | [`packets`] | packets, and the memory that they are in |
+//! | [`device`] | devices and their queues |
+//! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
 //! | [`cores`] | cores of the machine |
-//! | [`aggregator`] | aggregators, one for each thread |
-//! | [`worker`] | transport of a worker |
+//! | `aggregator` | aggregators, one for each thread |
+//! | `worker` | transport of a worker |
 //!
 //! # Received frames
 //!
-//! An interface receives UDP datagrams to its address that carry the protocol's traffic class ([`DSCP`](super::datagrams::DSCP)), and ARP
+//! An interface receives UDP datagrams to its address that carry the protocol's traffic class (DSCP 46), and ARP
 //! requests and replies for that address. An aggregator with two devices is a switch: it forwards every other frame unchanged from one
 //! device to the other, so datagrams for another aggregator, or of another service in that traffic class, pass. With one device, or more
 //! than two, other frames are dropped and counted.
@@ -25,19 +26,21 @@
 //! distributes flows (RSS) if it can. A core that receives a datagram for another core's port hands it over by a queue in memory. The
 //! first core receives all frames of a device with one queue, and hands over what is for the others.
 
-pub mod aggregator;
-pub mod checksum;
+mod aggregator;
+mod checksum;
 pub mod cores;
 pub mod device;
 pub mod eal;
 pub mod frame;
-pub mod interface;
-pub mod neighbours;
-pub mod worker;
+mod interface;
+mod neighbours;
+pub mod packets;
+mod worker;
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+use std::vec;
 
 pub use aggregator::DpdkAggregator;
 pub use worker::DpdkTransport;
@@ -45,8 +48,10 @@ pub use worker::DpdkTransport;
 pub use super::aggregator_transport::DpdkConfig;
 pub use super::counters::FrameCounters;
 use super::{Error, Result};
-use device::{Device, PacketPool, RxQueue};
+use device::{Device, RxQueue};
 use interface::Interface;
+use neighbours::Neighbours;
+use packets::PacketPool;
 
 impl DpdkConfig {
     fn check(&self) -> Result<()> {
@@ -119,12 +124,12 @@ impl IdleBackoff {
     }
 }
 
-/// Started devices of an interface, with the receive queues of each.
+/// Started devices of an interface, with the receive queues of each for the cores to come.
 struct OpenDevices {
     interface: Arc<Interface>,
     pool: Arc<PacketPool>,
     devices: Vec<Arc<Device>>,
-    queues: Vec<Vec<RxQueue>>,
+    queues: Vec<vec::IntoIter<RxQueue>>,
 }
 
 impl OpenDevices {
@@ -133,12 +138,13 @@ impl OpenDevices {
         eal::start(&config.eal)?;
         let threads = config.threads;
         let pool = PacketPool::new(config.devices.len() * threads, threads)?;
-        let interface = Interface::new(
-            config.address,
-            threads as u16,
-            config.prefix,
-            config.gateway,
-        );
+        let interface = Interface {
+            address: config.address,
+            ports: threads as u16,
+            prefix: config.prefix,
+            gateway: config.gateway,
+            neighbours: Neighbours::default(),
+        };
         let mut opened = OpenDevices {
             interface: Arc::new(interface),
             pool,
@@ -153,7 +159,7 @@ impl OpenDevices {
             };
             let (device, queues) = Device::open(arguments, queues, &opened.pool)?;
             opened.devices.push(device);
-            opened.queues.push(queues);
+            opened.queues.push(queues.into_iter());
         }
         Ok(opened)
     }

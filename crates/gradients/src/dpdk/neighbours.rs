@@ -26,14 +26,13 @@ const EXPIRED: Duration = Duration::from_secs(300);
 /// A host on one of the networks of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its Ethernet address.
     pub mac: Mac,
     /// Number of the device that it was heard on.
     pub device: usize,
 }
 
-/// An entry; without a neighbour as long as no reply has come.
-struct Entry {
+/// An entry, without a neighbour until a reply arrives.
+struct ArpEntry {
     neighbour: Option<Neighbour>,
     last_heard: Instant,
     /// Last request, if there was no reply since.
@@ -43,7 +42,7 @@ struct Entry {
 /// The ARP table, shared by all cores.
 #[derive(Default)]
 pub struct Neighbours {
-    table: Mutex<HashMap<Ipv4Addr, Entry>>,
+    table: Mutex<HashMap<Ipv4Addr, ArpEntry>>,
     version: AtomicU64,
 }
 
@@ -60,7 +59,7 @@ impl Neighbours {
     }
 
     /// A panic leaves the table whole: each change is one insertion or removal.
-    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, Entry>> {
+    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, ArpEntry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,12 +84,7 @@ impl Neighbours {
                 entry.neighbour = neighbour;
             }
             None if arp.to.0 == here && has_room => {
-                let entry = Entry {
-                    neighbour,
-                    last_heard: now,
-                    asked: None,
-                };
-                table.insert(ip, entry);
+                table.insert(ip, ArpEntry::new(neighbour, now, None));
             }
             None => return,
         }
@@ -109,12 +103,7 @@ impl Neighbours {
             },
             None => {
                 if has_room {
-                    let entry = Entry {
-                        neighbour: None,
-                        last_heard: now,
-                        asked: Some(now),
-                    };
-                    table.insert(ip, entry);
+                    table.insert(ip, ArpEntry::new(None, now, Some(now)));
                 }
                 Err(true)
             }
@@ -125,7 +114,7 @@ impl Neighbours {
     pub fn expire(&self, now: Instant) -> Vec<Ipv4Addr> {
         let mut table = self.table();
         let before = table.len();
-        let age = |entry: &Entry| now.saturating_duration_since(entry.last_heard);
+        let age = |entry: &ArpEntry| now.saturating_duration_since(entry.last_heard);
         table.retain(|_, entry| age(entry) < EXPIRED);
         let any_expired = table.len() < before;
         let mut stale = Vec::new();
@@ -143,7 +132,15 @@ impl Neighbours {
     }
 }
 
-impl Entry {
+impl ArpEntry {
+    fn new(neighbour: Option<Neighbour>, now: Instant, asked: Option<Instant>) -> Self {
+        ArpEntry {
+            neighbour,
+            last_heard: now,
+            asked,
+        }
+    }
+
     /// Whether to send a request: the last one is `time` ago. Notes it as sent.
     fn ask_after(&mut self, time: Duration, now: Instant) -> bool {
         let due = self.asked.is_none_or(|asked| now >= asked + time);

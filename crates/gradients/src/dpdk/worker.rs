@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::interface::{FrameReceiver, FrameSender};
-use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices};
+use super::{DpdkConfig, IdleBackoff, OpenDevices};
 use crate::worker::Exchange;
 use crate::worker_transport::WorkerTransport;
 use crate::{Error, Result, Transmit};
@@ -33,24 +33,13 @@ impl DpdkTransport {
                 config.devices, config.threads
             )));
         }
-        let OpenDevices {
-            interface,
-            pool,
-            devices,
-            queues,
-        } = OpenDevices::new(config)?;
-        let queues = queues.into_iter().map(|queues| queues.into_iter().next());
+        let mut opened = OpenDevices::new(config)?;
         Ok(DpdkTransport {
-            receiver: FrameReceiver::new(interface.clone(), 0, queues.collect(), pool.clone()),
-            sender: FrameSender::new(interface, &devices, 0, pool),
+            receiver: FrameReceiver::new(&mut opened, 0),
+            sender: FrameSender::new(&opened, 0),
             idle_sleep: config.idle_sleep,
             next_reconnect: Instant::now() + RECONNECT_EVERY,
         })
-    }
-
-    /// Frames of the device.
-    pub fn frames(&self) -> FrameCounters {
-        self.sender.counters()
     }
 }
 

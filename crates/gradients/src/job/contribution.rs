@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::Job;
 use crate::Transmit;
-use crate::counters::AggregatorCounters;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
 use crate::segments::{Lookup, SegmentId, SegmentState};
 
@@ -19,16 +18,15 @@ impl Job {
         worker: u16,
         header: PacketHeader,
         body: &[u8],
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         match self.awaiting_segment(worker, header, body) {
             Some((index, id)) => {
                 self.slots.add(index, worker, body);
-                self.count(worker, id, counters);
-                self.finish_if_complete(index, counters, out);
+                self.count(worker, id);
+                self.finish_if_complete(index, out);
             }
-            None => self.contribute_checked(now, worker, header, body, counters, out),
+            None => self.contribute_checked(now, worker, header, body, out),
         }
     }
 
@@ -40,10 +38,7 @@ impl Job {
         header: PacketHeader,
         body: &[u8],
     ) -> Option<(usize, SegmentId)> {
-        let id = SegmentId {
-            round: header.round_near(self.newest)?,
-            segment: header.segment,
-        };
+        let id = SegmentId::new(header.round_near(self.newest)?, header.segment);
         let index = self.slots.awaiting(id, header.kind, worker, body.len())?;
         debug_assert!(self.halted.is_none() && id.round >= self.floor);
         Some((index, id))
@@ -57,17 +52,16 @@ impl Job {
         worker: u16,
         header: PacketHeader,
         body: &[u8],
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         let most = self.settings.segment_bytes();
         let fits = !body.is_empty() && body.len() <= most && body.len().is_multiple_of(4);
         let segments = self.segments();
         if !fits || !self.settings.arithmetic.has(header.kind) || header.segment >= segments {
-            counters.malformed += 1;
+            self.counters.malformed += 1;
             return;
         }
-        let Some(id) = self.check_segment(worker, header, counters, out) else {
+        let Some(id) = self.check_segment(worker, header, out) else {
             return;
         };
         let kind = header.kind;
@@ -75,16 +69,16 @@ impl Job {
             Lookup::Found(index) => index,
             Lookup::Free(index) => {
                 self.slots.begin(index, id, kind, worker, body, now);
-                self.count(worker, id, counters);
+                self.count(worker, id);
                 self.newest = self.newest.max(id.round);
-                return self.finish_if_complete(index, counters, out);
+                return self.finish_if_complete(index, out);
             }
             Lookup::Gone => {
-                counters.stale += 1;
+                self.counters.stale += 1;
                 return self.reply(worker, header, Ack::new(Status::Gone, kind), out);
             }
             Lookup::Ahead => {
-                counters.ahead += 1;
+                self.counters.ahead += 1;
                 return;
             }
         };
@@ -92,8 +86,8 @@ impl Job {
         let is_counted = slot.counted & 1 << worker != 0;
         match slot.state {
             SegmentState::Complete => {
-                counters.duplicates += u64::from(is_counted);
-                counters.late += u64::from(!is_counted);
+                self.counters.duplicates += u64::from(is_counted);
+                self.counters.late += u64::from(!is_counted);
                 self.send_sum(worker..worker + 1, index, out);
             }
             _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
@@ -106,15 +100,11 @@ impl Job {
                     self.slots.values(index).len(),
                     slot.kind,
                 );
-                let failed = Ack {
-                    text,
-                    ..Ack::new(Status::Halted, kind)
-                };
-                self.fail(failed, counters, out);
+                self.fail(Ack::new(Status::Halted, kind).with_text(text), out);
             }
             // A duplicate: otherwise the open segment would have awaited it.
             state => {
-                counters.duplicates += 1;
+                self.counters.duplicates += 1;
                 if state == SegmentState::AwaitingParent {
                     self.send_to_parent(index, out);
                 }
@@ -132,8 +122,8 @@ impl Job {
     }
 
     #[inline]
-    fn count(&mut self, worker: u16, id: SegmentId, counters: &mut AggregatorCounters) {
-        counters.counted += 1;
+    fn count(&mut self, worker: u16, id: SegmentId) {
+        self.counters.counted += 1;
         self.contributed[usize::from(worker)] = id.round;
     }
 
@@ -143,26 +133,22 @@ impl Job {
         &mut self,
         worker: u16,
         header: PacketHeader,
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) -> Option<SegmentId> {
         let round = header.round_near(self.newest);
         if self.settings.asynchronous.is_some() && round.is_none_or(|round| round > self.newest + 1)
         {
-            counters.ahead += 1;
+            self.counters.ahead += 1;
             return self.refuse_weights(worker, header, out);
         }
         let Some(round) = round else {
-            counters.malformed += 1;
+            self.counters.malformed += 1;
             return None;
         };
         if round < self.floor {
-            counters.stale += 1;
-            let ack = Ack {
-                text: "the job was reset".into(),
-                ..Ack::new(Status::Reset, header.kind)
-            };
-            self.send_ack(worker, self.floor, 0, &ack, out);
+            self.counters.stale += 1;
+            let ack = Ack::new(Status::Reset, header.kind).with_text("the job was reset");
+            self.send_ack(worker, SegmentId::new(self.floor, 0), &ack, out);
             return None;
         }
         if let Some(halted) = self.halted.clone() {
@@ -174,13 +160,10 @@ impl Job {
             return None;
         }
         if round > self.newest + 1 {
-            counters.ahead += 1;
+            self.counters.ahead += 1;
             return None;
         }
-        Some(SegmentId {
-            round,
-            segment: header.segment,
-        })
+        Some(SegmentId::new(round, header.segment))
     }
 
     /// Refuses a worker of an asynchronous job whose weights are newer than the job's sums: its next round would be the next one at most.
@@ -190,26 +173,20 @@ impl Job {
         header: PacketHeader,
         out: &mut T,
     ) -> Option<SegmentId> {
-        let refused = Ack {
-            text: format!(
-                "worker {worker} has weights of a later update than this job's newest, {}: they are of an earlier job of this name; give \
-                 each job a name of its own",
-                self.newest
-            ),
-            ..Ack::new(Status::Refused, header.kind)
-        };
-        self.send_ack(worker, header.round.into(), header.segment, &refused, out);
+        let text = format!(
+            "worker {worker} has weights of a later update than this job's newest, {}: they are of an earlier job of this name; give \
+             each job a name of its own",
+            self.newest
+        );
+        let refused = Ack::new(Status::Refused, header.kind).with_text(text);
+        let id = SegmentId::new(header.round.into(), header.segment);
+        self.send_ack(worker, id, &refused, out);
         None
     }
 
     /// Sends the sum to all members, or to the parent, if the threshold is reached.
     #[inline]
-    pub(super) fn finish_if_complete<T: Transmit>(
-        &mut self,
-        index: usize,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
+    pub(super) fn finish_if_complete<T: Transmit>(&mut self, index: usize, out: &mut T) {
         if self.slots.slot(index).counted.count_ones() < self.threshold {
             return;
         }
@@ -220,20 +197,15 @@ impl Job {
             slot.waiting_since = now;
             self.send_to_parent(index, out);
         } else {
-            self.finish(index, counters, out);
+            self.finish(index, out);
         }
     }
 
     /// Makes a sum final, and sends it to all members.
     #[inline]
-    pub(super) fn finish<T: Transmit>(
-        &mut self,
-        index: usize,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
+    pub(super) fn finish<T: Transmit>(&mut self, index: usize, out: &mut T) {
         self.slots.slot_mut(index).state = SegmentState::Complete;
-        counters.sums += 1;
+        self.counters.sums += 1;
         self.send_sum(0..self.settings.workers, index, out);
     }
 

@@ -3,9 +3,8 @@
 use super::{Job, MemberState};
 use crate::Transmit;
 use crate::arithmetic::Arithmetic;
-use crate::counters::AggregatorCounters;
 use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
-use crate::segments::SegmentState;
+use crate::segments::{SegmentId, SegmentState};
 use crate::settings::role;
 
 /// Rounds from the newest one with a contribution to the first one after a reset. Contributions to the next round may be on their way, and
@@ -19,7 +18,6 @@ impl Job {
         worker: u16,
         header: PacketHeader,
         argument: &[u8],
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         let about = header.kind;
@@ -33,13 +31,13 @@ impl Job {
             }
             PacketKind::Halt => match Ack::decode(argument) {
                 None => {
-                    counters.malformed += 1;
+                    self.counters.malformed += 1;
                     return;
                 }
                 Some(reason) => {
                     if self.halted.is_none() {
                         let reason = self.name_sender(worker, reason);
-                        self.fail(reason, counters, out);
+                        self.fail(reason, out);
                     }
                     None
                 }
@@ -50,17 +48,15 @@ impl Job {
             _ if u32::from(self.settings.workers) != self.settings.world => {
                 Some("with a parent aggregator every worker has to be counted")
             }
-            PacketKind::SetH => self.set_threshold(argument, counters, out),
-            _ => self.force(header, counters, out),
+            PacketKind::SetH => self.set_threshold(argument, out),
+            _ => self.force(header, out),
         };
         let ack = match refused {
             None => Ack::new(Status::Done, about),
-            Some(reason) => Ack {
-                text: reason.to_owned(),
-                ..Ack::new(Status::Refused, about)
-            },
+            Some(reason) => Ack::new(Status::Refused, about).with_text(reason),
         };
-        self.send_ack(worker, self.next_round(), header.segment, &ack, out);
+        let id = SegmentId::new(self.next_round(), header.segment);
+        self.send_ack(worker, id, &ack, out);
     }
 
     fn is_from_before_reset(&self, header: PacketHeader) -> bool {
@@ -70,15 +66,11 @@ impl Job {
 
     /// A member's reason for a suspension, with its name. A rack's reason has the numbers of its missing workers.
     fn name_sender(&self, worker: u16, reason: Ack) -> Ack {
-        let (about, role) = (PacketKind::Halt, role(self.settings.racks));
         if !self.settings.racks {
-            return Ack {
-                text: format!("{role} {worker} suspended the job: {}", reason.text),
-                ..Ack::new(Status::Halted, about)
-            };
+            let text = format!("worker {worker} suspended the job: {}", reason.text);
+            return Ack::new(Status::Halted, PacketKind::Halt).with_text(text);
         }
-        let state = self.members.get(usize::from(worker));
-        let member = state.and_then(MemberState::member);
+        let member = self.members[usize::from(worker)].member();
         let name = member.map_or("", |member| &member.name);
         let status = match reason.status {
             Status::Failed => Status::Failed,
@@ -86,41 +78,31 @@ impl Job {
         };
         Ack {
             missing: reason.missing,
-            text: format!("in {role} {worker} ({name}): {}", reason.text),
-            ..Ack::new(status, about)
+            text: format!("in rack {worker} ({name}): {}", reason.text),
+            ..Ack::new(status, PacketKind::Halt)
         }
     }
 
     /// Sets the number of contributions that complete a sum. Returns the reason of a refusal.
-    fn set_threshold<T: Transmit>(
-        &mut self,
-        argument: &[u8],
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) -> Option<&'static str> {
+    fn set_threshold<T: Transmit>(&mut self, argument: &[u8], out: &mut T) -> Option<&'static str> {
         let threshold = u32::from(u16::from_le_bytes(argument.try_into().unwrap_or_default()));
         if threshold == 0 || threshold > self.settings.workers.into() {
             return Some("the threshold is from 1 to the number of workers");
         }
         self.threshold = threshold;
         for index in self.open_segments() {
-            self.finish_if_complete(index, counters, out);
+            self.finish_if_complete(index, out);
         }
         None
     }
 
     /// Sends the incomplete sum of one segment, or of all open segments of a round.
-    fn force<T: Transmit>(
-        &mut self,
-        header: PacketHeader,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) -> Option<&'static str> {
+    fn force<T: Transmit>(&mut self, header: PacketHeader, out: &mut T) -> Option<&'static str> {
         let round = header.round_near(self.newest);
         for index in self.open_segments() {
             let id = self.slots.slot(index).id;
             if Some(id.round) == round && [id.segment, ALL_SEGMENTS].contains(&header.segment) {
-                self.finish(index, counters, out);
+                self.finish(index, out);
             }
         }
         None
@@ -146,15 +128,12 @@ impl Job {
             if let Some(parent) = &self.parent {
                 if parent.lost {
                     let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
-                    let refused = Ack {
-                        text: text.to_owned(),
-                        ..Ack::new(Status::Refused, PacketKind::Reset)
-                    };
-                    return self.send_ack(worker, self.floor, 0, &refused, out);
+                    let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
+                    return self.send_ack(worker, SegmentId::new(self.floor, 0), &refused, out);
                 }
                 // Not answered here: the member asks again until the parent's answer has reset this job.
                 if parent.path_valid {
-                    parent.send(PacketKind::Reset, given_up, 0, &parent.key, out);
+                    parent.send(PacketKind::Reset, given_up, 0, &parent.ticket.key, out);
                 }
                 return;
             }
@@ -162,7 +141,7 @@ impl Job {
             self.reset(self.newest.max(given_up) + RESET_DISTANCE, &text, out);
         }
         let done = Ack::new(Status::Done, PacketKind::Reset);
-        self.send_ack(worker, self.floor, 0, &done, out);
+        self.send_ack(worker, SegmentId::new(self.floor, 0), &done, out);
     }
 
     /// Drops the segments in flight. `first` is the next round.
@@ -174,20 +153,12 @@ impl Job {
         }
         self.floor = first;
         self.newest = first - 1;
-        let ack = Ack {
-            text: text.to_owned(),
-            ..Ack::new(Status::Reset, PacketKind::Reset)
-        };
-        self.send_ack_to_all(first, 0, &ack, out);
+        let ack = Ack::new(Status::Reset, PacketKind::Reset).with_text(text);
+        self.send_ack_to_all(first, &ack, out);
     }
 
     /// Removes a member. Fails the job if an open segment cannot be completed without it.
-    pub fn leave<T: Transmit>(
-        &mut self,
-        worker: u16,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
+    pub fn leave<T: Transmit>(&mut self, worker: u16, out: &mut T) {
         let state = &mut self.members[usize::from(worker)];
         let MemberState::Joined(member) = state else {
             return;
@@ -206,7 +177,7 @@ impl Job {
                 text: format!("{text} {}", id.round),
                 ..Ack::new(Status::Failed, PacketKind::Leave)
             };
-            self.fail(failed, counters, out);
+            self.fail(failed, out);
         }
     }
 }

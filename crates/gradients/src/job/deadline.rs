@@ -10,11 +10,9 @@
 //! | a rack for its parent, once its own workers are complete | 13/10 | [`Job::patience`] |
 //! | a worker for its aggregator | 4/3 | `client::gradients`, which passes 3/4 of the user's deadline |
 
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use super::{Job, MemberState};
-use crate::counters::AggregatorCounters;
+use super::{Job, Member, MemberState};
 use crate::packet::{Ack, Status};
 use crate::segments::{SegmentSlot, SegmentState};
 use crate::settings::role;
@@ -22,12 +20,7 @@ use crate::{ParentAggregator, Transmit};
 
 impl Job {
     /// Fails the job if a segment has waited too long.
-    pub fn expire<T: Transmit>(
-        &mut self,
-        now: Instant,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
+    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         self.retry_parent(now, out);
         let due = self.first_due().filter(|(due, _)| *due <= now);
         let Some(slot) = due.map(|(_, slot)| *slot) else {
@@ -46,7 +39,7 @@ impl Job {
             text: format!("round {} waited {waited} ms for {whom}", slot.id.round),
             ..Ack::new(Status::Failed, slot.kind)
         };
-        self.fail(failed, counters, out);
+        self.fail(failed, out);
     }
 
     /// Time at which [`Job::expire`] may have something to do.
@@ -91,31 +84,20 @@ impl Job {
 
     /// Numbers and names of missing members.
     pub(super) fn describe(&self, missing: u64, now: Instant) -> String {
-        let mut text = String::new();
         let role = role(self.settings.racks);
-        for (worker, member) in self.members.iter().enumerate() {
-            if missing & 1 << worker == 0 {
-                continue;
+        let members = self.members.iter().enumerate();
+        let missing = members.filter(|(worker, _)| missing & 1 << worker != 0);
+        let described = missing.map(|(worker, member)| match member {
+            MemberState::NeverJoined => format!("{role} {worker}, which never joined"),
+            MemberState::Left(name) => format!("{role} {worker} ({name}), which left"),
+            MemberState::Joined(Member {
+                name, last_heard, ..
+            }) => {
+                let silent = now.saturating_duration_since(*last_heard).as_secs_f64();
+                format!("{role} {worker} ({name}), last heard {silent:.1} s ago")
             }
-            let comma = if text.is_empty() { "" } else { ", " };
-            // Writing to a string does not fail.
-            let _ = match member {
-                MemberState::NeverJoined => {
-                    write!(text, "{comma}{role} {worker}, which never joined")
-                }
-                MemberState::Left(name) => {
-                    write!(text, "{comma}{role} {worker} ({name}), which left")
-                }
-                MemberState::Joined(member) => write!(
-                    text,
-                    "{comma}{role} {worker} ({}), last heard {:.1} s ago",
-                    member.name,
-                    now.saturating_duration_since(member.last_heard)
-                        .as_secs_f64()
-                ),
-            };
-        }
-        text
+        });
+        described.collect::<Vec<_>>().join(", ")
     }
 
     /// A bit for each member.
@@ -124,16 +106,11 @@ impl Job {
     }
 
     /// Suspends the job here and at the parent.
-    pub(super) fn fail<T: Transmit>(
-        &mut self,
-        reason: Ack,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
-        counters.failed += 1;
+    pub(super) fn fail<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
+        self.counters.failed += 1;
         let round = self.next_round();
         if let Some(parent) = &mut self.parent {
-            // The arrival of the last datagram stands in for the present. If it is long ago, the first retry is only earlier.
+            // Arrival of the last datagram, instead of the present. If it is long ago, the first retry is only earlier.
             parent.report(self.last_heard, round, &reason, out);
         }
         self.halt(reason, out);
@@ -142,7 +119,7 @@ impl Job {
     /// Suspends the job here, and sends every member the reason.
     pub(super) fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
         self.slots.clear();
-        self.send_ack_to_all(self.next_round(), 0, &reason, out);
+        self.send_ack_to_all(self.next_round(), &reason, out);
         self.halted = Some(reason);
     }
 }

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use super::Job;
 use crate::Transmit;
-use crate::counters::AggregatorCounters;
 use crate::packet::{Ack, PacketHeader, PacketKind, Status};
 use crate::segments::{Lookup, SegmentId, SegmentState};
 
@@ -15,7 +14,6 @@ impl Job {
         self.send_up(slot.kind, slot.id, self.slots.values(index), out);
     }
 
-    /// Sends the parent a status query for a segment.
     pub(super) fn query_parent<T: Transmit>(&self, index: usize, out: &mut T) {
         self.send_up(PacketKind::Help, self.slots.slot(index).id, &[], out);
     }
@@ -40,39 +38,34 @@ impl Job {
         }
     }
 
-    /// Handles a datagram of the parent.
     pub fn receive_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
         header: PacketHeader,
         body: &[u8],
-        counters: &mut AggregatorCounters,
         out: &mut T,
     ) {
         let Some(round) = header.round_near(self.newest) else {
-            counters.malformed += 1;
+            self.counters.malformed += 1;
             return;
         };
-        let id = SegmentId {
-            round,
-            segment: header.segment,
-        };
+        let id = SegmentId::new(round, header.segment);
         match header.kind {
             PacketKind::Float | PacketKind::Fixed | PacketKind::Exponents | PacketKind::Help => {
                 let Lookup::Found(index) = self.slots.find(id) else {
-                    counters.stale += 1;
+                    self.counters.stale += 1;
                     return;
                 };
                 let slot = self.slots.slot(index);
                 if slot.state != SegmentState::AwaitingParent {
-                    counters.duplicates += 1;
+                    self.counters.duplicates += 1;
                 } else if header.kind == PacketKind::Help {
                     self.send_to_parent(index, out);
                 } else if slot.kind == header.kind && self.slots.values(index).len() == body.len() {
                     self.slots.replace(index, body);
-                    self.finish(index, counters, out);
+                    self.finish(index, out);
                 } else {
-                    counters.malformed += 1;
+                    self.counters.malformed += 1;
                 }
             }
             PacketKind::Join => {
@@ -81,25 +74,20 @@ impl Job {
                 };
                 match body.try_into() {
                     Ok(cookie) => parent.return_cookie(cookie, out),
-                    Err(_) => counters.malformed += 1,
+                    Err(_) => self.counters.malformed += 1,
                 }
             }
             PacketKind::Ack => match Ack::decode(body) {
-                Some(ack) if ack.status == Status::Gone => self.parent_discarded(id, counters, out),
+                Some(ack) if ack.status == Status::Gone => self.parent_discarded(id, out),
                 Some(ack) => self.receive_parent_ack(now, ack, round, out),
-                None => counters.malformed += 1,
+                None => self.counters.malformed += 1,
             },
-            _ => counters.malformed += 1,
+            _ => self.counters.malformed += 1,
         }
     }
 
     /// Suspends the job if the parent has discarded a segment whose sum is missing here: that sum would never come.
-    fn parent_discarded<T: Transmit>(
-        &mut self,
-        id: SegmentId,
-        counters: &mut AggregatorCounters,
-        out: &mut T,
-    ) {
+    fn parent_discarded<T: Transmit>(&mut self, id: SegmentId, out: &mut T) {
         let (Lookup::Found(index), Some(parent)) = (self.slots.find(id), &self.parent) else {
             return;
         };
@@ -110,33 +98,27 @@ impl Job {
             "the aggregator above this one, at {}, no longer keeps segment {} of round {}, of which this one has no sum",
             parent.address, id.segment, id.round
         );
-        let halted = Ack {
-            text,
-            ..Ack::new(Status::Halted, PacketKind::Float)
-        };
-        self.fail(halted, counters, out);
+        let halted = Ack::new(Status::Halted, PacketKind::Float);
+        self.fail(halted.with_text(text), out);
     }
 
-    /// Whether its parent is lost.
     pub fn is_orphan(&self) -> bool {
         self.parent.as_ref().is_some_and(|parent| parent.lost)
     }
 
     /// Suspends the job for good: the connection to the parent has ended.
-    pub fn lose_parent<T: Transmit>(&mut self, counters: &mut AggregatorCounters, out: &mut T) {
+    pub fn lose_parent<T: Transmit>(&mut self, out: &mut T) {
         let Some(parent) = &mut self.parent else {
             return;
         };
         parent.lost = true;
-        counters.failed += 1;
-        let halted = Ack {
-            text: format!(
-                "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
-                parent.address
-            ),
-            ..Ack::new(Status::Halted, PacketKind::Leave)
-        };
-        self.halt(halted, out);
+        self.counters.failed += 1;
+        let text = format!(
+            "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
+            parent.address
+        );
+        let halted = Ack::new(Status::Halted, PacketKind::Leave);
+        self.halt(halted.with_text(text), out);
     }
 
     fn receive_parent_ack<T: Transmit>(&mut self, now: Instant, ack: Ack, round: u64, out: &mut T) {

@@ -44,14 +44,14 @@ fn workers_sum_over_memif() {
                 arithmetic,
                 ..request("job", number, 4)
             };
-            let ticket = aggregator.join(&request, None).unwrap();
+            let ticket = aggregator.join(&request, None, None).unwrap();
             work(Some(client), aggregator.address(), &request, &ticket)
         };
         sum_all((0..).zip(&clients).map(join).collect(), 4, 50_000);
         let counters = aggregator.counters();
         assert_eq!(counters.counted, 4 * counters.sums);
         assert_eq!((counters.strangers, counters.malformed), (0, 0));
-        let frames = aggregator.frames();
+        let frames = aggregator.frames().unwrap();
         assert_eq!((frames.broken, frames.forwarded), (0, 0));
     }
 }
@@ -71,7 +71,7 @@ fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
     let join = |(number, client): (u16, &DpdkConfig)| {
         let aggregator = &aggregators[1 + usize::from(number / 2)];
         let request = request(&format!("job-{}", number / 2), number % 2, 2);
-        let ticket = aggregator.join(&request, None).unwrap();
+        let ticket = aggregator.join(&request, None, None).unwrap();
         work(Some(client), aggregator.address(), &request, &ticket)
     };
     let mut workers: Vec<_> = (0..).zip(&clients).map(join).collect();
@@ -87,7 +87,7 @@ fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
         assert_eq!(of_one.counted, 2 * of_one.sums);
         assert_eq!(of_one.strangers, 0);
     }
-    assert_eq!(aggregators[0].frames().overrun, 0);
+    assert_eq!(aggregators[0].frames().unwrap().overrun, 0);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_worker_that_is_gone_is_named() {
         deadline: Duration::from_millis(500),
         ..request("job", number, 2)
     };
-    let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None).unwrap());
+    let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None, None).unwrap());
     let at = aggregator.address();
     let mut worker = work(Some(&clients[0]), at, &soon(0), &tickets[0]);
     let other = work(Some(&clients[1]), at, &soon(1), &tickets[1]);
@@ -120,7 +120,7 @@ fn a_missing_aggregator_is_an_error_at_the_deadline() {
     let (_folder, server, clients) = configs(1);
     let aggregator = start(&server);
     let request = request("job", 0, 1);
-    let ticket = aggregator.join(&request, None).unwrap();
+    let ticket = aggregator.join(&request, None, None).unwrap();
     let nobody = "10.8.0.99:7711".parse().unwrap();
     let soon = Duration::from_millis(50);
     let device = DpdkTransport::open(&clients[0]).unwrap();

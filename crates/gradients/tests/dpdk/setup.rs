@@ -49,7 +49,8 @@ pub fn config(address: &str, devices: &[String]) -> DpdkConfig {
 }
 
 pub fn start(config: &DpdkConfig) -> DpdkAggregator {
-    DpdkAggregator::start(config, AggregatorLimits::default()).unwrap()
+    let mut all = DpdkAggregator::start_all(config, AggregatorLimits::default()).unwrap();
+    all.remove(0)
 }
 
 pub fn request(job: &str, worker: u16, workers: u16) -> JoinJob {

@@ -101,7 +101,7 @@ fn a_switch_forwards_other_frames_unchanged_and_receives_its_own() {
                 aggregator.counters().received
             );
         }
-        let frames = aggregator.frames();
+        let frames = aggregator.frames().unwrap();
         assert_eq!((frames.broken, frames.others, frames.refused), (0, 0, 0));
     });
 }
@@ -114,7 +114,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
         let at = aggregator.address();
         let join = |number| {
             let request = request("job", number, 2);
-            let ticket = aggregator.join(&request, None).unwrap();
+            let ticket = aggregator.join(&request, None, None).unwrap();
             (request, ticket)
         };
         let (near, far) = (join(0), join(1));
@@ -161,6 +161,8 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
         let counters = aggregator.counters();
         assert_eq!(counters.counted, 2 * counters.sums);
         // A megabyte in frames of 1,500 bytes.
-        until("the stream", || aggregator.frames().forwarded > 600);
+        until("the stream", || {
+            aggregator.frames().unwrap().forwarded > 600
+        });
     });
 }

@@ -27,11 +27,11 @@ fn udp_workers_sum_at_a_dpdk_aggregator() {
         let aggregator = start(&dpdk());
         let join = |number| {
             let request = request("job", number, 3);
-            let ticket = aggregator.join(&request, None).unwrap();
+            let ticket = aggregator.join(&request, None, None).unwrap();
             work(None, aggregator.address(), &request, &ticket)
         };
         sum_all((0..3).map(join).collect(), 3, 40_000);
-        let (counters, frames) = (aggregator.counters(), aggregator.frames());
+        let (counters, frames) = (aggregator.counters(), aggregator.frames().unwrap());
         assert_eq!(counters.counted, 3 * counters.sums);
         assert_eq!(
             (counters.malformed, frames.broken, frames.forwarded),
@@ -46,8 +46,11 @@ fn a_dpdk_worker_and_a_udp_worker_sum_at_a_udp_aggregator() {
         address();
         let at: SocketAddr = format!("{KERNEL}:{PORT}").parse().unwrap();
         let aggregator = UdpAggregator::start(at, AggregatorLimits::default()).unwrap();
-        let tickets =
-            [0, 1].map(|number| aggregator.join(&request("job", number, 2), None).unwrap());
+        let tickets = [0, 1].map(|number| {
+            aggregator
+                .join(&request("job", number, 2), None, None)
+                .unwrap()
+        });
         let workers = vec![
             work(None, at, &request("job", 0, 2), &tickets[0]),
             work(Some(&dpdk()), at, &request("job", 1, 2), &tickets[1]),
@@ -73,17 +76,17 @@ fn a_dpdk_aggregator_sums_with_a_udp_parent() {
             world: 3,
             ..request("job", number, 2)
         };
-        let up = parent.join_rack(&of_three(0), 2, None).unwrap();
+        let up = parent.join(&of_three(0), Some(2), None).unwrap();
         let mut upstream = Some(ParentAggregator::new(at, &up, 2));
         let mut join = |number| {
             let request = of_three(number);
-            let ticket = child.join(&request, upstream.take()).unwrap();
+            let ticket = child.join(&request, None, upstream.take()).unwrap();
             work(None, child.address(), &request, &ticket)
         };
         let mut workers: Vec<_> = (0..2).map(&mut join).collect();
         // The third worker joins the parent itself, as a rack of one.
         let own = of_three(1);
-        let ticket = parent.join_rack(&own, 1, None).unwrap();
+        let ticket = parent.join(&own, Some(1), None).unwrap();
         workers.push(work(None, at, &own, &ticket));
         sum_all(workers, 3, 20_000);
         assert_eq!(parent.counters().counted, 2 * parent.counters().sums);
@@ -104,13 +107,13 @@ fn an_unknown_neighbour_is_requested_by_arp() {
         ))
         .unwrap();
         let request = request("job", 0, 1);
-        let ticket = aggregator.join(&request, None).unwrap();
+        let ticket = aggregator.join(&request, None, None).unwrap();
         sum_all(
             vec![work(None, aggregator.address(), &request, &ticket)],
             1,
             1000,
         );
-        assert!(aggregator.frames().unresolved > 0);
+        assert!(aggregator.frames().unwrap().unresolved > 0);
     });
 }
 
@@ -166,7 +169,7 @@ fn damaged_frames_are_dropped_and_counted() {
         let counters = aggregator.counters();
         assert_eq!((counters.received, counters.strangers), (1, 1));
         until("the count", || {
-            aggregator.frames().broken == damaged.len() as u64 + 1
+            aggregator.frames().unwrap().broken == damaged.len() as u64 + 1
         });
     });
 }

@@ -212,7 +212,10 @@ impl Network {
         let (at, aggregator) = &mut self.aggregators[aggregator];
         let mut port = Port(&mut self.wire, *at);
         let now = port.0.now;
-        Ok((*at, aggregator.join(now, request, upstream, &mut port)?))
+        Ok((
+            *at,
+            aggregator.join(now, request, None, upstream, &mut port)?,
+        ))
     }
 
     /// Joins a rack with `below` workers.
@@ -226,7 +229,7 @@ impl Network {
         let (at, aggregator) = &mut self.aggregators[aggregator];
         let mut port = Port(&mut self.wire, *at);
         let now = port.0.now;
-        let ticket = aggregator.join_rack(now, request, below, upstream, &mut port)?;
+        let ticket = aggregator.join(now, request, Some(below), upstream, &mut port)?;
         Ok((*at, ticket))
     }
 
@@ -302,7 +305,7 @@ impl Network {
                 break;
             };
             self.wire.now = self.wire.now.max(next);
-            let running = exchanges.iter_mut().map(|(at, e)| (*at, Some(e)));
+            let running = exchanges.iter_mut().map(|(at, e)| (*at, Some(Borrowed(e))));
             self.step(&mut running.collect::<Vec<_>>());
         }
         self.wire.now = until;
@@ -359,6 +362,31 @@ impl Network {
         for (at, aggregator) in &mut self.aggregators {
             aggregator.expire(now, &mut Port(&mut self.wire, *at));
         }
+    }
+}
+
+/// An exchange of another owner.
+pub struct Borrowed<'a, E>(pub &'a mut E);
+
+impl<E: Exchange> Exchange for Borrowed<'_, E> {
+    type Output = E::Output;
+
+    fn receive<T: Transmit>(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        datagram: &[u8],
+        out: &mut T,
+    ) {
+        self.0.receive(now, from, datagram, out);
+    }
+
+    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>> {
+        self.0.poll(now, out)
+    }
+
+    fn next_wake(&self) -> Instant {
+        self.0.next_wake()
     }
 }
 

@@ -42,7 +42,7 @@ fn work(
 }
 
 fn join(aggregator: &UdpAggregator, request: &JoinJob) -> UdpWorker {
-    let ticket = aggregator.join(request, None).unwrap();
+    let ticket = aggregator.join(request, None, None).unwrap();
     let at = aggregator.address();
     work(at, request, &ticket, LONG, &Wait::forever()).unwrap()
 }
@@ -94,11 +94,11 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
             world: 4,
             ..full(request(number, 2))
         };
-        let up = parent.join_rack(&of_four(rack), 2, None).unwrap();
+        let up = parent.join(&of_four(rack), Some(2), None).unwrap();
         let mut upstream = Some(ParentAggregator::new(parent.address(), &up, 2));
         for number in 0..2 {
             let request = of_four(number);
-            let ticket = child.join(&request, upstream.take()).unwrap();
+            let ticket = child.join(&request, None, upstream.take()).unwrap();
             let at = child.address();
             let worker = work(at, &request, &ticket, LONG, &Wait::forever());
             workers.push(worker.unwrap());
@@ -113,7 +113,7 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
 fn a_worker_whose_connection_ends_fails_the_others_at_once() {
     let aggregator = start();
     let mut worker = join(&aggregator, &full(request(0, 2)));
-    let gone = aggregator.join(&full(request(1, 2)), None).unwrap();
+    let gone = aggregator.join(&full(request(1, 2)), None, None).unwrap();
     thread::scope(|scope| {
         let sum = scope.spawn(|| worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever()));
         // Until it waits for the other one.
@@ -164,7 +164,7 @@ fn a_silent_aggregator_and_an_interrupt_end_a_call() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let aggregator = start();
     let request = full(request(0, 1));
-    let ticket = aggregator.join(&request, None).unwrap();
+    let ticket = aggregator.join(&request, None, None).unwrap();
     let at = silent.local_addr().unwrap();
     let short = Duration::from_millis(30);
     let nobody = work(at, &request, &ticket, short, &Wait::forever());

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::unexpected;
 use crate::stack::{Address, StackName};
-use gradients::aggregator_transport::DpdkConfig;
 use gradients::{
-    self, AnyTransport, Control, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport,
+    self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
+    WorkerTransport,
 };
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;

@@ -37,8 +37,7 @@ use bytes::Bytes;
 
 use crate::config::Secret;
 pub use crate::stack::Address;
-use ::gradients::JoinJob;
-use ::gradients::aggregator_transport::DpdkConfig;
+use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::{ServerConfig, refuse};
 use crate::stack::{Address, StackName};
-use gradients::AggregatorLimits;
-use gradients::aggregator_transport::DpdkConfig;
+use gradients::{AggregatorLimits, DpdkConfig};
 use replay_core::error::Result;
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);

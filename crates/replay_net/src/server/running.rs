@@ -19,7 +19,7 @@ use crate::config::{Secret, ServerConfig};
 use crate::io_error;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
-use gradients::aggregator_transport::{dpdk_aggregators, udp_aggregators};
+use gradients::{dpdk_aggregators, udp_aggregators};
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 
