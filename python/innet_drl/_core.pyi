@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as _Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, final, overload
+from typing import Any, Literal, Self, TypeAlias, final, overload, type_check_only
 
 import numpy as np
 import torch
@@ -45,6 +45,17 @@ fstack_release: str | None
 """The release of F-Stack that it was built with, `"unknown"` where `FF_PATH` named it; `None` without F-Stack."""
 
 _Array: TypeAlias = NDArray[Any]
+
+@type_check_only
+class _ContextManager:
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
 
 @final
 class Column:
@@ -122,7 +133,7 @@ class Table:
         samples_per_insert: float = 0.0,
         slack: float = 0.0,
     ) -> Self: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def name(self) -> str:
         """The table's name."""
@@ -172,7 +183,7 @@ class NStep:
         n: Steps of the return.
         gamma: Discount of one step, 0 to 1.
         observation: The column that holds the observation.
-        padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
 
     Raises:
         ConfigError: A number out of its range; the message says what it may be.
@@ -186,7 +197,7 @@ class NStep:
         observation: str = "frame",
         padding: Literal["zero", "repeat"] = "zero",
     ) -> Self: ...
-    def __getnewargs__(self) -> tuple[Any, ...]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def stack(self) -> int:
         """Observations in a stack."""
@@ -201,7 +212,7 @@ class NStep:
         """The observation's column."""
     @property
     def padding(self) -> Literal["zero", "repeat"]:
-        """What stands before an episode's first observation."""
+        """Padding before an episode's first observation."""
 
 @final
 class Sequence:
@@ -218,7 +229,7 @@ class Sequence:
         period: Steps from one item to the next; `None` is `length`.
         stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
         observation: The column that holds the observation.
-        padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
         gamma: Discount of one step, 0 to 1.
         state: Columns delivered at the first step alone: the stored recurrent state.
 
@@ -237,7 +248,7 @@ class Sequence:
         gamma: float = 0.99,
         state: _Sequence[str] = (),
     ) -> Self: ...
-    def __getnewargs__(self) -> tuple[Any, ...]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def length(self) -> int:
         """Steps to learn from."""
@@ -255,7 +266,7 @@ class Sequence:
         """The observation's column."""
     @property
     def padding(self) -> Literal["zero", "repeat"]:
-        """What stands before an episode's first observation."""
+        """Padding before an episode's first observation."""
     @property
     def gamma(self) -> float:
         """Discount of one step."""
@@ -275,7 +286,7 @@ class Window:
     """
 
     def __new__(cls, before: int, after: int) -> Self: ...
-    def __getnewargs__(self) -> tuple[int, int]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def before(self) -> int:
         """Rows before the anchor."""
@@ -285,7 +296,7 @@ class Window:
 
 @final
 class Batch:
-    """The arrays of one draw: as attributes, and as a mapping by name.
+    """The arrays of one sample: as attributes, and as a mapping by name.
 
     `len(batch)` is the number of items B, the first dimension of every array. The arrays are views on buffers
     of the core: they stay valid for as long as they are referenced, also after the batch and the replay are
@@ -358,7 +369,7 @@ class Batch:
     ]: ...
 
 @final
-class Batches:
+class Batches(_ContextManager):
     """An iterator over batches that ends only with an error or `close`.
 
     A background thread draws and decodes `prefetch` batches ahead; what fails there is raised by `next`. Close
@@ -381,18 +392,10 @@ class Batches:
         server, those that it had sent do: up to `prefetch + 2`. Items that `max_times_sampled` ended with a
         batch that was not handed out are lost, as they are when a connection breaks with a batch under way.
         """
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
 class UpdateReceipt:
-    """What an update of priorities did."""
+    """Result of an update of priorities."""
 
     @property
     def applied(self) -> int:
@@ -412,7 +415,7 @@ class LossyPath:
     def __new__(cls, to: str, loss: float, *, seed: int = 0) -> Self: ...
     @property
     def address(self) -> str:
-        """Where workers send to: `host:port`."""
+        """Address for workers: `host:port`."""
 
 @final
 class ParameterServer:
@@ -426,7 +429,7 @@ class ParameterServer:
     def __new__(cls, workers: int, max_bytes: int, host: str = "127.0.0.1") -> Self: ...
     @property
     def address(self) -> str:
-        """Where it listens: `host:port`."""
+        """Address of the server: `host:port`."""
 
 @final
 class ParameterWorker:
@@ -450,10 +453,10 @@ class Parameters:
         """Rises by one with every put; the first is 1."""
     @property
     def tensors(self) -> dict[str, _Array]:
-        """The tensors by name, the reader's own to change; bfloat16 comes as float32."""
+        """The tensors by name, which the reader may change; bfloat16 becomes float32."""
 
 @final
-class Writer:
+class Writer(_ContextManager):
     """Writes the steps of `streams` environments: one `append` a step, one row a stream.
 
     Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context
@@ -493,14 +496,14 @@ class Writer:
             priority: float32 or float64 `(streams,)`: priorities of the anchors, before the exponent. Without
                 `q` and `priority`, items start with the largest priority the table has ever held.
             final_q: float32 `(streams, actions)`: Q-values of `final_<observation>`.
-            timeout: Seconds to wait for room, `None` for ever, 0 not at all.
+            timeout: Seconds to wait for space, `None` for ever, 0 not at all.
             **columns: Every column of the table, dtype and shape exactly; and, for SAME_STEP environments,
                 `final_<observation>`: the last observations of the episodes that ended.
 
         Raises:
             SchemaError: A missing or unknown column, or another dtype or shape than the table's.
             PriorityError: A priority that is NaN, infinite or negative.
-            DeadlineError: No room within `timeout`; the message says who was waited for.
+            DeadlineError: No space within `timeout`; the message names the cause.
             FencedError: A newer connection of the same writer took over.
             ClosedError: The writer was closed.
         """
@@ -524,23 +527,15 @@ class Writer:
 
         After a reset that no end announced, or a truncation without final row.
         """
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
 class SumTree:
-    """Priorities under indexes, to draw indexes by: for who keeps the items.
+    """Samples indexes by priority, for programs that keep the items elsewhere.
 
-    The sum tree of the tables, without their memory: what a replay buffer of one's own, a prioritized curriculum or
-    a scheduler draws by. `len(tree)` is the number of indexes with a priority above zero: those that can be drawn.
-    Every method may be called from several threads; none waits for another. Batches of 8,192 and more leave the
-    interpreter free meanwhile.
+    The sum tree of the tables without their memory, for an own replay buffer, a prioritized curriculum or a
+    scheduler. `len(tree)` is the number of indexes with a priority above zero, which can be sampled.
+    Every method may be called from several threads; none waits for another. Batches of 8,192 and more release the
+    interpreter lock.
 
     Args:
         capacity: Indexes: 0 to `capacity - 1`, at most 2^24. Each takes 8.5 bytes, and has no priority at first.
@@ -561,7 +556,7 @@ class SumTree:
         """Sets the priorities of indexes.
 
         Args:
-            index: int64 `(n,)`, 0 to `capacity - 1`. Of one that stands twice the last priority counts.
+            index: int64 `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
             priority: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
                 never drawn; with the exponent 0 each index that was set is drawn with the same probability.
 
@@ -589,7 +584,7 @@ class SumTree:
         """The sum of all priorities, after the exponent."""
     @property
     def capacity(self) -> int:
-        """Indexes there are."""
+        """Number of indexes."""
     @property
     def priority_exponent(self) -> float:
         """Alpha."""
@@ -600,14 +595,14 @@ class SumTree:
 
 @final
 class Drawn:
-    """What `SumTree.draw` returns: three arrays, in ascending order of the indexes.
+    """The result of `SumTree.draw`: three arrays, in ascending order of the indexes.
 
-    Index, probability and weight of one draw stand at the same place.
+    One position has the index, probability and weight of one draw.
     """
 
     @property
     def index(self) -> NDArray[np.int64]:
-        """What was drawn."""
+        """The sampled indexes."""
     @property
     def probability(self) -> NDArray[np.float64]:
         """Its probability at the instant of the draw."""
@@ -617,15 +612,15 @@ class Drawn:
     def __len__(self) -> int: ...
 
 @final
-class GradientUpdates:
+class GradientUpdates(_ContextManager):
     """A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 
     `Replay.follow_gradients` makes it; `innet_drl.distributed.Replica` is it with a model. Update `r` is the mean of
     the first gradients to round `r`, as many as the job's threshold; a thread sends and receives while the program
     computes. Use it as a context manager, or call `leave`.
 
-    Once nothing goes on, `take` and `wait` raise why, after the means that had arrived: `MissingWorkerError`,
-    `SilentAggregatorError`, `HaltedError`, `ResetError`, and `BehindError`, after which `restart` goes on.
+    After a failure, `take` and `wait` deliver the means that had arrived, then raise `MissingWorkerError`,
+    `SilentAggregatorError`, `HaltedError`, `ResetError`, or `BehindError`, after which `restart` continues.
     """
 
     @property
@@ -641,24 +636,24 @@ class GradientUpdates:
             index: The update whose weights it is of, at most the one taken last.
 
         Raises:
-            ConfigError: `gradient` or `index` is not such a one.
+            ConfigError: An invalid `gradient` or `index`.
         """
     def take(self, mean: NDArray[np.float32]) -> int | None:
         """Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
 
         Raises:
-            GradientError: Nothing goes on, see above.
+            GradientError: The job failed, see above.
             ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
         """
     def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
-        """Waits for a mean or, with `for_room`, for room for a gradient; `False` if the deadline came first.
+        """Waits for a mean or, with `for_room`, until a gradient can be contributed; `False` at the deadline.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.
-            for_room: Wait for room for a gradient, too, whichever comes first.
+            for_room: Also end when a gradient can be contributed.
 
         Raises:
-            GradientError: Nothing goes on, see above.
+            GradientError: The job failed, see above.
             DisconnectedError: The server has gone.
         """
     def restart(self, index: int) -> None:
@@ -671,17 +666,9 @@ class GradientUpdates:
         """
     def leave(self) -> None:
         """Leaves the job."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
-class GradientWorker:
+class GradientWorker(_ContextManager):
     """A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 
     `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads take turns;
@@ -708,12 +695,12 @@ class GradientWorker:
             HaltedError: A worker suspended the job, or the aggregator did.
             ResetError: A worker reset the job meanwhile: sum again, all workers together.
             BehindError: The others have gone on without this worker: pull the weights again.
-            ConfigError: `values` is not such an array.
+            ConfigError: An invalid `values`.
         """
     def set_threshold(self, threshold: int, *, deadline: float | None = None) -> None:
         """Sets the number of contributions that make a sum.
 
-        Those who come later get the sum of the first. Not in fixed point, and not below a parent.
+        Later workers get the sum of the first. Not in fixed point, and not below a parent.
 
         Raises:
             GradientError: The aggregator refused; the message says why.
@@ -739,14 +726,6 @@ class GradientWorker:
     @property
     def round(self) -> int:
         """Number of the next round."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
 class Station:
@@ -780,7 +759,7 @@ class Station:
     ) -> Self: ...
 
 @final
-class Server:
+class Server(_ContextManager):
     """A server in front of a `Replay` of this process.
 
     Use it as a context manager, or call `close`.
@@ -788,23 +767,15 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it listens, ports filled in: what `connect` takes."""
+        """Addresses for `connect`, with the actual ports."""
     @property
     def gradients(self) -> str | None:
-        """Where it sums gradients, `"ip:port"` of UDP, or `None` where it does not."""
+        """UDP address for gradients, `"ip:port"`; `None` if the server sums none."""
     def close(self) -> None:
         """Stops listening, lets requests under way finish, and ends the connections."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
-class Replay:
+class Replay(_ContextManager):
     """A replay memory: in this process, or the connection to one on a server (`connect`).
 
     Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
@@ -828,7 +799,7 @@ class Replay:
         cls, tables: _Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
     ) -> Self: ...
     def create_table(self, table: Table, timeout: float | None = None) -> None:
-        """Makes a table; the same definition again is fine.
+        """Makes a table, unless it exists with the same definition.
 
         Raises:
             TableDiffersError: It exists with another definition; the message shows the difference.
@@ -842,17 +813,17 @@ class Replay:
             UnknownTableError: There is none of this name.
         """
     def tables(self, timeout: float | None = None) -> dict[str, Table]:
-        """The tables there are, by name.
+        """All tables, by name.
 
         The names are in order.
         """
     def parameters(self, timeout: float | None = None) -> dict[str, int]:
-        """The parameters there are: the newest version of each name.
+        """The newest version of all parameters, by name.
 
         The names are in order.
         """
     def empty_table(self, name: str, timeout: float | None = None) -> None:
-        """Removes every step and item of a table; its writers go on."""
+        """Removes every step and item of a table; its writers stay open."""
     def drop_table(self, name: str, timeout: float | None = None) -> None:
         """Removes a table."""
     def writer(
@@ -871,7 +842,7 @@ class Replay:
             table: The table's name.
             streams: Environments; each is a stream of its own.
             view: What the items are for: it fixes their windows. Draws may use narrower views.
-            name: For people: it stands in errors, logs and statistics.
+            name: Display name in errors, logs and statistics.
             chunk_steps: Steps of a stream that are packed and sent together, 1 to 65536. A push carries those of
                 all streams: `streams * (chunk_steps + 1)` is at most the table's capacity.
             timeout: Seconds to wait for the server.
@@ -892,7 +863,7 @@ class Replay:
         timeout: float | None = None,
         threads: int = 1,
     ) -> Batch:
-        """Draws `count` items.
+        """Samples `count` items.
 
         Items whose data does not decode are left out, removed from the memory and logged with the name of their
         writer; where none is left, others are drawn within the timeout.
@@ -910,7 +881,7 @@ class Replay:
         Raises:
             EmptyError: No item has a priority above zero.
             ViewError: The view reaches beyond the items' windows.
-            DeadlineError: Not allowed within `timeout`; the message says who was waited for.
+            DeadlineError: Not allowed within `timeout`; the message names the cause.
         """
     @overload
     def batches(
@@ -926,7 +897,7 @@ class Replay:
         timeout: float | None = None,
         threads: int = 1,
     ) -> Batches:
-        """Draws again and again, decoding ahead of the reader.
+        """Samples batches repeatedly, decoding ahead of the reader.
 
         Args:
             table: The table's name.
@@ -958,13 +929,13 @@ class Replay:
     def update_priorities(
         self, table: str, key: ArrayLike, priority: ArrayLike, timeout: float | None = None
     ) -> UpdateReceipt:
-        """Sets the priorities of drawn items.
+        """Sets the priorities of sampled items.
 
         Args:
             table: The table's name.
             key: uint64 `(B,)`, from a batch. Keys of items that are gone are counted and ignored.
-            priority: float `(B,)`, before the exponent: finite and not negative. Of a key that stands twice
-                the last value counts.
+            priority: float `(B,)`, before the exponent: finite and not negative. If a key appears
+                twice, its last value counts.
             timeout: Seconds to wait for the server.
 
         Raises:
@@ -1021,16 +992,16 @@ class Replay:
 
         Args:
             job: The job's name, at most 64 bytes.
-            worker: This worker's number, from 0. Whoever joins with a number that is taken replaces that worker.
+            worker: This worker's number, from 0. A worker that joins with a taken number replaces the earlier one.
             workers: Workers at this server, at most 64.
             world: Workers in all; more than `workers` where the server has a parent. `None` is `workers`.
-            name: For people: it stands in errors. `""` is the host's name and the process.
+            name: Display name in errors. `""` is the host's name and the process.
             arithmetic: `"float32"` adds up in the order of arrival. `"fixed"` gives the same bits in every order:
                 integers on a grid of 31 bits, less those of the number of workers, below the largest value of each
                 segment.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, this call too: then it fails, and names who was missing.
-            via: `ip:port` that datagrams go to in place of the server's own: a relay, or an address that is translated.
+            via: `ip:port` for datagrams instead of the server's own: a relay, or a translated address.
             station: The DPDK device that datagrams go over; the connection is the kernel's.
 
         Raises:
@@ -1038,7 +1009,7 @@ class Replay:
                 station whose device cannot be used, or a package that was built without DPDK.
             TooLargeError: One job too many.
             SilentAggregatorError: Datagrams do not get through.
-            ConnectError: Nobody answers at the address.
+            ConnectError: No server answers at the address.
         """
     def follow_gradients(
         self,
@@ -1062,13 +1033,13 @@ class Replay:
 
         Args:
             job: The job's name, at most 64 bytes.
-            worker: This worker's number, from 0. Whoever joins with a number that is taken replaces that worker.
+            worker: This worker's number, from 0. A worker that joins with a taken number replaces the earlier one.
             workers: Their number, at most 64.
             values: float32 values of a gradient.
             threshold: Gradients that make an update (H), from 1 to `workers`.
             staleness: Updates by which the weights of a gradient may be behind (S). The server keeps the sums of S + 1.
             updates: No gradient is for a later one; `None` for no end.
-            name: For people: it stands in errors. `""` is the host's name and the process.
+            name: Display name in errors. `""` is the host's name and the process.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, a round that waits for contributions too: then the job fails.
 
@@ -1076,7 +1047,7 @@ class Replay:
             ConfigError: The server sums no gradients; arguments out of range, or other than those of the other workers.
             TooLargeError: One job too many, or the server may not keep so much (`gradients_job_bytes`).
             SilentAggregatorError: Datagrams do not get through.
-            ConnectError: Nobody answers at the address.
+            ConnectError: No server answers at the address.
         """
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
@@ -1086,21 +1057,21 @@ class Replay:
         pushed after the save reached their table, and steps evicted before it left the table, are left out. Each item
         has the priority of the moment when it was written.
 
-        An existing file is replaced when the new one is complete on the disk, and stays whole until then.
+        An existing file is replaced once the new one is complete on disk.
 
         Args:
             path: The file. A step takes the same space as in memory.
 
         Raises:
-            StorageError: It cannot be written; `errno` tells why, as of any `OSError`.
+            StorageError: It cannot be written; `errno` has the reason, as in any `OSError`.
             ConfigError: This is the client of a server: only the process that holds the memory can save it.
         """
     def restore(self, path: str | PathLike[str]) -> None:
-        """Puts back the tables of a file that `save` wrote.
+        """Restores the tables of a file that `save` wrote.
 
-        Into tables of their names, which have to be empty, and new ones where there are none. Capacity and limits
-        are those of the table that is there; where it is smaller, the newest steps are kept. Writers are opened
-        anew, keys of before name nothing, priorities and the ratio of draws to inserts go on.
+        Existing tables of these names must be empty, and keep their capacity and limits; a smaller table keeps the
+        newest steps. Missing tables are made. Writers are opened anew, earlier keys are stale, and priorities and
+        the ratio of draws to inserts continue.
 
         Args:
             path: The file. It is checked as a whole before anything is stored.
@@ -1124,29 +1095,21 @@ class Replay:
         spin: bool = False,
         gradients: str | None = None,
     ) -> Server:
-        """Puts a server in front of this memory.
+        """Serves this memory to clients.
 
         Args:
             addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 takes a
                 free one.
-            token: What clients have to know; it never travels. Needed on any address that is not loopback.
+            token: Secret shared with clients; it is never sent. Needed on any address that is not loopback.
             tls_cert: PEM file with the certificate chain.
             tls_key: PEM file with its key.
             trusted_network: Allows other addresses without token and TLS.
             io_threads: Threads that serve connections; 0 is one for every two cores.
-            spin: They look for work without sleeping: lower latency, and each takes a core whole.
+            spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.
         """
     def close(self) -> None:
-        """Ends the connection, or lets go of the memory."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
+        """Ends the connection, or releases the memory."""
 
 def connect(
     url: str,
@@ -1164,7 +1127,7 @@ def connect(
     Args:
         url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"`
             goes there by F-Stack's TCP, where the package was built with it.
-        token: The server's token; it never travels. `None` takes the environment variable INNET_TOKEN, where it is
+        token: The server's token; it is never sent. `None` takes the environment variable INNET_TOKEN, where it is
             set and not empty; `""` is none in any case.
         tables: Tables to make there.
         timeout: Seconds to wait for the server to answer.
@@ -1178,7 +1141,7 @@ def connect(
 
     Raises:
         ConfigError: No address, or one that `tls_ca` does not fit.
-        ConnectError: Nobody answers at the address.
+        ConnectError: No server answers at the address.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
         VersionError: The server is of another release.
     """

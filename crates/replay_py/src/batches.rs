@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -12,16 +12,16 @@ use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{SampleChannel, Wait};
 
 use crate::batch::PyBatch;
-use crate::context::context_manager;
+use crate::class::context_manager;
 use crate::draw::{Draw, Drawn};
 use crate::handle::Handle;
-use crate::turns::Turns;
-use crate::{error, wait};
+use crate::turns::{Turns, lock};
+use crate::wait;
 
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
 
-/// Its name in errors.
+/// Name of the iterator in errors.
 const WHAT: &str = "iterator of batches";
 
 /// An iterator over batches that ends only with an error or `close`.
@@ -93,9 +93,7 @@ impl PyBatches {
             let ahead = Ahead::start(draw, channel, prefetch, first_beta)?;
             Ok(Source::Ahead(Turns::new(WHAT, ahead)))
         };
-        let source = py
-            .detach(start)
-            .map_err(|error| error::to_python(py, error))?;
+        let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
             source: Handle::new(WHAT, Arc::new(source)),
             beta,
@@ -116,8 +114,7 @@ impl PyBatches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         let source = self.source.get(py)?;
         let beta = self.beta.now(py)?;
-        let deadline = wait::deadline(py, self.timeout)?;
-        let drawn = wait::blocking(py, deadline, |wait| match &*source {
+        let drawn = wait::at_most(py, self.timeout, |wait| match &*source {
             Source::Direct(direct) => {
                 let mut turn = direct.take(wait)?;
                 let Direct { draw, channel } = &mut *turn;
@@ -139,11 +136,7 @@ impl PyBatches {
     }
 
     fn __repr__(&self) -> String {
-        let closed = if self.source.is_closed() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = self.source.mark(", closed");
         format!("<Batches of {}{closed}>", self.description)
     }
 }
@@ -216,10 +209,6 @@ impl Ahead {
             }
         }
     }
-}
-
-fn lock(waited_for: &Mutex<String>) -> MutexGuard<'_, String> {
-    waited_for.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Draws and decodes until the reader stops it or an error occurs other than a deadline.

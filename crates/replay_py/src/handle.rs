@@ -1,10 +1,11 @@
 //! A value that `close` drops and that a forked child must not use: the inside of `Replay`, `Writer`, `Batches` and `Server`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use pyo3::prelude::*;
 
 use crate::error;
+use crate::turns::lock;
 
 /// A value for the process that made it, until it is closed.
 ///
@@ -27,12 +28,12 @@ impl<T: Send> Handle<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.value)
     }
 
-    /// Whether the value was closed.
-    pub fn is_closed(&self) -> bool {
-        self.lock().is_none()
+    /// `closed` once the value is closed, before that nothing: the end of a `repr`.
+    pub fn mark(&self, closed: &'static str) -> &'static str {
+        if self.lock().is_none() { closed } else { "" }
     }
 
     /// # Errors

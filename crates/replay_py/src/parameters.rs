@@ -21,7 +21,7 @@ use crate::error;
 pub struct PyParameters {
     /// Rises by one with every put; the first is 1.
     version: u64,
-    /// The tensors by name, the reader's own to change; bfloat16 comes as float32.
+    /// The tensors by name, which the reader may change; bfloat16 becomes float32.
     tensors: Py<PyDict>,
 }
 
@@ -305,37 +305,30 @@ fn unpack(mut tensors: Vec<Entry>, file: &[u8]) -> Contents {
     }
 }
 
+const DTYPES: [(Dtype, FileDtype); 12] = [
+    (Dtype::Bool, FileDtype::BOOL),
+    (Dtype::Uint8, FileDtype::U8),
+    (Dtype::Int8, FileDtype::I8),
+    (Dtype::Uint16, FileDtype::U16),
+    (Dtype::Int16, FileDtype::I16),
+    (Dtype::Uint32, FileDtype::U32),
+    (Dtype::Int32, FileDtype::I32),
+    (Dtype::Uint64, FileDtype::U64),
+    (Dtype::Int64, FileDtype::I64),
+    (Dtype::Float16, FileDtype::F16),
+    (Dtype::Float32, FileDtype::F32),
+    (Dtype::Float64, FileDtype::F64),
+];
+
 fn file_dtype(dtype: Dtype) -> FileDtype {
-    match dtype {
-        Dtype::Bool => FileDtype::BOOL,
-        Dtype::Uint8 => FileDtype::U8,
-        Dtype::Int8 => FileDtype::I8,
-        Dtype::Uint16 => FileDtype::U16,
-        Dtype::Int16 => FileDtype::I16,
-        Dtype::Uint32 => FileDtype::U32,
-        Dtype::Int32 => FileDtype::I32,
-        Dtype::Uint64 => FileDtype::U64,
-        Dtype::Int64 => FileDtype::I64,
-        Dtype::Float16 => FileDtype::F16,
-        Dtype::Float32 => FileDtype::F32,
-        Dtype::Float64 => FileDtype::F64,
-    }
+    let found = DTYPES.iter().find(|(known, _)| *known == dtype);
+    found.expect("each dtype is in the list").1
 }
 
 fn python_dtype(dtype: FileDtype) -> Option<Dtype> {
-    Some(match dtype {
-        FileDtype::BOOL => Dtype::Bool,
-        FileDtype::U8 => Dtype::Uint8,
-        FileDtype::I8 => Dtype::Int8,
-        FileDtype::U16 => Dtype::Uint16,
-        FileDtype::I16 => Dtype::Int16,
-        FileDtype::U32 => Dtype::Uint32,
-        FileDtype::I32 => Dtype::Int32,
-        FileDtype::U64 => Dtype::Uint64,
-        FileDtype::I64 => Dtype::Int64,
-        FileDtype::F16 => Dtype::Float16,
-        FileDtype::F32 | FileDtype::BF16 => Dtype::Float32,
-        FileDtype::F64 => Dtype::Float64,
-        _ => return None,
-    })
+    if dtype == FileDtype::BF16 {
+        return Some(Dtype::Float32);
+    }
+    let found = DTYPES.iter().find(|(_, known)| *known == dtype);
+    found.map(|&(known, _)| known)
 }

@@ -1,7 +1,7 @@
 //! `Writer`: one `append` a step, one row a stream.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,9 +15,9 @@ use replay_core::writer::{
 };
 
 use crate::array::{self, Expected, Input};
-use crate::context::context_manager;
+use crate::class::{attributes, context_manager};
 use crate::handle::Handle;
-use crate::turns::Turns;
+use crate::turns::{Turns, lock};
 use crate::{error, wait};
 
 /// Longest flush at the end of a `with` block that raised an exception.
@@ -44,12 +44,12 @@ impl WriterState {
     fn append(&self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
         let mut writer = self.turns.take(wait)?;
         writer.append(step, wait)?;
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = writer.counters();
+        *lock(&self.counters) = writer.counters();
         Ok(())
     }
 
     fn counters(&self) -> WriterCounters {
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.counters)
     }
 }
 
@@ -61,10 +61,10 @@ impl PyWriter {
         streams: u32,
         view: &ViewSpec,
         options: WriterOptions,
-        deadline: Option<Instant>,
+        timeout: Option<f64>,
     ) -> PyResult<Self> {
         let name = options.name.clone();
-        let (config, writer) = wait::blocking(py, deadline, |wait| {
+        let (config, writer) = wait::at_most(py, timeout, |wait| {
             let config = replay.table_config(table, wait)?;
             let writer = Writer::over_channel(config.clone(), streams, view, options, |open| {
                 replay.open_writer(open, wait)
@@ -182,6 +182,20 @@ fn values(input: &Input) -> Values<'_> {
     }
 }
 
+attributes! { PyWriter, |writer, py|
+    /// Steps appended, over all streams, without final rows.
+    steps: PyResult<u64> = Ok(writer.writer.get(py)?.counters().steps);
+    /// Items made.
+    items: PyResult<u64> = Ok(writer.writer.get(py)?.counters().items);
+    /// Windows that never became items.
+    ///
+    /// After a reset that no end announced, or a truncation without final row.
+    dropped_windows: PyResult<u64> = {
+        let counters = writer.writer.get(py)?.counters();
+        Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
+    };
+}
+
 context_manager!(PyWriter, |writer, py, failed| match failed {
     true => {
         // Errors are ignored: they would hide the block's exception.
@@ -198,10 +212,6 @@ impl PyWriter {
         *, terminated, truncated, first, r#final = None, q = None, priority = None, final_q = None,
         timeout = None, **columns
     ))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn append(
         &self,
         py: Python<'_>,
@@ -245,8 +255,7 @@ impl PyWriter {
                 "final_q belongs to final observations, and there are none",
             ));
         }
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| {
+        wait::at_most(py, timeout, |wait| {
             let columns: Vec<(&str, Values<'_>)> = inputs
                 .iter()
                 .map(|(name, input)| (name.as_str(), values(input)))
@@ -276,37 +285,14 @@ impl PyWriter {
     #[pyo3(signature = (timeout = None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| writer.turns.take(wait)?.flush(wait))
+        wait::at_most(py, timeout, |wait| writer.turns.take(wait)?.flush(wait))
     }
 
     /// Flushes and ends the writer. Windows that are still open never become items.
     #[pyo3(signature = (timeout = None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| writer.turns.take(wait)?.close(wait))
-    }
-
-    /// Steps appended, over all streams, without final rows.
-    #[getter]
-    fn steps(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.writer.get(py)?.counters().steps)
-    }
-
-    /// Items made.
-    #[getter]
-    fn items(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.writer.get(py)?.counters().items)
-    }
-
-    /// Windows that never became items.
-    ///
-    /// After a reset that no end announced, or a truncation without final row.
-    #[getter]
-    fn dropped_windows(&self, py: Python<'_>) -> PyResult<u64> {
-        let counters = self.writer.get(py)?.counters();
-        Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
+        wait::at_most(py, timeout, |wait| writer.turns.take(wait)?.close(wait))
     }
 
     fn __repr__(&self) -> String {

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use gradients::Asynchronous;
+use gradients::{Arithmetic, Asynchronous, JoinJob};
 use pyo3::prelude::*;
 use replay_net::client::Client;
 
 use super::PyReplay;
-use crate::error;
 use crate::gradient_updates::PyGradientUpdates;
-use crate::gradients::{JoinArguments, PyGradientWorker};
+use crate::gradients::{PyGradientWorker, worker_name};
 use crate::station::PyStation;
+use crate::{error, wait};
 
 impl PyReplay {
     fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
@@ -28,22 +28,18 @@ impl PyReplay {
     /// Takes part in a job that sums arrays over its workers, in the aggregator of this server.
     #[pyo3(
         signature = (
-            job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
+            job, worker, workers, *, world = None, name = String::new(), arithmetic = "float32", segment_values = 360, deadline = 30.0,
             via = None, station = None
         )
-    )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
     )]
     fn join_gradients(
         &self,
         py: Python<'_>,
-        job: &str,
+        job: String,
         worker: u16,
         workers: u16,
         world: Option<u32>,
-        name: &str,
+        name: String,
         arithmetic: &str,
         segment_values: u16,
         deadline: f64,
@@ -51,67 +47,58 @@ impl PyReplay {
         station: Option<PyRef<'_, PyStation>>,
     ) -> PyResult<PyGradientWorker> {
         let client = self.gradient_client(py)?;
-        let arguments = JoinArguments {
+        let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
+        let request = JoinJob {
             job,
             worker,
             workers,
-            world,
-            name,
-            arithmetic,
+            world: world.unwrap_or(workers.into()),
+            name: worker_name(py, name)?,
+            arithmetic: error::choice(py, "arithmetic", arithmetic, choices)?,
             segment_values,
-            deadline,
+            deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: None,
         };
-        PyGradientWorker::join(
-            py,
-            &client,
-            &arguments.request(py)?,
-            via,
-            station.as_deref(),
-        )
+        PyGradientWorker::join(py, &client, &request, via, station.as_deref())
     }
 
     /// Takes part in an asynchronous job, whose workers do not wait for each other.
     #[pyo3(
         signature = (
-            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
+            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = String::new(), segment_values = 360,
             deadline = 30.0
         )
-    )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
     )]
     fn follow_gradients(
         &self,
         py: Python<'_>,
-        job: &str,
+        job: String,
         worker: u16,
         workers: u16,
         values: u32,
         threshold: u16,
         staleness: u16,
         updates: Option<u64>,
-        name: &str,
+        name: String,
         segment_values: u16,
         deadline: f64,
     ) -> PyResult<PyGradientUpdates> {
         let client = self.gradient_client(py)?;
-        let arguments = JoinArguments {
+        let request = JoinJob {
             job,
             worker,
             workers,
-            world: None,
-            name,
-            arithmetic: "float32",
+            world: workers.into(),
+            name: worker_name(py, name)?,
+            arithmetic: Arithmetic::Float,
             segment_values,
-            deadline,
+            deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: Some(Asynchronous {
                 values,
                 threshold,
                 staleness,
             }),
         };
-        PyGradientUpdates::join(py, &client, &arguments.request(py)?, updates)
+        PyGradientUpdates::join(py, &client, &request, updates)
     }
 }
