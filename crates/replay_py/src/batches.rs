@@ -13,7 +13,7 @@ use replay_core::replay::{SampleChannel, Wait};
 
 use crate::batch::PyBatch;
 use crate::class::context_manager;
-use crate::draw::{Draw, Drawn};
+use crate::draw::{DecodedSample, Draw};
 use crate::handle::Handle;
 use crate::turns::{Turns, lock};
 use crate::wait;
@@ -127,7 +127,7 @@ impl PyBatches {
 
     /// Stops drawing ahead and waits for the background thread.
     ///
-    /// In process, undelivered batches do not count for the rate limiter: a dropped `Drawn` returns its credit. A server
+    /// In process, undelivered batches do not count for the rate limiter: a dropped `DecodedSample` returns its credit. A server
     /// counts a batch when it is sent, so there they do count.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
@@ -143,7 +143,7 @@ impl PyBatches {
 
 /// The reader's end of the background thread.
 struct Ahead {
-    batches: Option<Receiver<Result<Drawn>>>,
+    batches: Option<Receiver<Result<DecodedSample>>>,
     shared: Arc<DecoderState>,
     thread: Option<JoinHandle<()>>,
 }
@@ -185,7 +185,7 @@ impl Ahead {
         })
     }
 
-    fn next(&mut self, beta: f64, wait: &Wait<'_>) -> Result<Drawn> {
+    fn next(&mut self, beta: f64, wait: &Wait<'_>) -> Result<DecodedSample> {
         // Relaxed, as the load in `decode_ahead`: no other data is published with it, and one batch later is early enough.
         self.shared.beta.store(beta.to_bits(), Ordering::Relaxed);
         let Some(batches) = &self.batches else {
@@ -216,7 +216,7 @@ fn decode_ahead(
     draw: &Draw,
     mut channel: Box<dyn SampleChannel>,
     shared: &DecoderState,
-    batches: &SyncSender<Result<Drawn>>,
+    batches: &SyncSender<Result<DecodedSample>>,
 ) {
     // Relaxed, as the store in `Drop`, which joins the thread: no other data is published with the flag.
     let stopped = || shared.stop.load(Ordering::Relaxed);

@@ -99,12 +99,9 @@ impl PyWriter {
             dtype,
             shape: &shape,
         };
-        array::read(value, Some(expected))?.map_err(|reason| {
-            error::schema(
-                value.py(),
-                &self.config.name,
-                format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name()),
-            )
+        array::read(value, Some(expected), |reason| {
+            let reason = format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name());
+            error::schema(value.py(), &self.config.name, reason)
         })
     }
 
@@ -137,21 +134,12 @@ impl PyWriter {
 
     fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
         let input = self.read("priority", value, Dtype::Float64, &[])?;
-        let bytes = input.bytes.as_slice();
-        match input.dtype {
-            Dtype::Float32 if input.shape == [self.streams] => {
-                let (values, _) = bytes.as_chunks();
-                Ok(values.iter().map(|&b| f32::from_ne_bytes(b)).collect())
-            }
-            Dtype::Float64 if input.shape == [self.streams] => {
-                let (values, _) = bytes.as_chunks();
-                Ok(values
-                    .iter()
-                    .map(|&b| f64::from_ne_bytes(b) as f32)
-                    .collect())
-            }
-            _ => Err(self.refuse(value.py(), "priority", "float32 or float64", &input)),
+        if !matches!(input.dtype, Dtype::Float32 | Dtype::Float64) || input.shape != [self.streams]
+        {
+            return Err(self.refuse(value.py(), "priority", "float32 or float64", &input));
         }
+        let priorities = array::Numbers(input).to_f64();
+        Ok(priorities.into_iter().map(|p| p as f32).collect())
     }
 
     fn column(&self, name: &str, column: &str, value: &Bound<'_, PyAny>) -> PyResult<Input> {
