@@ -48,6 +48,8 @@ _Array: TypeAlias = NDArray[Any]
 
 @type_check_only
 class _ContextManager:
+    """Closes its object at the end of a `with` block; private to the stub."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,

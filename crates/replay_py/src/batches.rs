@@ -14,7 +14,7 @@ use replay_core::replay::{SampleChannel, Wait};
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::draw::{DecodedSample, Draw};
-use crate::handle::Handle;
+use crate::process_local::ProcessLocal;
 use crate::turns::{Turns, lock};
 use crate::wait;
 
@@ -27,7 +27,7 @@ const WHAT: &str = "iterator of batches";
 /// An iterator over batches that ends only with an error or `close`.
 #[pyclass(name = "Batches", module = "innet_drl", frozen)]
 pub struct PyBatches {
-    source: Handle<Arc<Source>>,
+    source: ProcessLocal<Arc<Source>>,
     beta: Beta,
     timeout: Option<f64>,
     description: String,
@@ -95,7 +95,7 @@ impl PyBatches {
         };
         let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
-            source: Handle::new(WHAT, Arc::new(source)),
+            source: ProcessLocal::new(WHAT, Arc::new(source)),
             beta,
             timeout,
             description,

@@ -10,13 +10,13 @@ use gradients::JoinJob;
 use replay_net::client::{Client, GradientUpdates};
 
 use crate::class::context_manager;
-use crate::handle::Handle;
+use crate::process_local::ProcessLocal;
 use crate::{array, wait};
 
 /// A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 #[pyclass(name = "GradientUpdates", module = "innet_drl", frozen)]
 pub struct PyGradientUpdates {
-    updates: Handle<Arc<GradientUpdates>>,
+    updates: ProcessLocal<Arc<GradientUpdates>>,
     description: String,
 }
 
@@ -32,7 +32,7 @@ impl PyGradientUpdates {
             client.follow_gradients(request, last, wait)
         })?;
         Ok(PyGradientUpdates {
-            updates: Handle::new("asynchronous gradient worker", Arc::new(updates)),
+            updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
             description: format!(
                 "{} of {} in {:?}",
                 request.worker, request.workers, request.job

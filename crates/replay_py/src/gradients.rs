@@ -13,7 +13,7 @@ use replay_core::replay::Wait;
 use replay_net::client::{Client, GradientWorker};
 
 use crate::class::{attributes, context_manager};
-use crate::handle::Handle;
+use crate::process_local::ProcessLocal;
 use crate::station::PyStation;
 use crate::turns::Turns;
 use crate::{array, error, wait};
@@ -24,7 +24,7 @@ const MAX_NAME: usize = 64;
 /// A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 #[pyclass(name = "GradientWorker", module = "innet_drl", frozen)]
 pub struct PyGradientWorker {
-    worker: Handle<Arc<SharedWorker>>,
+    worker: ProcessLocal<Arc<SharedWorker>>,
     /// Longest time of a call in seconds, including the wait for other threads.
     deadline: f64,
     description: String,
@@ -58,9 +58,9 @@ pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
 }
 
 /// Display name of a worker: `name` unless it is empty.
-pub fn worker_name(py: Python<'_>, name: String) -> PyResult<String> {
+pub fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
     if !name.is_empty() {
-        return Ok(name);
+        return Ok(name.to_owned());
     }
     let host: String = py
         .import("socket")?
@@ -99,7 +99,7 @@ impl PyGradientWorker {
             round,
         };
         Ok(PyGradientWorker {
-            worker: Handle::new("gradient worker", Arc::new(shared)),
+            worker: ProcessLocal::new("gradient worker", Arc::new(shared)),
             deadline: request.deadline.as_secs_f64(),
             description: format!(
                 "{} of {} in {:?}",

@@ -14,7 +14,7 @@
 //! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
-//! | `handle`, `class` | values that can be closed and do not survive a fork; methods that classes share |
+//! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
 //! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`.
@@ -38,10 +38,10 @@ mod dtype;
 mod error;
 mod gradient_updates;
 mod gradients;
-mod handle;
 mod log;
 mod parameter_server;
 mod parameters;
+mod process_local;
 mod replay;
 mod server;
 mod station;

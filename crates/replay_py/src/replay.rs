@@ -25,8 +25,8 @@ use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
 use crate::class::context_manager;
-use crate::handle::Handle;
 use crate::parameters::{self, PyParameters};
+use crate::process_local::ProcessLocal;
 use crate::table::PyTable;
 use crate::{log, wait};
 pub use draws::PyUpdateReceipt;
@@ -34,7 +34,7 @@ pub use draws::PyUpdateReceipt;
 /// A replay memory: in this process, or the connection to one on a server (`connect`).
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
 pub struct PyReplay {
-    backend: Handle<Backend>,
+    backend: ProcessLocal<Backend>,
     /// "in this process" or "at ADDRESS".
     location: String,
     decoders: Mutex<draws::Decoders>,
@@ -52,7 +52,7 @@ struct Backend {
 impl PyReplay {
     fn over(backend: Backend, location: String) -> Self {
         PyReplay {
-            backend: Handle::new("replay", backend),
+            backend: ProcessLocal::new("replay", backend),
             location,
             decoders: Mutex::default(),
         }

@@ -11,13 +11,13 @@ use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 
 use crate::class::context_manager;
-use crate::handle::Handle;
+use crate::process_local::ProcessLocal;
 use crate::{error, wait};
 
 /// A server in front of a `Replay` of this process.
 #[pyclass(name = "Server", module = "innet_drl", frozen)]
 pub struct PyServer {
-    server: Handle<RunningServer>,
+    server: ProcessLocal<RunningServer>,
     addresses: Vec<String>,
     gradients: Option<String>,
 }
@@ -61,7 +61,7 @@ impl PyServer {
         let addresses = server.addresses().iter().map(Address::to_string).collect();
         let gradients = server.gradients().map(|address| address.to_string());
         Ok(PyServer {
-            server: Handle::new("server", server),
+            server: ProcessLocal::new("server", server),
             addresses,
             gradients,
         })

@@ -110,7 +110,7 @@ attributes! { PySumTree, |tree, py|
 /// The result of `SumTree.draw`: three arrays, in ascending order of the indexes.
 #[pyclass(name = "Drawn", module = "innet_drl", frozen, get_all)]
 pub struct PyDrawn {
-    /// What was drawn.
+    /// The sampled indexes.
     index: Py<PyArray1<i64>>,
     /// Its probability at the instant of the draw.
     probability: Py<PyArray1<f64>>,

@@ -16,7 +16,7 @@ use replay_core::writer::{
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
-use crate::handle::Handle;
+use crate::process_local::ProcessLocal;
 use crate::turns::{Turns, lock};
 use crate::{error, wait};
 
@@ -26,7 +26,7 @@ const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Writes the steps of `streams` environments: one `append` a step, one row a stream.
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
-    writer: Handle<Arc<WriterState>>,
+    writer: ProcessLocal<Arc<WriterState>>,
     config: Arc<TableConfig>,
     name: String,
     streams: usize,
@@ -76,7 +76,7 @@ impl PyWriter {
             counters: Mutex::default(),
         };
         Ok(PyWriter {
-            writer: Handle::new("writer", Arc::new(shared)),
+            writer: ProcessLocal::new("writer", Arc::new(shared)),
             config,
             name,
             streams: streams as usize,

@@ -28,7 +28,7 @@ impl PyReplay {
     /// Takes part in a job that sums arrays over its workers, in the aggregator of this server.
     #[pyo3(
         signature = (
-            job, worker, workers, *, world = None, name = String::new(), arithmetic = "float32", segment_values = 360, deadline = 30.0,
+            job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
             via = None, station = None
         )
     )]
@@ -39,7 +39,7 @@ impl PyReplay {
         worker: u16,
         workers: u16,
         world: Option<u32>,
-        name: String,
+        name: &str,
         arithmetic: &str,
         segment_values: u16,
         deadline: f64,
@@ -65,7 +65,7 @@ impl PyReplay {
     /// Takes part in an asynchronous job, whose workers do not wait for each other.
     #[pyo3(
         signature = (
-            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = String::new(), segment_values = 360,
+            job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
             deadline = 30.0
         )
     )]
@@ -79,7 +79,7 @@ impl PyReplay {
         threshold: u16,
         staleness: u16,
         updates: Option<u64>,
-        name: String,
+        name: &str,
         segment_values: u16,
         deadline: f64,
     ) -> PyResult<PyGradientUpdates> {

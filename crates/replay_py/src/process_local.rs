@@ -11,16 +11,16 @@ use crate::turns::lock;
 ///
 /// A forked child has a copy of the memory but no threads, and shares the sockets: using or dropping the value there would
 /// hang or corrupt a connection.
-pub struct Handle<T: Send> {
+pub struct ProcessLocal<T: Send> {
     value: Mutex<Option<T>>,
     process: u32,
     what: &'static str,
 }
 
-impl<T: Send> Handle<T> {
-    /// A handle to `value`, which errors call `what`.
+impl<T: Send> ProcessLocal<T> {
+    /// `value`, which errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
-        Handle {
+        ProcessLocal {
             value: Mutex::new(Some(value)),
             process: std::process::id(),
             what,
@@ -77,7 +77,7 @@ impl<T: Send> Handle<T> {
     }
 }
 
-impl<T: Send> Drop for Handle<T> {
+impl<T: Send> Drop for ProcessLocal<T> {
     fn drop(&mut self) {
         let value = self.lock().take();
         if self.process != std::process::id() {
