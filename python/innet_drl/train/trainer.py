@@ -242,7 +242,6 @@ class Trainer:
         self.meter.add_learner_time(self.stopwatch.take())
         metrics = self.meter.line(self.learner.updates, self.learner.publications, memory.stats())
         self._write(metrics)
-        self._show(metrics)
         self.stopwatch.lap("report")
 
     @property
@@ -272,11 +271,6 @@ class Trainer:
         assert self._last_line is not None
         metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
         self._write(metrics)
-        self._show(metrics)
-
-    def _show(self, metrics: Metrics) -> None:
-        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.page.show(metrics, scores, self.note)
 
     @property
     def checkpoint_due(self) -> bool:
@@ -314,6 +308,8 @@ class Trainer:
         with self.folder.writing():
             self._files.write(metrics)
         self._last_line = metrics
+        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
+        self.page.show(metrics, scores, self.note)
 
     def _load(self, resumed: Checkpoint) -> None:
         counts = resumed.state["learner"]
