@@ -374,15 +374,15 @@ class Batch:
 class Batches(_ContextManager):
     """An iterator over batches that ends only with an error or `close`.
 
-    A background thread draws and decodes `prefetch` batches ahead; what fails there is raised by `next`. Close
-    it, or use it as a context manager. Threads may share one: each batch goes to one of them.
+    A background thread samples and decodes `prefetch` batches ahead; `next` raises its errors. Close it, or use
+    it as a context manager. Threads may share an iterator: each batch goes to one of them.
 
     A batch has at least one item. Items whose data does not decode are left out, removed from the memory and
-    logged with the name of their writer; where none is left, `next` draws again within its timeout.
+    logged with the name of their writer; if none is left, `next` samples again within its timeout.
 
-    A batch counts for `samples_per_insert` when `next` hands it out, where the memory is in this process; a
-    server counts a batch that it has sent. With `max_times_sampled` an item ends with its last draw,
-    wherever the memory is, and whether or not its batch arrives.
+    A memory in this process counts a batch for `samples_per_insert` when `next` returns it; a server counts a
+    batch when it is sent. With `max_times_sampled` the last draw removes an item, whether or not its batch
+    arrives.
     """
 
     def __iter__(self) -> Self: ...
@@ -390,9 +390,9 @@ class Batches(_ContextManager):
     def close(self) -> None:
         """Stops drawing ahead and waits for the background thread.
 
-        Of a memory in this process, batches that were not handed out do not count for `samples_per_insert`. Of a
-        server, those that it had sent do: up to `prefetch + 2`. Items that `max_times_sampled` ended with a
-        batch that was not handed out are lost, as they are when a connection breaks with a batch under way.
+        Unreturned batches of a memory in this process do not count for `samples_per_insert`; up to `prefetch + 2`
+        batches that a server has sent do. Items that `max_times_sampled` removed with an unreturned batch are
+        lost, as when a connection breaks during a batch.
         """
 
 @final
@@ -462,9 +462,9 @@ class Writer(_ContextManager):
     """Writes the steps of `streams` environments: one `append` a step, one row a stream.
 
     Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context
-    manager, or call `close`: what a writer has not sent is lost with it. A step is taken whole or, after an
-    error, not at all: it may be appended again. One thread at a time appends, flushes or closes; another
-    waits for its turn, as part of its timeout. The counts may be read meanwhile.
+    manager, or call `close`: unsent steps are lost with their writer. A step is stored whole or, after an error,
+    not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn is part
+    of the timeout. The counts may be read at any time.
     """
 
     def append(
@@ -631,11 +631,11 @@ class GradientUpdates(_ContextManager):
     def offer(self, gradient: NDArray[np.float32], index: int) -> bool:
         """Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
 
-        Parts of it that would be older than the job's staleness bound are dropped, and counted.
+        Parts beyond the job's staleness bound are dropped and counted.
 
         Args:
-            gradient: float32, C-contiguous, as many values as the job's.
-            index: The update whose weights it is of, at most the one taken last.
+            gradient: float32, C-contiguous, of the job's size.
+            index: The update of its weights, at most the last one taken.
 
         Raises:
             ConfigError: An invalid `gradient` or `index`.
@@ -645,7 +645,7 @@ class GradientUpdates(_ContextManager):
 
         Raises:
             GradientError: The job failed, see above.
-            ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
+            ConfigError: `mean` is not C-contiguous float32 of the job's size.
         """
     def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
         """Waits for a mean or, with `for_room`, until a gradient can be contributed; `False` at the deadline.
@@ -663,8 +663,8 @@ class GradientUpdates(_ContextManager):
     def contributions(self) -> dict[str, int]:
         """Counts of its gradients.
 
-        They are `offered`, `counted` as a whole, or `dropped` for their age, all or a part; `late_segments` missed a
-        round and went into a later one, `dropped_segments` were dropped; `restarts` is how often `restart` was called.
+        Gradients are `offered`, `counted` completely, or `dropped` for their age, at least in part; `late_segments`
+        missed a round and are in a later one, `dropped_segments` were dropped; `restarts` counts calls of `restart`.
         """
     def leave(self) -> None:
         """Leaves the job."""
@@ -673,17 +673,18 @@ class GradientUpdates(_ContextManager):
 class GradientWorker(_ContextManager):
     """A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 
-    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads take turns;
-    the interpreter is free for other threads meanwhile, and Ctrl-C ends every call. `deadline` is in seconds
-    everywhere: `None` is the job's, which is also the longest.
+    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads run in
+    turn and release the interpreter lock, and Ctrl-C ends every call. `deadline` is in seconds everywhere: `None` is
+    the job's, which is also the longest.
 
-    After an error but `ResetError` nothing more is summed until this worker has called `reset`.
+    After any error but `ResetError`, this worker sums again only after `reset`.
     """
 
     def sum(self, values: NDArray[np.float32], *, mean: bool = False, deadline: float | None = None) -> int:
         """Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
 
-        All workers sum as many values, in the same order of calls. After an error some are replaced and some are not.
+        All workers sum the same number of values, in the same order of calls. An error may leave `values` partly
+        replaced.
 
         Args:
             values: float32, C-contiguous, writable, of any shape; changed in place.
@@ -695,8 +696,8 @@ class GradientWorker(_ContextManager):
             SilentAggregatorError: The aggregator did not answer.
             DisconnectedError: The server has gone.
             HaltedError: A worker suspended the job, or the aggregator did.
-            ResetError: A worker reset the job meanwhile: sum again, all workers together.
-            BehindError: The others have gone on without this worker: pull the weights again.
+            ResetError: A worker reset the job: all workers sum again.
+            BehindError: The job has continued without this worker: pull the weights again.
             ConfigError: An invalid `values`.
         """
     def set_threshold(self, threshold: int, *, deadline: float | None = None) -> None:
@@ -733,20 +734,19 @@ class GradientWorker(_ContextManager):
 class Station:
     """DPDK device of a worker, and its IPv4 address.
 
-    `Replay.join_gradients` takes it, in a package that was built with the cargo feature `dpdk`; others raise
-    `ConfigError`. The device is opened then, and let go of when the worker leaves. A worker polls while it waits, with
-    its core whole.
+    An argument of `Replay.join_gradients`, in packages built with the cargo feature `dpdk`; others raise
+    `ConfigError`. The device is open until the worker leaves. A waiting worker polls, and occupies its core.
 
     Args:
         device: As DPDK's `--vdev` takes it (`net_memif0,role=client,id=0,socket=PATH`), or a card's PCI address.
         address: `ip:port` of the worker on the device's network: an IPv4 address that the kernel does not have.
-        eal: Arguments for DPDK, with spaces between them (`--no-huge -m 64 --no-pci`): the same in all of a process.
+        eal: Arguments for DPDK, separated by spaces (`--no-huge -m 64 --no-pci`); the same in a whole process.
         prefix: Bits of the network's part of the address, 0 to 32.
         gateway: The IPv4 address by which other networks are reached.
-        idle_sleep_us: Microseconds that a waiting worker sleeps when nothing comes; 0 looks again at once.
+        idle_sleep_us: Microseconds that an idle worker sleeps between polls; 0 polls without sleeping.
 
     Raises:
-        ConfigError: An address that is none.
+        ConfigError: An invalid address.
     """
 
     def __new__(
@@ -781,16 +781,16 @@ class Replay(_ContextManager):
     """A replay memory: in this process, or the connection to one on a server (`connect`).
 
     Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
-    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server keeps the timeout and says
-    who was waited for; one that does not answer holds a call for up to `grace` of `connect` more. The interpreter is
-    free for other threads meanwhile. A replay must not be used in a forked child (`ForkError`): start
-    processes with the method "spawn" or "forkserver", and connect there.
+    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server enforces the timeout and names
+    the cause; an unresponsive one delays a call by up to `grace` of `connect` more. Waiting calls release the
+    interpreter lock. A replay must not be used in a forked child (`ForkError`): start processes with the method
+    "spawn" or "forkserver", and connect there.
 
     Args:
         tables: Tables to make.
-        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table takes its
-            `capacity_bytes`, and about 100 bytes for each step of its `capacity`, from the start. A server in
-            front takes up to 1 GiB more for what it receives.
+        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
+            `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
+            received data.
         seed: Makes draws repeatable where one thread writes and draws.
 
     Raises:
@@ -812,7 +812,7 @@ class Replay(_ContextManager):
         """The definition of a table.
 
         Raises:
-            UnknownTableError: There is none of this name.
+            UnknownTableError: There is no table of this name.
         """
     def tables(self, timeout: float | None = None) -> dict[str, Table]:
         """All tables, by name.
@@ -843,7 +843,7 @@ class Replay(_ContextManager):
         Args:
             table: The table's name.
             streams: Environments; each is a stream of its own.
-            view: What the items are for: it fixes their windows. Draws may use narrower views.
+            view: The view of the items, which fixes their windows. Samples may use narrower views.
             name: Display name in errors, logs and statistics.
             chunk_steps: Steps of a stream that are packed and sent together, 1 to 65536. A push carries those of
                 all streams: `streams * (chunk_steps + 1)` is at most the table's capacity.
@@ -868,7 +868,7 @@ class Replay(_ContextManager):
         """Samples `count` items.
 
         Items whose data does not decode are left out, removed from the memory and logged with the name of their
-        writer; where none is left, others are drawn within the timeout.
+        writer; if none is left, others are sampled within the timeout.
 
         Args:
             table: The table's name.
@@ -989,8 +989,7 @@ class Replay(_ContextManager):
         """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
-        a connection of its own: its end, however it comes, takes the worker out of the job. `docs/gradients.md` has the
-        whole of it.
+        a connection of its own, and leaves the job when it ends. See `docs/gradients.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
@@ -1031,16 +1030,16 @@ class Replay(_ContextManager):
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker
         begins with the weights of update 0; one that comes later calls `GradientUpdates.restart`.
-        `docs/distributed.md` has the whole of it.
+        See `docs/distributed.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
             worker: This worker's number, from 0. A worker that joins with a taken number replaces the earlier one.
-            workers: Their number, at most 64.
+            workers: Number of workers, at most 64.
             values: float32 values of a gradient.
             threshold: Gradients that make an update (H), from 1 to `workers`.
             staleness: Updates by which the weights of a gradient may be behind (S). The server keeps the sums of S + 1.
-            updates: No gradient is for a later one; `None` for no end.
+            updates: Last update of the job; `None` for no end.
             name: Display name in errors. `""` is the host's name and the process.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, a round that waits for contributions too: then the job fails.
@@ -1135,17 +1134,17 @@ def connect(
         timeout: Seconds to wait for the server to answer.
         tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
             needs it: the authorities that the system trusts are not asked.
-        spin: While a call waits for its answer, look for it without sleeping: lower latency, and the calling thread
-            takes a core whole meanwhile. For clients that do little else, on a machine with a core for each.
-        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its
-            own: every such address in the process has the same file.
-        grace: Seconds that a call goes on after its `timeout`: for the answer of a server that says who was waited for.
+        spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core. For clients
+            that do little else, on a machine with a core for each.
+        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a
+            thread of its own, so all such addresses of a process need the same file.
+        grace: Seconds by which a call may exceed its `timeout`, for the server's answer that names the cause.
 
     Raises:
-        ConfigError: No address, or one that `tls_ca` does not fit.
+        ConfigError: An invalid address, or one that does not match `tls_ca`.
         ConnectError: No server answers at the address.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
-        VersionError: The server is of another release.
+        VersionError: The server has another release.
     """
 
 def run_server_cli(arguments: _Sequence[str]) -> int:

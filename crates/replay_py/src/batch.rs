@@ -56,7 +56,7 @@ impl PyBatch {
     }
 }
 
-// What `NStep` delivers, so that `help` documents it; other arrays are found by `__getattr__` alone.
+// The arrays of `NStep`, listed for `help`; `__getattr__` finds all others.
 attributes! { PyBatch, |batch, py|
     /// The observation, or its stack, at the anchor.
     observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "observation");
