@@ -257,7 +257,12 @@ pub fn read_list<T: Message>(
     list: capnp::Result<struct_list::Reader<'_, T::Struct>>,
 ) -> Result<Vec<T>> {
     let list = list.map_err(malformed)?;
-    list.into_iter().map(T::read).collect()
+    // The traversal limit bounds the length. Collecting results would not allocate once.
+    let mut values = Vec::with_capacity(list.len() as usize);
+    for item in list {
+        values.push(T::read(item)?);
+    }
+    Ok(values)
 }
 
 pub fn write_list<T: Message>(
