@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as _Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias, final, overload
+from typing import Any, Literal, Self, TypeAlias, final, overload, type_check_only
 
 import numpy as np
 import torch
@@ -45,6 +45,19 @@ fstack_release: str | None
 """The release of F-Stack that it was built with, `"unknown"` where `FF_PATH` named it; `None` without F-Stack."""
 
 _Array: TypeAlias = NDArray[Any]
+
+@type_check_only
+class _ContextManager:
+    """Closes its object at the end of a `with` block; private to the stub."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _exception_type: type[BaseException] | None,
+        _exception: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
 
 @final
 class Column:
@@ -122,7 +135,7 @@ class Table:
         samples_per_insert: float = 0.0,
         slack: float = 0.0,
     ) -> Self: ...
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def name(self) -> str:
         """The table's name."""
@@ -172,7 +185,7 @@ class NStep:
         n: Steps of the return.
         gamma: Discount of one step, 0 to 1.
         observation: The column that holds the observation.
-        padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
 
     Raises:
         ConfigError: A number out of its range; the message says what it may be.
@@ -186,7 +199,7 @@ class NStep:
         observation: str = "frame",
         padding: Literal["zero", "repeat"] = "zero",
     ) -> Self: ...
-    def __getnewargs__(self) -> tuple[Any, ...]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def stack(self) -> int:
         """Observations in a stack."""
@@ -201,7 +214,7 @@ class NStep:
         """The observation's column."""
     @property
     def padding(self) -> Literal["zero", "repeat"]:
-        """What stands before an episode's first observation."""
+        """Padding before an episode's first observation."""
 
 @final
 class Sequence:
@@ -218,7 +231,7 @@ class Sequence:
         period: Steps from one item to the next; `None` is `length`.
         stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
         observation: The column that holds the observation.
-        padding: What stands before an episode's first observation: `"zero"`, or `"repeat"` of the first.
+        padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
         gamma: Discount of one step, 0 to 1.
         state: Columns delivered at the first step alone: the stored recurrent state.
 
@@ -237,7 +250,7 @@ class Sequence:
         gamma: float = 0.99,
         state: _Sequence[str] = (),
     ) -> Self: ...
-    def __getnewargs__(self) -> tuple[Any, ...]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def length(self) -> int:
         """Steps to learn from."""
@@ -255,7 +268,7 @@ class Sequence:
         """The observation's column."""
     @property
     def padding(self) -> Literal["zero", "repeat"]:
-        """What stands before an episode's first observation."""
+        """Padding before an episode's first observation."""
     @property
     def gamma(self) -> float:
         """Discount of one step."""
@@ -275,7 +288,7 @@ class Window:
     """
 
     def __new__(cls, before: int, after: int) -> Self: ...
-    def __getnewargs__(self) -> tuple[int, int]: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def before(self) -> int:
         """Rows before the anchor."""
@@ -285,7 +298,7 @@ class Window:
 
 @final
 class Batch:
-    """The arrays of one draw: as attributes, and as a mapping by name.
+    """The arrays of one sample: as attributes, and as a mapping by name.
 
     `len(batch)` is the number of items B, the first dimension of every array. The arrays are views on buffers
     of the core: they stay valid for as long as they are referenced, also after the batch and the replay are
@@ -358,18 +371,18 @@ class Batch:
     ]: ...
 
 @final
-class Batches:
+class Batches(_ContextManager):
     """An iterator over batches that ends only with an error or `close`.
 
-    A background thread draws and decodes `prefetch` batches ahead; what fails there is raised by `next`. Close
-    it, or use it as a context manager. Threads may share one: each batch goes to one of them.
+    A background thread samples and decodes `prefetch` batches ahead; `next` raises its errors. Close it, or use
+    it as a context manager. Threads may share an iterator: each batch goes to one of them.
 
     A batch has at least one item. Items whose data does not decode are left out, removed from the memory and
-    logged with the name of their writer; where none is left, `next` draws again within its timeout.
+    logged with the name of their writer; if none is left, `next` samples again within its timeout.
 
-    A batch counts for `samples_per_insert` when `next` hands it out, where the memory is in this process; a
-    server counts a batch that it has sent. With `max_times_sampled` an item ends with its last draw,
-    wherever the memory is, and whether or not its batch arrives.
+    A memory in this process counts a batch for `samples_per_insert` when `next` returns it; a server counts a
+    batch when it is sent. With `max_times_sampled` the last draw removes an item, whether or not its batch
+    arrives.
     """
 
     def __iter__(self) -> Self: ...
@@ -377,22 +390,14 @@ class Batches:
     def close(self) -> None:
         """Stops drawing ahead and waits for the background thread.
 
-        Of a memory in this process, batches that were not handed out do not count for `samples_per_insert`. Of a
-        server, those that it had sent do: up to `prefetch + 2`. Items that `max_times_sampled` ended with a
-        batch that was not handed out are lost, as they are when a connection breaks with a batch under way.
+        Unreturned batches of a memory in this process do not count for `samples_per_insert`; up to `prefetch + 2`
+        batches that a server has sent do. Items that `max_times_sampled` removed with an unreturned batch are
+        lost, as when a connection breaks during a batch.
         """
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
 class UpdateReceipt:
-    """What an update of priorities did."""
+    """Result of an update of priorities."""
 
     @property
     def applied(self) -> int:
@@ -412,7 +417,7 @@ class LossyPath:
     def __new__(cls, to: str, loss: float, *, seed: int = 0) -> Self: ...
     @property
     def address(self) -> str:
-        """Where workers send to: `host:port`."""
+        """Address for workers: `host:port`."""
 
 @final
 class ParameterServer:
@@ -426,7 +431,7 @@ class ParameterServer:
     def __new__(cls, workers: int, max_bytes: int, host: str = "127.0.0.1") -> Self: ...
     @property
     def address(self) -> str:
-        """Where it listens: `host:port`."""
+        """Address of the server: `host:port`."""
 
 @final
 class ParameterWorker:
@@ -450,16 +455,16 @@ class Parameters:
         """Rises by one with every put; the first is 1."""
     @property
     def tensors(self) -> dict[str, _Array]:
-        """The tensors by name, the reader's own to change; bfloat16 comes as float32."""
+        """The tensors by name, which the reader may change; bfloat16 becomes float32."""
 
 @final
-class Writer:
+class Writer(_ContextManager):
     """Writes the steps of `streams` environments: one `append` a step, one row a stream.
 
     Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context
-    manager, or call `close`: what a writer has not sent is lost with it. A step is taken whole or, after an
-    error, not at all: it may be appended again. One thread at a time appends, flushes or closes; another
-    waits for its turn, as part of its timeout. The counts may be read meanwhile.
+    manager, or call `close`: unsent steps are lost with their writer. A step is stored whole or, after an error,
+    not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn is part
+    of the timeout. The counts may be read at any time.
     """
 
     def append(
@@ -493,14 +498,14 @@ class Writer:
             priority: float32 or float64 `(streams,)`: priorities of the anchors, before the exponent. Without
                 `q` and `priority`, items start with the largest priority the table has ever held.
             final_q: float32 `(streams, actions)`: Q-values of `final_<observation>`.
-            timeout: Seconds to wait for room, `None` for ever, 0 not at all.
+            timeout: Seconds to wait for space, `None` for ever, 0 not at all.
             **columns: Every column of the table, dtype and shape exactly; and, for SAME_STEP environments,
                 `final_<observation>`: the last observations of the episodes that ended.
 
         Raises:
             SchemaError: A missing or unknown column, or another dtype or shape than the table's.
             PriorityError: A priority that is NaN, infinite or negative.
-            DeadlineError: No room within `timeout`; the message says who was waited for.
+            DeadlineError: No space within `timeout`; the message names the cause.
             FencedError: A newer connection of the same writer took over.
             ClosedError: The writer was closed.
         """
@@ -524,23 +529,15 @@ class Writer:
 
         After a reset that no end announced, or a truncation without final row.
         """
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
 class SumTree:
-    """Priorities under indexes, to draw indexes by: for who keeps the items.
+    """Samples indexes by priority, for programs that keep the items elsewhere.
 
-    The sum tree of the tables, without their memory: what a replay buffer of one's own, a prioritized curriculum or
-    a scheduler draws by. `len(tree)` is the number of indexes with a priority above zero: those that can be drawn.
-    Every method may be called from several threads; none waits for another. Batches of 8,192 and more leave the
-    interpreter free meanwhile.
+    The sum tree of the tables without their memory, for an own replay buffer, a prioritized curriculum or a
+    scheduler. `len(tree)` is the number of indexes with a priority above zero, which can be sampled.
+    Every method may be called from several threads; none waits for another. Batches of 8,192 and more release the
+    interpreter lock.
 
     Args:
         capacity: Indexes: 0 to `capacity - 1`, at most 2^24. Each takes 8.5 bytes, and has no priority at first.
@@ -561,7 +558,7 @@ class SumTree:
         """Sets the priorities of indexes.
 
         Args:
-            index: int64 `(n,)`, 0 to `capacity - 1`. Of one that stands twice the last priority counts.
+            index: int64 `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
             priority: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
                 never drawn; with the exponent 0 each index that was set is drawn with the same probability.
 
@@ -589,7 +586,7 @@ class SumTree:
         """The sum of all priorities, after the exponent."""
     @property
     def capacity(self) -> int:
-        """Indexes there are."""
+        """Number of indexes."""
     @property
     def priority_exponent(self) -> float:
         """Alpha."""
@@ -600,14 +597,14 @@ class SumTree:
 
 @final
 class Drawn:
-    """What `SumTree.draw` returns: three arrays, in ascending order of the indexes.
+    """The result of `SumTree.draw`: three arrays, in ascending order of the indexes.
 
-    Index, probability and weight of one draw stand at the same place.
+    One position has the index, probability and weight of one draw.
     """
 
     @property
     def index(self) -> NDArray[np.int64]:
-        """What was drawn."""
+        """The sampled indexes."""
     @property
     def probability(self) -> NDArray[np.float64]:
         """Its probability at the instant of the draw."""
@@ -617,15 +614,15 @@ class Drawn:
     def __len__(self) -> int: ...
 
 @final
-class GradientUpdates:
+class GradientUpdates(_ContextManager):
     """A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 
     `Replay.follow_gradients` makes it; `innet_drl.distributed.Replica` is it with a model. Update `r` is the mean of
     the first gradients to round `r`, as many as the job's threshold; a thread sends and receives while the program
     computes. Use it as a context manager, or call `leave`.
 
-    Once nothing goes on, `take` and `wait` raise why, after the means that had arrived: `MissingWorkerError`,
-    `SilentAggregatorError`, `HaltedError`, `ResetError`, and `BehindError`, after which `restart` goes on.
+    After a failure, `take` and `wait` deliver the means that had arrived, then raise `MissingWorkerError`,
+    `SilentAggregatorError`, `HaltedError`, `ResetError`, or `BehindError`, after which `restart` continues.
     """
 
     @property
@@ -634,31 +631,31 @@ class GradientUpdates:
     def offer(self, gradient: NDArray[np.float32], index: int) -> bool:
         """Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
 
-        Parts of it that would be older than the job's staleness bound are dropped, and counted.
+        Parts beyond the job's staleness bound are dropped and counted.
 
         Args:
-            gradient: float32, C-contiguous, as many values as the job's.
-            index: The update whose weights it is of, at most the one taken last.
+            gradient: float32, C-contiguous, of the job's size.
+            index: The update of its weights, at most the last one taken.
 
         Raises:
-            ConfigError: `gradient` or `index` is not such a one.
+            ConfigError: An invalid `gradient` or `index`.
         """
     def take(self, mean: NDArray[np.float32]) -> int | None:
         """Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
 
         Raises:
-            GradientError: Nothing goes on, see above.
-            ConfigError: `mean` is not C-contiguous float32 of as many values as the job's.
+            GradientError: The job failed, see above.
+            ConfigError: `mean` is not C-contiguous float32 of the job's size.
         """
     def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
-        """Waits for a mean or, with `for_room`, for room for a gradient; `False` if the deadline came first.
+        """Waits for a mean or, with `for_room`, until a gradient can be contributed; `False` at the deadline.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.
-            for_room: Wait for room for a gradient, too, whichever comes first.
+            for_room: Also end when a gradient can be contributed.
 
         Raises:
-            GradientError: Nothing goes on, see above.
+            GradientError: The job failed, see above.
             DisconnectedError: The server has gone.
         """
     def restart(self, index: int) -> None:
@@ -666,35 +663,28 @@ class GradientUpdates:
     def contributions(self) -> dict[str, int]:
         """Counts of its gradients.
 
-        They are `offered`, `counted` as a whole, or `dropped` for their age, all or a part; `late_segments` missed a
-        round and went into a later one, `dropped_segments` were dropped; `restarts` is how often `restart` was called.
+        Gradients are `offered`, `counted` completely, or `dropped` for their age, at least in part; `late_segments`
+        missed a round and are in a later one, `dropped_segments` were dropped; `restarts` counts calls of `restart`.
         """
     def leave(self) -> None:
         """Leaves the job."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
-class GradientWorker:
+class GradientWorker(_ContextManager):
     """A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 
-    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads take turns;
-    the interpreter is free for other threads meanwhile, and Ctrl-C ends every call. `deadline` is in seconds
-    everywhere: `None` is the job's, which is also the longest.
+    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads run in
+    turn and release the interpreter lock, and Ctrl-C ends every call. `deadline` is in seconds everywhere: `None` is
+    the job's, which is also the longest.
 
-    After an error but `ResetError` nothing more is summed until this worker has called `reset`.
+    After any error but `ResetError`, this worker sums again only after `reset`.
     """
 
     def sum(self, values: NDArray[np.float32], *, mean: bool = False, deadline: float | None = None) -> int:
         """Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
 
-        All workers sum as many values, in the same order of calls. After an error some are replaced and some are not.
+        All workers sum the same number of values, in the same order of calls. An error may leave `values` partly
+        replaced.
 
         Args:
             values: float32, C-contiguous, writable, of any shape; changed in place.
@@ -706,14 +696,14 @@ class GradientWorker:
             SilentAggregatorError: The aggregator did not answer.
             DisconnectedError: The server has gone.
             HaltedError: A worker suspended the job, or the aggregator did.
-            ResetError: A worker reset the job meanwhile: sum again, all workers together.
-            BehindError: The others have gone on without this worker: pull the weights again.
-            ConfigError: `values` is not such an array.
+            ResetError: A worker reset the job: all workers sum again.
+            BehindError: The job has continued without this worker: pull the weights again.
+            ConfigError: An invalid `values`.
         """
     def set_threshold(self, threshold: int, *, deadline: float | None = None) -> None:
         """Sets the number of contributions that make a sum.
 
-        Those who come later get the sum of the first. Not in fixed point, and not below a parent.
+        Later workers get the sum of the first. Not in fixed point, and not below a parent.
 
         Raises:
             GradientError: The aggregator refused; the message says why.
@@ -739,33 +729,24 @@ class GradientWorker:
     @property
     def round(self) -> int:
         """Number of the next round."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
 class Station:
     """DPDK device of a worker, and its IPv4 address.
 
-    `Replay.join_gradients` takes it, in a package that was built with the cargo feature `dpdk`; others raise
-    `ConfigError`. The device is opened then, and let go of when the worker leaves. A worker polls while it waits, with
-    its core whole.
+    An argument of `Replay.join_gradients`, in packages built with the cargo feature `dpdk`; others raise
+    `ConfigError`. The device is open until the worker leaves. A waiting worker polls, and occupies its core.
 
     Args:
         device: As DPDK's `--vdev` takes it (`net_memif0,role=client,id=0,socket=PATH`), or a card's PCI address.
         address: `ip:port` of the worker on the device's network: an IPv4 address that the kernel does not have.
-        eal: Arguments for DPDK, with spaces between them (`--no-huge -m 64 --no-pci`): the same in all of a process.
+        eal: Arguments for DPDK, separated by spaces (`--no-huge -m 64 --no-pci`); the same in a whole process.
         prefix: Bits of the network's part of the address, 0 to 32.
         gateway: The IPv4 address by which other networks are reached.
-        idle_sleep_us: Microseconds that a waiting worker sleeps when nothing comes; 0 looks again at once.
+        idle_sleep_us: Microseconds that an idle worker sleeps between polls; 0 polls without sleeping.
 
     Raises:
-        ConfigError: An address that is none.
+        ConfigError: An invalid address.
     """
 
     def __new__(
@@ -780,7 +761,7 @@ class Station:
     ) -> Self: ...
 
 @final
-class Server:
+class Server(_ContextManager):
     """A server in front of a `Replay` of this process.
 
     Use it as a context manager, or call `close`.
@@ -788,36 +769,28 @@ class Server:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it listens, ports filled in: what `connect` takes."""
+        """Addresses for `connect`, with the actual ports."""
     @property
     def gradients(self) -> str | None:
-        """Where it sums gradients, `"ip:port"` of UDP, or `None` where it does not."""
+        """UDP address for gradients, `"ip:port"`; `None` if the server sums none."""
     def close(self) -> None:
         """Stops listening, lets requests under way finish, and ends the connections."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
 
 @final
-class Replay:
+class Replay(_ContextManager):
     """A replay memory: in this process, or the connection to one on a server (`connect`).
 
     Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
-    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server keeps the timeout and says
-    who was waited for; one that does not answer holds a call for up to `grace` of `connect` more. The interpreter is
-    free for other threads meanwhile. A replay must not be used in a forked child (`ForkError`): start
-    processes with the method "spawn" or "forkserver", and connect there.
+    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server enforces the timeout and names
+    the cause; an unresponsive one delays a call by up to `grace` of `connect` more. Waiting calls release the
+    interpreter lock. A replay must not be used in a forked child (`ForkError`): start processes with the method
+    "spawn" or "forkserver", and connect there.
 
     Args:
         tables: Tables to make.
-        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table takes its
-            `capacity_bytes`, and about 100 bytes for each step of its `capacity`, from the start. A server in
-            front takes up to 1 GiB more for what it receives.
+        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
+            `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
+            received data.
         seed: Makes draws repeatable where one thread writes and draws.
 
     Raises:
@@ -828,7 +801,7 @@ class Replay:
         cls, tables: _Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
     ) -> Self: ...
     def create_table(self, table: Table, timeout: float | None = None) -> None:
-        """Makes a table; the same definition again is fine.
+        """Makes a table, unless it exists with the same definition.
 
         Raises:
             TableDiffersError: It exists with another definition; the message shows the difference.
@@ -839,20 +812,20 @@ class Replay:
         """The definition of a table.
 
         Raises:
-            UnknownTableError: There is none of this name.
+            UnknownTableError: There is no table of this name.
         """
     def tables(self, timeout: float | None = None) -> dict[str, Table]:
-        """The tables there are, by name.
+        """All tables, by name.
 
         The names are in order.
         """
     def parameters(self, timeout: float | None = None) -> dict[str, int]:
-        """The parameters there are: the newest version of each name.
+        """The newest version of all parameters, by name.
 
         The names are in order.
         """
     def empty_table(self, name: str, timeout: float | None = None) -> None:
-        """Removes every step and item of a table; its writers go on."""
+        """Removes every step and item of a table; its writers stay open."""
     def drop_table(self, name: str, timeout: float | None = None) -> None:
         """Removes a table."""
     def writer(
@@ -870,8 +843,8 @@ class Replay:
         Args:
             table: The table's name.
             streams: Environments; each is a stream of its own.
-            view: What the items are for: it fixes their windows. Draws may use narrower views.
-            name: For people: it stands in errors, logs and statistics.
+            view: The view of the items, which fixes their windows. Samples may use narrower views.
+            name: Display name in errors, logs and statistics.
             chunk_steps: Steps of a stream that are packed and sent together, 1 to 65536. A push carries those of
                 all streams: `streams * (chunk_steps + 1)` is at most the table's capacity.
             timeout: Seconds to wait for the server.
@@ -892,10 +865,10 @@ class Replay:
         timeout: float | None = None,
         threads: int = 1,
     ) -> Batch:
-        """Draws `count` items.
+        """Samples `count` items.
 
         Items whose data does not decode are left out, removed from the memory and logged with the name of their
-        writer; where none is left, others are drawn within the timeout.
+        writer; if none is left, others are sampled within the timeout.
 
         Args:
             table: The table's name.
@@ -910,7 +883,7 @@ class Replay:
         Raises:
             EmptyError: No item has a priority above zero.
             ViewError: The view reaches beyond the items' windows.
-            DeadlineError: Not allowed within `timeout`; the message says who was waited for.
+            DeadlineError: Not allowed within `timeout`; the message names the cause.
         """
     @overload
     def batches(
@@ -926,7 +899,7 @@ class Replay:
         timeout: float | None = None,
         threads: int = 1,
     ) -> Batches:
-        """Draws again and again, decoding ahead of the reader.
+        """Samples batches repeatedly, decoding ahead of the reader.
 
         Args:
             table: The table's name.
@@ -958,13 +931,13 @@ class Replay:
     def update_priorities(
         self, table: str, key: ArrayLike, priority: ArrayLike, timeout: float | None = None
     ) -> UpdateReceipt:
-        """Sets the priorities of drawn items.
+        """Sets the priorities of sampled items.
 
         Args:
             table: The table's name.
             key: uint64 `(B,)`, from a batch. Keys of items that are gone are counted and ignored.
-            priority: float `(B,)`, before the exponent: finite and not negative. Of a key that stands twice
-                the last value counts.
+            priority: float `(B,)`, before the exponent: finite and not negative. If a key appears
+                twice, its last value counts.
             timeout: Seconds to wait for the server.
 
         Raises:
@@ -1016,21 +989,20 @@ class Replay:
         """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
-        a connection of its own: its end, however it comes, takes the worker out of the job. `docs/gradients.md` has the
-        whole of it.
+        a connection of its own, and leaves the job when it ends. See `docs/gradients.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
-            worker: This worker's number, from 0. Whoever joins with a number that is taken replaces that worker.
+            worker: This worker's number, from 0. A worker that joins with a taken number replaces the earlier one.
             workers: Workers at this server, at most 64.
             world: Workers in all; more than `workers` where the server has a parent. `None` is `workers`.
-            name: For people: it stands in errors. `""` is the host's name and the process.
+            name: Display name in errors. `""` is the host's name and the process.
             arithmetic: `"float32"` adds up in the order of arrival. `"fixed"` gives the same bits in every order:
                 integers on a grid of 31 bits, less those of the number of workers, below the largest value of each
                 segment.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, this call too: then it fails, and names who was missing.
-            via: `ip:port` that datagrams go to in place of the server's own: a relay, or an address that is translated.
+            via: `ip:port` for datagrams instead of the server's own: a relay, or a translated address.
             station: The DPDK device that datagrams go over; the connection is the kernel's.
 
         Raises:
@@ -1038,7 +1010,7 @@ class Replay:
                 station whose device cannot be used, or a package that was built without DPDK.
             TooLargeError: One job too many.
             SilentAggregatorError: Datagrams do not get through.
-            ConnectError: Nobody answers at the address.
+            ConnectError: No server answers at the address.
         """
     def follow_gradients(
         self,
@@ -1058,17 +1030,17 @@ class Replay:
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker
         begins with the weights of update 0; one that comes later calls `GradientUpdates.restart`.
-        `docs/distributed.md` has the whole of it.
+        See `docs/distributed.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
-            worker: This worker's number, from 0. Whoever joins with a number that is taken replaces that worker.
-            workers: Their number, at most 64.
+            worker: This worker's number, from 0. A worker that joins with a taken number replaces the earlier one.
+            workers: Number of workers, at most 64.
             values: float32 values of a gradient.
             threshold: Gradients that make an update (H), from 1 to `workers`.
             staleness: Updates by which the weights of a gradient may be behind (S). The server keeps the sums of S + 1.
-            updates: No gradient is for a later one; `None` for no end.
-            name: For people: it stands in errors. `""` is the host's name and the process.
+            updates: Last update of the job; `None` for no end.
+            name: Display name in errors. `""` is the host's name and the process.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, a round that waits for contributions too: then the job fails.
 
@@ -1076,7 +1048,7 @@ class Replay:
             ConfigError: The server sums no gradients; arguments out of range, or other than those of the other workers.
             TooLargeError: One job too many, or the server may not keep so much (`gradients_job_bytes`).
             SilentAggregatorError: Datagrams do not get through.
-            ConnectError: Nobody answers at the address.
+            ConnectError: No server answers at the address.
         """
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
@@ -1086,21 +1058,21 @@ class Replay:
         pushed after the save reached their table, and steps evicted before it left the table, are left out. Each item
         has the priority of the moment when it was written.
 
-        An existing file is replaced when the new one is complete on the disk, and stays whole until then.
+        An existing file is replaced once the new one is complete on disk.
 
         Args:
             path: The file. A step takes the same space as in memory.
 
         Raises:
-            StorageError: It cannot be written; `errno` tells why, as of any `OSError`.
+            StorageError: It cannot be written; `errno` has the reason, as in any `OSError`.
             ConfigError: This is the client of a server: only the process that holds the memory can save it.
         """
     def restore(self, path: str | PathLike[str]) -> None:
-        """Puts back the tables of a file that `save` wrote.
+        """Restores the tables of a file that `save` wrote.
 
-        Into tables of their names, which have to be empty, and new ones where there are none. Capacity and limits
-        are those of the table that is there; where it is smaller, the newest steps are kept. Writers are opened
-        anew, keys of before name nothing, priorities and the ratio of draws to inserts go on.
+        Existing tables of these names must be empty, and keep their capacity and limits; a smaller table keeps the
+        newest steps. Missing tables are made. Writers are opened anew, earlier keys are stale, and priorities and
+        the ratio of draws to inserts continue.
 
         Args:
             path: The file. It is checked as a whole before anything is stored.
@@ -1124,29 +1096,21 @@ class Replay:
         spin: bool = False,
         gradients: str | None = None,
     ) -> Server:
-        """Puts a server in front of this memory.
+        """Serves this memory to clients.
 
         Args:
             addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 takes a
                 free one.
-            token: What clients have to know; it never travels. Needed on any address that is not loopback.
+            token: Secret shared with clients; it is never sent. Needed on any address that is not loopback.
             tls_cert: PEM file with the certificate chain.
             tls_key: PEM file with its key.
             trusted_network: Allows other addresses without token and TLS.
             io_threads: Threads that serve connections; 0 is one for every two cores.
-            spin: They look for work without sleeping: lower latency, and each takes a core whole.
+            spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.
         """
     def close(self) -> None:
-        """Ends the connection, or lets go of the memory."""
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        _exception_type: type[BaseException] | None,
-        _exception: BaseException | None,
-        _traceback: TracebackType | None,
-        /,
-    ) -> None: ...
+        """Ends the connection, or releases the memory."""
 
 def connect(
     url: str,
@@ -1164,23 +1128,23 @@ def connect(
     Args:
         url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"`
             goes there by F-Stack's TCP, where the package was built with it.
-        token: The server's token; it never travels. `None` takes the environment variable INNET_TOKEN, where it is
+        token: The server's token; it is never sent. `None` takes the environment variable INNET_TOKEN, where it is
             set and not empty; `""` is none in any case.
         tables: Tables to make there.
         timeout: Seconds to wait for the server to answer.
         tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
             needs it: the authorities that the system trusts are not asked.
-        spin: While a call waits for its answer, look for it without sleeping: lower latency, and the calling thread
-            takes a core whole meanwhile. For clients that do little else, on a machine with a core for each.
-        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a thread of its
-            own: every such address in the process has the same file.
-        grace: Seconds that a call goes on after its `timeout`: for the answer of a server that says who was waited for.
+        spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core. For clients
+            that do little else, on a machine with a core for each.
+        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a
+            thread of its own, so all such addresses of a process need the same file.
+        grace: Seconds by which a call may exceed its `timeout`, for the server's answer that names the cause.
 
     Raises:
-        ConfigError: No address, or one that `tls_ca` does not fit.
-        ConnectError: Nobody answers at the address.
+        ConfigError: An invalid address, or one that does not match `tls_ca`.
+        ConnectError: No server answers at the address.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
-        VersionError: The server is of another release.
+        VersionError: The server has another release.
     """
 
 def run_server_cli(arguments: _Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import importlib
 import json
 import os
 import sys
@@ -165,18 +166,10 @@ def bench(arguments: Sequence[str]) -> None:
     from innet_drl.launch.processes import start_fork_server
     from innet_drl.train.flags import parse
 
-    if what == "paper":
-        paper_flags = parse(PaperFlags, "bench paper", arguments[1:])
-        start_fork_server()
-        from innet_drl.bench import paper
-
-        paper.run(paper_flags)
-        return
-    flags = parse(GradientsFlags, "bench gradients", arguments[1:])
+    flags = parse(PaperFlags if what == "paper" else GradientsFlags, f"bench {what}", arguments[1:])
+    # The fork server imports torch at the same time as this process, in the next line.
     start_fork_server()
-    from innet_drl.bench import gradients
-
-    gradients.run(flags)
+    importlib.import_module(f"innet_drl.bench.{what}").run(flags)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

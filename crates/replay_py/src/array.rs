@@ -40,9 +40,6 @@ impl ArrayBytes {
     }
 }
 
-/// Reason why a value is not a usable array, a sentence for the caller's error.
-pub type Refusal = String;
-
 /// An array from Python, readable by the core.
 pub struct Input {
     pub dtype: Dtype,
@@ -58,24 +55,21 @@ pub struct Expected<'a> {
     pub shape: &'a [usize],
 }
 
-/// Reads a NumPy array, or a value with `__array__` such as a torch tensor. Arrays are never converted.
+/// Reads a NumPy array, or a value with `__array__` such as a torch tensor. Arrays are never converted. `refuse` makes the
+/// exception for a value that is not a usable array, from the reason.
 pub fn read(
     value: &Bound<'_, PyAny>,
     expected: Option<Expected<'_>>,
-) -> PyResult<Result<Input, Refusal>> {
-    let array = match as_array(value)? {
-        Ok(array) => array,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    refuse: impl Fn(String) -> PyErr,
+) -> PyResult<Input> {
+    let array = as_array(value, &refuse)?;
     let array = match expected {
         Some(expected) if is_literal(value)? => convert_literal(value, array, expected)?,
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
-        return Ok(Err(format!(
-            "elements of {} cannot be stored",
-            array.dtype()
-        )));
+        let reason = format!("elements of {} cannot be stored", array.dtype());
+        return Err(refuse(reason));
     };
     let shape = array.shape().to_vec();
     let array = if array.is_c_contiguous() {
@@ -96,11 +90,11 @@ pub fn read(
         start: NonNull::new(data.cast()).unwrap_or(NonNull::dangling()),
         len,
     };
-    Ok(Ok(Input {
+    Ok(Input {
         dtype,
         shape,
         bytes,
-    }))
+    })
 }
 
 /// The float32 values of a NumPy array that is changed in place.
@@ -130,7 +124,7 @@ pub fn floats_to_change<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadwriteA
 }
 
 /// One dimension of numbers.
-pub struct Numbers(Input);
+pub struct Numbers(pub Input);
 
 impl Numbers {
     /// Each number as a float64.
@@ -178,7 +172,7 @@ pub fn numbers(value: &Bound<'_, PyAny>, what: &str, allowed: &[Dtype]) -> PyRes
             format!("{what} has one dimension of {names}, got {got}"),
         )
     };
-    let input = read(value, None)?.map_err(refuse)?;
+    let input = read(value, None, refuse)?;
     if !allowed.contains(&input.dtype) || input.shape.len() != 1 {
         return Err(refuse(format!("{}{:?}", input.dtype.name(), input.shape)));
     }
@@ -187,9 +181,10 @@ pub fn numbers(value: &Bound<'_, PyAny>, what: &str, allowed: &[Dtype]) -> PyRes
 
 fn as_array<'py>(
     value: &Bound<'py, PyAny>,
-) -> PyResult<Result<Bound<'py, PyUntypedArray>, Refusal>> {
+    refuse: &impl Fn(String) -> PyErr,
+) -> PyResult<Bound<'py, PyUntypedArray>> {
     if let Ok(array) = value.cast::<PyUntypedArray>() {
-        return Ok(Ok(array.clone()));
+        return Ok(array.clone());
     }
     let py = value.py();
     let value = match value.getattr_opt("detach")? {
@@ -198,9 +193,9 @@ fn as_array<'py>(
         _ => value.clone(),
     };
     match py.import("numpy")?.call_method1("asarray", (&value,)) {
-        Ok(array) => Ok(Ok(array.cast_into::<PyUntypedArray>()?)),
+        Ok(array) => Ok(array.cast_into::<PyUntypedArray>()?),
         // NumPy's and torch's own messages (a ragged list, a tensor on a GPU) say most.
-        Err(error) => Ok(Err(format!("not an array: {}", error.value(py)))),
+        Err(error) => Err(refuse(format!("not an array: {}", error.value(py)))),
     }
 }
 

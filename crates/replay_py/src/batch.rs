@@ -10,9 +10,10 @@ use pyo3::types::{PyDict, PyIterator, PyList, PyTuple};
 
 use replay_core::view::{self, Array, Buffer};
 
+use crate::class::attributes;
 use crate::{array, dtype};
 
-/// The arrays of one draw: as attributes, and as a mapping by name.
+/// The arrays of one sample: as attributes, and as a mapping by name.
 #[pyclass(name = "Batch", module = "innet_drl", frozen, mapping)]
 pub struct PyBatch {
     len: usize,
@@ -55,6 +56,28 @@ impl PyBatch {
     }
 }
 
+// The arrays of `NStep`, listed for `help`; `__getattr__` finds all others.
+attributes! { PyBatch, |batch, py|
+    /// The observation, or its stack, at the anchor.
+    observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "observation");
+    /// The action at the anchor.
+    action: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "action");
+    /// The n-step return; of `Sequence`, the reward of each step.
+    reward: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "reward");
+    /// Factor of the bootstrapped value; 0 where terminated.
+    discount: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "discount");
+    /// The observation, or its stack, to bootstrap from.
+    next_observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "next_observation");
+    /// Importance weight.
+    weight: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "weight");
+    /// Probability of the item at the instant of the draw.
+    probability: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probability");
+    /// Names the items for `Replay.update_priorities`.
+    key: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "key");
+    /// Steps inserted into the table since the item was.
+    age: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "age");
+}
+
 #[pymethods]
 impl PyBatch {
     fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -64,60 +87,6 @@ impl PyBatch {
                 self.names()
             ))
         })
-    }
-
-    /// The observation, or its stack, at the anchor.
-    #[getter]
-    fn observation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "observation")
-    }
-
-    /// The action at the anchor.
-    #[getter]
-    fn action<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "action")
-    }
-
-    /// The n-step return; of `Sequence`, the reward of each step.
-    #[getter]
-    fn reward<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "reward")
-    }
-
-    /// Factor of the bootstrapped value; 0 where terminated.
-    #[getter]
-    fn discount<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "discount")
-    }
-
-    /// The observation, or its stack, to bootstrap from.
-    #[getter]
-    fn next_observation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "next_observation")
-    }
-
-    /// Importance weight.
-    #[getter]
-    fn weight<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "weight")
-    }
-
-    /// Probability of the item at the instant of the draw.
-    #[getter]
-    fn probability<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "probability")
-    }
-
-    /// Names the items for `Replay.update_priorities`.
-    #[getter]
-    fn key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "key")
-    }
-
-    /// Steps inserted into the table since the item was.
-    #[getter]
-    fn age<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.__getattr__(py, "age")
     }
 
     fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {

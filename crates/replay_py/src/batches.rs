@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -12,22 +12,22 @@ use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{SampleChannel, Wait};
 
 use crate::batch::PyBatch;
-use crate::context::context_manager;
-use crate::draw::{Draw, Drawn};
-use crate::handle::Handle;
-use crate::turns::Turns;
-use crate::{error, wait};
+use crate::class::context_manager;
+use crate::draw::{DecodedSample, Draw};
+use crate::process_local::ProcessLocal;
+use crate::turns::{Turns, lock};
+use crate::wait;
 
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
 
-/// Its name in errors.
+/// Name of the iterator in errors.
 const WHAT: &str = "iterator of batches";
 
 /// An iterator over batches that ends only with an error or `close`.
 #[pyclass(name = "Batches", module = "innet_drl", frozen)]
 pub struct PyBatches {
-    source: Handle<Arc<Source>>,
+    source: ProcessLocal<Arc<Source>>,
     beta: Beta,
     timeout: Option<f64>,
     description: String,
@@ -93,11 +93,9 @@ impl PyBatches {
             let ahead = Ahead::start(draw, channel, prefetch, first_beta)?;
             Ok(Source::Ahead(Turns::new(WHAT, ahead)))
         };
-        let source = py
-            .detach(start)
-            .map_err(|error| error::to_python(py, error))?;
+        let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
-            source: Handle::new(WHAT, Arc::new(source)),
+            source: ProcessLocal::new(WHAT, Arc::new(source)),
             beta,
             timeout,
             description,
@@ -116,8 +114,7 @@ impl PyBatches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         let source = self.source.get(py)?;
         let beta = self.beta.now(py)?;
-        let deadline = wait::deadline(py, self.timeout)?;
-        let drawn = wait::blocking(py, deadline, |wait| match &*source {
+        let drawn = wait::at_most(py, self.timeout, |wait| match &*source {
             Source::Direct(direct) => {
                 let mut turn = direct.take(wait)?;
                 let Direct { draw, channel } = &mut *turn;
@@ -130,7 +127,7 @@ impl PyBatches {
 
     /// Stops drawing ahead and waits for the background thread.
     ///
-    /// In process, undelivered batches do not count for the rate limiter: a dropped `Drawn` returns its credit. A server
+    /// In process, undelivered batches do not count for the rate limiter: a dropped `DecodedSample` returns its credit. A server
     /// counts a batch when it is sent, so there they do count.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
@@ -139,18 +136,14 @@ impl PyBatches {
     }
 
     fn __repr__(&self) -> String {
-        let closed = if self.source.is_closed() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = self.source.mark(", closed");
         format!("<Batches of {}{closed}>", self.description)
     }
 }
 
 /// The reader's end of the background thread.
 struct Ahead {
-    batches: Option<Receiver<Result<Drawn>>>,
+    batches: Option<Receiver<Result<DecodedSample>>>,
     shared: Arc<DecoderState>,
     thread: Option<JoinHandle<()>>,
 }
@@ -192,7 +185,7 @@ impl Ahead {
         })
     }
 
-    fn next(&mut self, beta: f64, wait: &Wait<'_>) -> Result<Drawn> {
+    fn next(&mut self, beta: f64, wait: &Wait<'_>) -> Result<DecodedSample> {
         // Relaxed, as the load in `decode_ahead`: no other data is published with it, and one batch later is early enough.
         self.shared.beta.store(beta.to_bits(), Ordering::Relaxed);
         let Some(batches) = &self.batches else {
@@ -218,16 +211,12 @@ impl Ahead {
     }
 }
 
-fn lock(waited_for: &Mutex<String>) -> MutexGuard<'_, String> {
-    waited_for.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Draws and decodes until the reader stops it or an error occurs other than a deadline.
 fn decode_ahead(
     draw: &Draw,
     mut channel: Box<dyn SampleChannel>,
     shared: &DecoderState,
-    batches: &SyncSender<Result<Drawn>>,
+    batches: &SyncSender<Result<DecodedSample>>,
 ) {
     // Relaxed, as the store in `Drop`, which joins the thread: no other data is published with the flag.
     let stopped = || shared.stop.load(Ordering::Relaxed);

@@ -13,7 +13,7 @@ use replay_wire::auth;
 use crate::replay::PyReplay;
 use crate::server::parse;
 use crate::table::PyTable;
-use crate::{error, log, wait};
+use crate::{log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -25,10 +25,6 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
         url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0
     ),
     text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0)"
-)]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the arguments of the Python function"
 )]
 pub fn connect(
     py: Python<'_>,
@@ -42,8 +38,7 @@ pub fn connect(
     grace: f64,
 ) -> PyResult<PyReplay> {
     log::start(py)?;
-    let grace = Duration::try_from_secs_f64(grace)
-        .map_err(|_| error::config(py, format!("grace is in seconds, got {grace}")))?;
+    let grace = wait::seconds(py, "grace", grace)?;
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
     // An empty token is no token, even if the environment has one.

@@ -19,12 +19,12 @@ pub struct Draw {
 
 /// A batch for the reader. If it is dropped before `delivered`, the rate limiter of a memory in this process does not count its
 /// draw. A server counts a batch when it is sent, and the credit is `None`.
-pub struct Drawn {
+pub struct DecodedSample {
     pub batch: Batch,
     credit: Option<Box<dyn SampleCredit>>,
 }
 
-impl Drawn {
+impl DecodedSample {
     /// The batch, which now counts for the rate limiter.
     pub fn delivered(self) -> Batch {
         if let Some(credit) = self.credit {
@@ -46,7 +46,7 @@ impl Draw {
         wait: &Wait<'_>,
         beta: impl Fn() -> f64,
         mut sample: impl FnMut(&Wait<'_>) -> Result<Sampled>,
-    ) -> Result<Drawn> {
+    ) -> Result<DecodedSample> {
         loop {
             let sampled = sample(wait)?;
             let drawn = self.decode(sampled, beta())?;
@@ -68,7 +68,7 @@ impl Draw {
 
     /// Makes arrays of a draw. Items that cannot be decoded are left out, removed from the memory, and logged with the name of
     /// their writer.
-    fn decode(&self, mut sampled: Sampled, beta: f64) -> Result<Drawn> {
+    fn decode(&self, mut sampled: Sampled, beta: f64) -> Result<DecodedSample> {
         let credit = sampled.credit.take();
         let batch = self.decoder.decode(&sampled, beta)?;
         for rejected in &batch.rejected {
@@ -92,6 +92,6 @@ impl Draw {
                 ),
             }
         }
-        Ok(Drawn { batch, credit })
+        Ok(DecodedSample { batch, credit })
     }
 }

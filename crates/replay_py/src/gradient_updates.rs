@@ -9,14 +9,14 @@ use pyo3::types::PyDict;
 use gradients::JoinJob;
 use replay_net::client::{Client, GradientUpdates};
 
-use crate::context::context_manager;
-use crate::handle::Handle;
-use crate::{array, error, wait};
+use crate::class::context_manager;
+use crate::process_local::ProcessLocal;
+use crate::{array, wait};
 
 /// A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 #[pyclass(name = "GradientUpdates", module = "innet_drl", frozen)]
 pub struct PyGradientUpdates {
-    updates: Handle<Arc<GradientUpdates>>,
+    updates: ProcessLocal<Arc<GradientUpdates>>,
     description: String,
 }
 
@@ -32,7 +32,7 @@ impl PyGradientUpdates {
             client.follow_gradients(request, last, wait)
         })?;
         Ok(PyGradientUpdates {
-            updates: Handle::new("asynchronous gradient worker", Arc::new(updates)),
+            updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
             description: format!(
                 "{} of {} in {:?}",
                 request.worker, request.workers, request.job
@@ -56,8 +56,7 @@ impl PyGradientUpdates {
         let updates = self.updates.get(py)?;
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
-        py.detach(|| updates.offer(gradient, index))
-            .map_err(|error| error::to_python(py, error))
+        wait::unlocked(py, || updates.offer(gradient, index))
     }
 
     /// Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
@@ -65,16 +64,14 @@ impl PyGradientUpdates {
         let updates = self.updates.get(py)?;
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        py.detach(|| updates.take(mean))
-            .map_err(|error| error::to_python(py, error))
+        wait::unlocked(py, || updates.take(mean))
     }
 
-    /// Waits for a mean or, with `for_room`, for room for a gradient; `False` if the deadline came first.
+    /// Waits for a mean or, with `for_room`, until a gradient can be contributed; `False` at the deadline.
     #[pyo3(signature = (deadline = None, *, for_room = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_room: bool) -> PyResult<bool> {
         let updates = self.updates.get(py)?;
-        let deadline = wait::deadline(py, deadline)?;
-        wait::blocking(py, deadline, |wait| updates.wait(for_room, wait))
+        wait::at_most(py, deadline, |wait| updates.wait(for_room, wait))
     }
 
     /// Continues from the weights of update `index`.
@@ -108,11 +105,7 @@ impl PyGradientUpdates {
     }
 
     fn __repr__(&self) -> String {
-        let left = if self.updates.is_closed() {
-            ", left"
-        } else {
-            ""
-        };
+        let left = self.updates.mark(", left");
         format!("<GradientUpdates {}{left}>", self.description)
     }
 

@@ -3,18 +3,17 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use gradients::{Arithmetic, Asynchronous, Control, JoinJob, packet};
+use gradients::{Control, JoinJob, packet};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_net::client::{Client, GradientWorker};
 
-use crate::context::context_manager;
-use crate::handle::Handle;
+use crate::class::{attributes, context_manager};
+use crate::process_local::ProcessLocal;
 use crate::station::PyStation;
 use crate::turns::Turns;
 use crate::{array, error, wait};
@@ -25,20 +24,20 @@ const MAX_NAME: usize = 64;
 /// A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 #[pyclass(name = "GradientWorker", module = "innet_drl", frozen)]
 pub struct PyGradientWorker {
-    worker: Handle<Arc<Shared>>,
+    worker: ProcessLocal<Arc<SharedWorker>>,
     /// Longest time of a call in seconds, including the wait for other threads.
     deadline: f64,
     description: String,
 }
 
-struct Shared {
+struct SharedWorker {
     /// `None` after leaving.
     turns: Turns<Option<GradientWorker>>,
     /// Number of the next round, readable during a sum. Relaxed accesses: it is a number on its own.
     round: AtomicU64,
 }
 
-impl Shared {
+impl SharedWorker {
     fn with<T>(
         &self,
         wait: &Wait<'_>,
@@ -52,60 +51,17 @@ impl Shared {
     }
 }
 
-/// Arguments of `Replay.join_gradients`.
-pub struct JoinArguments<'a> {
-    pub job: &'a str,
-    pub worker: u16,
-    pub workers: u16,
-    pub world: Option<u32>,
-    pub name: &'a str,
-    pub arithmetic: &'a str,
-    pub segment_values: u16,
-    pub deadline: f64,
-    pub asynchronous: Option<Asynchronous>,
-}
-
-impl JoinArguments<'_> {
-    pub fn request(&self, py: Python<'_>) -> PyResult<JoinJob> {
-        let refuse = |reason: String| Err(error::config(py, reason));
-        let arithmetic = match self.arithmetic {
-            "float32" => Arithmetic::Float,
-            "fixed" => Arithmetic::Fixed,
-            other => {
-                return refuse(format!(
-                    "arithmetic is \"float32\" or \"fixed\", got {other:?}"
-                ));
-            }
-        };
-        let Ok(deadline) = Duration::try_from_secs_f64(self.deadline) else {
-            return refuse(format!("deadline is in seconds, got {}", self.deadline));
-        };
-        let name = match self.name {
-            "" => this_process(py)?,
-            name => name.to_owned(),
-        };
-        Ok(JoinJob {
-            job: self.job.to_owned(),
-            worker: self.worker,
-            workers: self.workers,
-            world: self.world.unwrap_or(self.workers.into()),
-            name,
-            arithmetic,
-            segment_values: self.segment_values,
-            deadline,
-            asynchronous: self.asynchronous,
-        })
-    }
-}
-
 /// Parses `ip:port`.
 pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
     text.parse()
         .map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
 }
 
-/// Display name of a worker without one.
-fn this_process(py: Python<'_>) -> PyResult<String> {
+/// Display name of a worker: `name` unless it is empty.
+pub fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
+    if !name.is_empty() {
+        return Ok(name.to_owned());
+    }
     let host: String = py
         .import("socket")?
         .call_method0("gethostname")?
@@ -138,12 +94,12 @@ impl PyGradientWorker {
             (None, None) => client.join_gradients(request, wait),
         })?;
         let round = AtomicU64::new(worker.next_round());
-        let shared = Shared {
+        let shared = SharedWorker {
             turns: Turns::new("gradient worker", Some(worker)),
             round,
         };
         Ok(PyGradientWorker {
-            worker: Handle::new("gradient worker", Arc::new(shared)),
+            worker: ProcessLocal::new("gradient worker", Arc::new(shared)),
             deadline: request.deadline.as_secs_f64(),
             description: format!(
                 "{} of {} in {:?}",
@@ -154,11 +110,15 @@ impl PyGradientWorker {
 
     fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
         let shared = self.worker.get(py)?;
-        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
-        wait::blocking(py, deadline, |wait| {
+        wait::at_most(py, Some(deadline.unwrap_or(self.deadline)), |wait| {
             shared.with(wait, |worker| worker.call(command, wait))
         })
     }
+}
+
+attributes! { PyGradientWorker, |worker, py|
+    /// Number of the next round.
+    round: PyResult<u64> = Ok(worker.worker.get(py)?.round.load(Ordering::Relaxed));
 }
 
 context_manager!(PyGradientWorker, |worker, py, failed| match failed {
@@ -179,10 +139,9 @@ impl PyGradientWorker {
         deadline: Option<f64>,
     ) -> PyResult<u32> {
         let shared = self.worker.get(py)?;
-        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
         let mut values = array::floats_to_change(values)?;
         let values = values.as_slice_mut()?;
-        let sum = wait::blocking(py, deadline, |wait| {
+        let sum = wait::at_most(py, Some(deadline.unwrap_or(self.deadline)), |wait| {
             shared.with(wait, |worker| worker.sum(values, mean, wait))
         })?;
         Ok(sum.workers)
@@ -218,25 +177,14 @@ impl PyGradientWorker {
         let Some(shared) = self.worker.close(py)? else {
             return Ok(());
         };
-        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
-        wait::blocking(py, deadline, |wait| {
+        wait::at_most(py, Some(deadline.unwrap_or(self.deadline)), |wait| {
             let worker = shared.turns.take(wait)?.take();
             worker.map_or(Ok(()), |worker| worker.leave(wait))
         })
     }
 
-    /// Number of the next round.
-    #[getter]
-    fn round(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.worker.get(py)?.round.load(Ordering::Relaxed))
-    }
-
     fn __repr__(&self) -> String {
-        let left = if self.worker.is_closed() {
-            ", left"
-        } else {
-            ""
-        };
+        let left = self.worker.mark(", left");
         format!("<GradientWorker {}{left}>", self.description)
     }
 

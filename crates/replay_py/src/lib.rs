@@ -14,10 +14,15 @@
 //! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
-//! | `handle`, `context` | values that can be closed and do not survive a fork; `with` blocks |
+//! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
 //! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`.
+
+#![expect(
+    clippy::too_many_arguments,
+    reason = "methods in Python have keyword arguments"
+)]
 
 use std::ffi::OsString;
 
@@ -26,17 +31,17 @@ use pyo3::prelude::*;
 mod array;
 mod batch;
 mod batches;
+mod class;
 mod connect;
-mod context;
 mod draw;
 mod dtype;
 mod error;
 mod gradient_updates;
 mod gradients;
-mod handle;
 mod log;
 mod parameter_server;
 mod parameters;
+mod process_local;
 mod replay;
 mod server;
 mod station;

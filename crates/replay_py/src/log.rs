@@ -12,6 +12,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::turns::lock;
+
 /// Starts forwarding, once in a process. Not at import, since the command line has a log of its own.
 ///
 /// # Errors
@@ -59,7 +61,7 @@ static FORWARDING: Mutex<Forwarding> = Mutex::new(Forwarding {
 static DONE: Condvar = Condvar::new();
 
 fn forwarding() -> MutexGuard<'static, Forwarding> {
-    FORWARDING.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&FORWARDING)
 }
 
 /// Ends forwarding, and waits for events that are being forwarded.

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
@@ -11,8 +10,8 @@ use replay_core::error::Error;
 use replay_net::bench::lossy::LossyPath;
 use replay_net::bench::parameter_server::{ParameterServer, ParameterWorker};
 
-use crate::error;
 use crate::gradients::socket_address;
+use crate::{error, wait};
 
 fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     let what = "the benchmark's server failed".to_owned();
@@ -35,7 +34,7 @@ impl PyParameterServer {
             .map_err(|source| failed(py, source))
     }
 
-    /// Where it listens: `host:port`.
+    /// Address of the server: `host:port`.
     #[getter]
     fn address(&self) -> String {
         self.0.address().to_string()
@@ -52,8 +51,7 @@ impl PyParameterWorker {
     #[pyo3(signature = (address, *, deadline = 60.0))]
     fn new(py: Python<'_>, address: &str, deadline: f64) -> PyResult<Self> {
         let address = socket_address(py, address)?;
-        let deadline = Duration::try_from_secs_f64(deadline)
-            .map_err(|_| error::config(py, format!("a deadline is in seconds, got {deadline}")))?;
+        let deadline = wait::seconds(py, "deadline", deadline)?;
         py.detach(|| ParameterWorker::connect(address, deadline))
             .map(Self)
             .map_err(|source| failed(py, source))
@@ -88,7 +86,7 @@ impl PyLossyPath {
             .map_err(|source| failed(py, source))
     }
 
-    /// Where workers send to: `host:port`.
+    /// Address for workers: `host:port`.
     #[getter]
     fn address(&self) -> String {
         self.0.address().to_string()

@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
 use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
-use crate::array::{self, ArrayBytes, Input};
+use crate::array::{self, ArrayBytes};
 use crate::error;
 
 /// One version of named parameters.
@@ -21,28 +21,25 @@ use crate::error;
 pub struct PyParameters {
     /// Rises by one with every put; the first is 1.
     version: u64,
-    /// The tensors by name, the reader's own to change; bfloat16 comes as float32.
+    /// The tensors by name, which the reader may change; bfloat16 becomes float32.
     tensors: Py<PyDict>,
 }
 
 impl PyParameters {
     pub fn new(py: Python<'_>, version: u64, contents: Contents) -> PyResult<Self> {
-        let Contents {
-            tensors: entries,
-            mut memory,
-        } = contents;
-        // Neither kind of memory moves with its owner.
+        let Contents { stored, mut memory } = contents;
+        // The bytes of neither kind of memory move with their owner.
         let start = memory.as_mut_ptr();
         let owner = Bound::new(py, array::Owner::new(memory))?;
         let tensors = PyDict::new(py);
-        for entry in entries {
+        for entry in stored {
             let Some(dtype) = python_dtype(entry.dtype) else {
                 continue;
             };
-            // SAFETY: `read` found the tensor's place within the memory, and at a multiple of its alignment;
+            // SAFETY: `read` found the tensor's range within the memory, and at a multiple of its alignment;
             // `owner` holds the memory, and only arrays on it touch it from here on.
             let array = unsafe {
-                let data = start.add(entry.place.start);
+                let data = start.add(entry.range.start);
                 array::over(owner.as_any(), data, dtype, &entry.shape, None)
             }?;
             tensors.set_item(entry.name, array)?;
@@ -65,7 +62,7 @@ impl PyParameters {
     }
 }
 
-/// A tensor on its way into a file.
+/// A tensor to write to a file.
 pub struct Tensor {
     dtype: FileDtype,
     shape: Vec<usize>,
@@ -140,12 +137,9 @@ pub fn collect(
         .iter()
         .map(|item| {
             let (key, value): (String, Bound<'_, PyAny>) = item.extract()?;
-            let tensor = to_tensor(&value, to_bfloat16)?.map_err(|reason| {
-                error::raise(
-                    py,
-                    "ParametersError",
-                    format!("parameters {name:?} were refused: tensor {key:?}: {reason}"),
-                )
+            let tensor = to_tensor(&value, to_bfloat16, |reason| {
+                let message = format!("parameters {name:?} were refused: tensor {key:?}: {reason}");
+                error::raise(py, "ParametersError", message)
             })?;
             Ok((key, tensor))
         })
@@ -155,7 +149,8 @@ pub fn collect(
 fn to_tensor(
     value: &Bound<'_, PyAny>,
     to_bfloat16: bool,
-) -> PyResult<Result<Tensor, array::Refusal>> {
+    refuse: impl Fn(String) -> PyErr,
+) -> PyResult<Tensor> {
     let py = value.py();
     let mut value = value.clone();
     let mut is_bfloat16 = false;
@@ -168,26 +163,19 @@ fn to_tensor(
             value = value.call_method1("view", (bits,))?;
         }
     }
-    Ok(array::read(&value, None)?.map(
-        |Input {
-             dtype,
-             shape,
-             bytes,
-         }| {
-            let dtype = if is_bfloat16 {
-                FileDtype::BF16
-            } else {
-                file_dtype(dtype)
-            };
-            let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
-            Tensor {
-                dtype,
-                shape,
-                data: bytes,
-                to_bfloat16: to_bfloat16 && float,
-            }
-        },
-    ))
+    let input = array::read(&value, None, refuse)?;
+    let dtype = if is_bfloat16 {
+        FileDtype::BF16
+    } else {
+        file_dtype(input.dtype)
+    };
+    let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
+    Ok(Tensor {
+        dtype,
+        shape: input.shape,
+        data: input.bytes,
+        to_bfloat16: to_bfloat16 && float,
+    })
 }
 
 /// Writes a safetensors file.
@@ -202,30 +190,30 @@ pub fn write(name: &str, tensors: &HashMap<String, Tensor>) -> replay_core::Resu
 
 /// The tensors of a file, in memory that belongs to the reader.
 pub struct Contents {
-    tensors: Vec<Entry>,
-    memory: Memory,
+    stored: Vec<StoredTensor>,
+    memory: TensorMemory,
 }
 
-struct Entry {
+struct StoredTensor {
     name: String,
     dtype: FileDtype,
     shape: Vec<usize>,
-    /// Where its elements are, in bytes from the start of the memory.
-    place: Range<usize>,
+    /// Its elements, in bytes from the start of the memory.
+    range: Range<usize>,
 }
 
-enum Memory {
-    /// The file itself, as it came over a connection.
+enum TensorMemory {
+    /// The received file itself.
     Received(BytesMut),
     /// A copy.
     Unpacked(Buffer),
 }
 
-impl Memory {
+impl TensorMemory {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         match self {
-            Memory::Received(file) => file.as_mut_ptr(),
-            Memory::Unpacked(buffer) => buffer.as_mut_ptr(),
+            TensorMemory::Received(file) => file.as_mut_ptr(),
+            TensorMemory::Unpacked(buffer) => buffer.as_mut_ptr(),
         }
     }
 }
@@ -245,42 +233,43 @@ pub fn read(name: &str, file: Bytes) -> replay_core::Result<Contents> {
             )));
         }
         let start = view.data().as_ptr().addr() - file.as_ptr().addr();
-        Ok(Entry {
+        Ok(StoredTensor {
             name: key.to_owned(),
             dtype,
             shape: view.shape().to_vec(),
-            place: start..start + view.data().len(),
+            range: start..start + view.data().len(),
         })
     });
-    let tensors = tensors.collect::<replay_core::Result<Vec<_>>>()?;
-    let usable = |entry: &Entry| {
-        let address = file.as_ptr().addr() + entry.place.start;
+    let stored = tensors.collect::<replay_core::Result<Vec<_>>>()?;
+    let usable = |entry: &StoredTensor| {
+        let address = file.as_ptr().addr() + entry.range.start;
         let alignment = python_dtype(entry.dtype).map_or(1, Dtype::bytes);
         entry.dtype != FileDtype::BF16 && address.is_multiple_of(alignment)
     };
-    if !tensors.iter().all(usable) {
-        return Ok(unpack(tensors, &file));
+    if !stored.iter().all(usable) {
+        return Ok(unpack(stored, &file));
     }
-    // A file that nobody else holds needs no copy.
+    // A file without other references needs no copy.
     Ok(match file.try_into_mut() {
         Ok(file) => Contents {
-            tensors,
-            memory: Memory::Received(file),
+            stored,
+            memory: TensorMemory::Received(file),
         },
-        Err(shared) => unpack(tensors, &shared),
+        Err(shared) => unpack(stored, &shared),
     })
 }
 
 /// Copies tensors out of a file.
-fn unpack(mut tensors: Vec<Entry>, file: &[u8]) -> Contents {
-    let widening = |entry: &Entry| if entry.dtype == FileDtype::BF16 { 2 } else { 1 };
-    let size =
-        |entry: &Entry| (widening(entry) * entry.place.len()).next_multiple_of(Buffer::ALIGNMENT);
-    let mut buffer = Buffer::zeros(tensors.iter().map(size).sum());
+fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> Contents {
+    let widening = |entry: &StoredTensor| if entry.dtype == FileDtype::BF16 { 2 } else { 1 };
+    let size = |entry: &StoredTensor| {
+        (widening(entry) * entry.range.len()).next_multiple_of(Buffer::ALIGNMENT)
+    };
+    let mut buffer = Buffer::zeros(stored.iter().map(size).sum());
     let mut rest = buffer.as_mut_slice();
     let mut start = 0;
-    for entry in &mut tensors {
-        let from = &file[entry.place.clone()];
+    for entry in &mut stored {
+        let from = &file[entry.range.clone()];
         let len = widening(entry) * from.len();
         let (to, after) = std::mem::take(&mut rest).split_at_mut(size(entry));
         rest = after;
@@ -296,46 +285,39 @@ fn unpack(mut tensors: Vec<Entry>, file: &[u8]) -> Contents {
         } else {
             to[..len].copy_from_slice(from);
         }
-        entry.place = start..start + len;
+        entry.range = start..start + len;
         start += to.len();
     }
     Contents {
-        tensors,
-        memory: Memory::Unpacked(buffer),
+        stored,
+        memory: TensorMemory::Unpacked(buffer),
     }
 }
 
+const DTYPES: [(Dtype, FileDtype); 12] = [
+    (Dtype::Bool, FileDtype::BOOL),
+    (Dtype::Uint8, FileDtype::U8),
+    (Dtype::Int8, FileDtype::I8),
+    (Dtype::Uint16, FileDtype::U16),
+    (Dtype::Int16, FileDtype::I16),
+    (Dtype::Uint32, FileDtype::U32),
+    (Dtype::Int32, FileDtype::I32),
+    (Dtype::Uint64, FileDtype::U64),
+    (Dtype::Int64, FileDtype::I64),
+    (Dtype::Float16, FileDtype::F16),
+    (Dtype::Float32, FileDtype::F32),
+    (Dtype::Float64, FileDtype::F64),
+];
+
 fn file_dtype(dtype: Dtype) -> FileDtype {
-    match dtype {
-        Dtype::Bool => FileDtype::BOOL,
-        Dtype::Uint8 => FileDtype::U8,
-        Dtype::Int8 => FileDtype::I8,
-        Dtype::Uint16 => FileDtype::U16,
-        Dtype::Int16 => FileDtype::I16,
-        Dtype::Uint32 => FileDtype::U32,
-        Dtype::Int32 => FileDtype::I32,
-        Dtype::Uint64 => FileDtype::U64,
-        Dtype::Int64 => FileDtype::I64,
-        Dtype::Float16 => FileDtype::F16,
-        Dtype::Float32 => FileDtype::F32,
-        Dtype::Float64 => FileDtype::F64,
-    }
+    let found = DTYPES.iter().find(|(known, _)| *known == dtype);
+    found.expect("each dtype is in the list").1
 }
 
 fn python_dtype(dtype: FileDtype) -> Option<Dtype> {
-    Some(match dtype {
-        FileDtype::BOOL => Dtype::Bool,
-        FileDtype::U8 => Dtype::Uint8,
-        FileDtype::I8 => Dtype::Int8,
-        FileDtype::U16 => Dtype::Uint16,
-        FileDtype::I16 => Dtype::Int16,
-        FileDtype::U32 => Dtype::Uint32,
-        FileDtype::I32 => Dtype::Int32,
-        FileDtype::U64 => Dtype::Uint64,
-        FileDtype::I64 => Dtype::Int64,
-        FileDtype::F16 => Dtype::Float16,
-        FileDtype::F32 | FileDtype::BF16 => Dtype::Float32,
-        FileDtype::F64 => Dtype::Float64,
-        _ => return None,
-    })
+    if dtype == FileDtype::BF16 {
+        return Some(Dtype::Float32);
+    }
+    let found = DTYPES.iter().find(|(_, known)| *known == dtype);
+    found.map(|&(known, _)| known)
 }

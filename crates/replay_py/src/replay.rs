@@ -24,9 +24,9 @@ use replay_core::replay::{Replay, Wait};
 use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
-use crate::context::context_manager;
-use crate::handle::Handle;
+use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
+use crate::process_local::ProcessLocal;
 use crate::table::PyTable;
 use crate::{log, wait};
 pub use draws::PyUpdateReceipt;
@@ -34,7 +34,7 @@ pub use draws::PyUpdateReceipt;
 /// A replay memory: in this process, or the connection to one on a server (`connect`).
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
 pub struct PyReplay {
-    backend: Handle<Backend>,
+    backend: ProcessLocal<Backend>,
     /// "in this process" or "at ADDRESS".
     location: String,
     decoders: Mutex<draws::Decoders>,
@@ -52,7 +52,7 @@ struct Backend {
 impl PyReplay {
     fn over(backend: Backend, location: String) -> Self {
         PyReplay {
-            backend: Handle::new("replay", backend),
+            backend: ProcessLocal::new("replay", backend),
             location,
             decoders: Mutex::default(),
         }
@@ -92,8 +92,7 @@ impl PyReplay {
         work: impl FnOnce(&dyn Replay, &Wait<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
         let replay = self.replay(py)?;
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| work(replay.as_ref(), wait))
+        wait::at_most(py, timeout, |wait| work(replay.as_ref(), wait))
     }
 }
 
@@ -129,7 +128,7 @@ impl PyReplay {
         Ok(replay)
     }
 
-    /// Makes a table; the same definition again is fine.
+    /// Makes a table, unless it exists with the same definition.
     #[pyo3(signature = (table, timeout = None))]
     fn create_table(&self, py: Python<'_>, table: &PyTable, timeout: Option<f64>) -> PyResult<()> {
         self.forget_decoders(&table.config.name);
@@ -147,7 +146,7 @@ impl PyReplay {
         })
     }
 
-    /// Removes every step and item of a table; its writers go on.
+    /// Removes every step and item of a table; its writers stay open.
     #[pyo3(signature = (name, timeout = None))]
     fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.call(py, timeout, |replay, wait| replay.empty_table(name, wait))
@@ -172,8 +171,7 @@ impl PyReplay {
     ) -> PyResult<u64> {
         let replay = self.replay(py)?;
         let tensors = parameters::collect(py, name, tensors, dtype)?;
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| {
+        wait::at_most(py, timeout, |wait| {
             replay.put_parameters(name, parameters::write(name, &tensors)?, wait)
         })
     }
@@ -198,7 +196,7 @@ impl PyReplay {
             .transpose()
     }
 
-    /// The tables there are, by name.
+    /// All tables, by name.
     #[pyo3(signature = (timeout = None))]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
         let tables = self
@@ -210,7 +208,7 @@ impl PyReplay {
         Ok(named.collect())
     }
 
-    /// The parameters there are: the newest version of each name.
+    /// The newest version of all parameters, by name.
     #[pyo3(signature = (timeout = None))]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
         let parameters = self
@@ -230,7 +228,7 @@ impl PyReplay {
             .call_method1("loads", (stats.to_string(),))
     }
 
-    /// Ends the connection, or lets go of the memory.
+    /// Ends the connection, or releases the memory.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let backend = self.backend.close(py)?;
         py.detach(|| drop(backend));
@@ -238,11 +236,7 @@ impl PyReplay {
     }
 
     fn __repr__(&self) -> String {
-        let closed = if self.backend.is_closed() {
-            ", closed"
-        } else {
-            ""
-        };
+        let closed = self.backend.mark(", closed");
         format!("<Replay {}{closed}>", self.location)
     }
 

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use replay_core::priority_index::{DrawnIndexes, PriorityIndex};
 use replay_core::schema::Dtype;
 
+use crate::class::{self, attributes};
 use crate::{array, error};
 
 /// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
@@ -17,7 +18,7 @@ const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, 
 /// would keep the lock for 5 ms.
 const RELEASED_FROM: usize = 8192;
 
-/// Priorities under indexes, to draw indexes by: for who keeps the items.
+/// Samples indexes by priority, for programs that keep the items elsewhere.
 #[pyclass(name = "SumTree", module = "innet_drl", frozen)]
 pub struct PySumTree {
     /// Boxed, because it is aligned to cache lines and Python's objects are not.
@@ -85,48 +86,31 @@ impl PySumTree {
         Ok(PyDrawn::new(py, &drawn))
     }
 
-    /// The sum of all priorities, after the exponent.
-    #[getter]
-    fn total(&self) -> f64 {
-        self.index.total()
-    }
-
-    /// Indexes there are.
-    #[getter]
-    fn capacity(&self) -> u32 {
-        self.index.capacity()
-    }
-
-    /// Alpha.
-    #[getter]
-    fn priority_exponent(&self) -> f64 {
-        self.index.exponent()
-    }
-
-    /// Base-2 logarithm of the smallest difference of two stored priorities.
-    #[getter]
-    fn priority_unit_log2(&self) -> i32 {
-        self.index.unit_log2()
-    }
-
     fn __len__(&self) -> usize {
         self.index.len() as usize
     }
 
-    fn __repr__(&self) -> String {
-        format!(
-            "SumTree({}, priority_exponent={}, priority_unit_log2={})",
-            self.capacity(),
-            self.priority_exponent(),
-            self.priority_unit_log2()
-        )
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let arguments = ["capacity", "priority_exponent", "priority_unit_log2"];
+        class::call(slf, &arguments)
     }
 }
 
-/// What `SumTree.draw` returns: three arrays, in ascending order of the indexes.
+attributes! { PySumTree, |tree, py|
+    /// The sum of all priorities, after the exponent.
+    total: f64 = tree.index.total();
+    /// Number of indexes.
+    capacity: u32 = tree.index.capacity();
+    /// Alpha.
+    priority_exponent: f64 = tree.index.exponent();
+    /// Base-2 logarithm of the smallest difference of two stored priorities.
+    priority_unit_log2: i32 = tree.index.unit_log2();
+}
+
+/// The result of `SumTree.draw`: three arrays, in ascending order of the indexes.
 #[pyclass(name = "Drawn", module = "innet_drl", frozen, get_all)]
 pub struct PyDrawn {
-    /// What was drawn.
+    /// The sampled indexes.
     index: Py<PyArray1<i64>>,
     /// Its probability at the instant of the draw.
     probability: Py<PyArray1<f64>>,

@@ -6,6 +6,7 @@ use pyo3::types::{PyDict, PyMapping, PyTuple};
 
 use replay_core::schema::{Codec, Column, TableConfig};
 
+use crate::class::{attributes, value_class};
 use crate::{dtype, error};
 
 /// Least bytes of a value that is packed unless the column says otherwise: an LZ4 block of fewer is rarely shorter than
@@ -134,10 +135,6 @@ impl PyTable {
                           priority_exponent=0.6, priority_unit_log2=-19, max_times_sampled=0, \
                           min_size=1, samples_per_insert=0.0, slack=0.0)"
     )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python constructor"
-    )]
     fn new(
         py: Python<'_>,
         name: String,
@@ -181,12 +178,6 @@ impl PyTable {
         Ok(PyTable { config })
     }
 
-    /// The table's name.
-    #[getter]
-    fn name(&self) -> &str {
-        &self.config.name
-    }
-
     /// The columns by name, in row order.
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -202,96 +193,34 @@ impl PyTable {
         }
         Ok(columns)
     }
-
-    /// Steps held before the oldest are evicted.
-    #[getter]
-    fn capacity(&self) -> u64 {
-        self.config.capacity
-    }
-
-    /// Bytes held before the oldest are evicted; 0 derives it from `capacity`.
-    #[getter]
-    fn capacity_bytes(&self) -> u64 {
-        self.config.capacity_bytes
-    }
-
-    /// How items are chosen.
-    #[getter]
-    fn sampler(&self) -> String {
-        self.config.sampler.to_string()
-    }
-
-    /// Alpha.
-    #[getter]
-    fn priority_exponent(&self) -> f64 {
-        self.config.priority_exponent
-    }
-
-    /// Base-2 logarithm of the smallest difference of two stored priorities.
-    #[getter]
-    fn priority_unit_log2(&self) -> i32 {
-        self.config.priority_unit_log2
-    }
-
-    /// Draws after which an item is removed; 0 is never.
-    #[getter]
-    fn max_times_sampled(&self) -> u32 {
-        self.config.max_times_sampled
-    }
-
-    /// Items needed before the first draw.
-    #[getter]
-    fn min_size(&self) -> u64 {
-        self.config.min_size
-    }
-
-    /// Items drawn for each item inserted; 0 sets no limit.
-    #[getter]
-    fn samples_per_insert(&self) -> f64 {
-        self.config.samples_per_insert
-    }
-
-    /// Drawn items by which the ratio may be off, either way.
-    #[getter]
-    fn slack(&self) -> f64 {
-        self.config.slack
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(format!(
-            "Table({:?}, {}, capacity={}, capacity_bytes={}, sampler={:?}, priority_exponent={}, \
-             priority_unit_log2={}, max_times_sampled={}, min_size={}, samples_per_insert={}, slack={})",
-            self.config.name,
-            self.columns(py)?.repr()?,
-            self.config.capacity,
-            self.config.capacity_bytes,
-            self.sampler(),
-            self.config.priority_exponent,
-            self.config.priority_unit_log2,
-            self.config.max_times_sampled,
-            self.config.min_size,
-            self.config.samples_per_insert,
-            self.config.slack,
-        ))
-    }
-
-    fn __getnewargs_ex__<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
-        let positional = (self.name(), self.columns(py)?, self.capacity()).into_pyobject(py)?;
-        let named = PyDict::new(py);
-        named.set_item("capacity_bytes", self.config.capacity_bytes)?;
-        named.set_item("sampler", self.sampler())?;
-        named.set_item("priority_exponent", self.config.priority_exponent)?;
-        named.set_item("priority_unit_log2", self.config.priority_unit_log2)?;
-        named.set_item("max_times_sampled", self.config.max_times_sampled)?;
-        named.set_item("min_size", self.config.min_size)?;
-        named.set_item("samples_per_insert", self.config.samples_per_insert)?;
-        named.set_item("slack", self.config.slack)?;
-        Ok((positional, named))
-    }
 }
+
+attributes! { PyTable, |table, py|
+    /// The table's name.
+    name: &str = &table.config.name;
+    /// Steps held before the oldest are evicted.
+    capacity: u64 = table.config.capacity;
+    /// Bytes held before the oldest are evicted; 0 derives it from `capacity`.
+    capacity_bytes: u64 = table.config.capacity_bytes;
+    /// How items are chosen.
+    sampler: String = table.config.sampler.to_string();
+    /// Alpha.
+    priority_exponent: f64 = table.config.priority_exponent;
+    /// Base-2 logarithm of the smallest difference of two stored priorities.
+    priority_unit_log2: i32 = table.config.priority_unit_log2;
+    /// Draws after which an item is removed; 0 is never.
+    max_times_sampled: u32 = table.config.max_times_sampled;
+    /// Items needed before the first draw.
+    min_size: u64 = table.config.min_size;
+    /// Items drawn for each item inserted; 0 sets no limit.
+    samples_per_insert: f64 = table.config.samples_per_insert;
+    /// Drawn items by which the ratio may be off, either way.
+    slack: f64 = table.config.slack;
+}
+
+value_class!(PyTable:
+    "name", "columns", "capacity", "capacity_bytes", "sampler", "priority_exponent", "priority_unit_log2",
+    "max_times_sampled", "min_size", "samples_per_insert", "slack");
 
 /// A column from a `Column`, a `(dtype, shape)` pair or a dtype.
 fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {

@@ -5,18 +5,10 @@ use pyo3::types::PyTuple;
 
 use replay_core::view::{NStep, Padding, Sequence, ViewSpec, Window};
 
+use crate::class::{attributes, value_class};
 use crate::error;
 
-fn padding(py: Python<'_>, name: &str) -> PyResult<Padding> {
-    match name {
-        "zero" => Ok(Padding::Zero),
-        "repeat" => Ok(Padding::RepeatFirst),
-        other => Err(error::config(
-            py,
-            format!("padding is \"zero\" or \"repeat\", got {other:?}"),
-        )),
-    }
-}
+const PADDINGS: [(&str, Padding); 2] = [("zero", Padding::Zero), ("repeat", Padding::RepeatFirst)];
 
 fn padding_name(padding: Padding) -> &'static str {
     match padding {
@@ -52,63 +44,27 @@ impl PyNStep {
             stack,
             n,
             gamma,
-            padding: self::padding(py, padding)?,
+            padding: error::choice(py, "padding", padding, PADDINGS)?,
         };
         check(py, ViewSpec::NStep(view.clone()))?;
         Ok(PyNStep(view))
     }
-
-    /// Observations in a stack.
-    #[getter]
-    fn stack(&self) -> u16 {
-        self.0.stack
-    }
-
-    /// Steps of the return.
-    #[getter]
-    fn n(&self) -> u16 {
-        self.0.n
-    }
-
-    /// Discount of one step.
-    #[getter]
-    fn gamma(&self) -> f64 {
-        self.0.gamma
-    }
-
-    /// The observation's column.
-    #[getter]
-    fn observation(&self) -> &str {
-        &self.0.observation
-    }
-
-    /// What stands before an episode's first observation.
-    #[getter]
-    fn padding(&self) -> &'static str {
-        padding_name(self.0.padding)
-    }
-
-    fn __getnewargs__(&self) -> (u16, u16, f64, &str, &'static str) {
-        (
-            self.stack(),
-            self.n(),
-            self.gamma(),
-            self.observation(),
-            self.padding(),
-        )
-    }
-
-    fn __repr__(&self) -> String {
-        format!(
-            "NStep(stack={}, n={}, gamma={}, observation={:?}, padding={:?})",
-            self.stack(),
-            self.n(),
-            self.gamma(),
-            self.observation(),
-            self.padding()
-        )
-    }
 }
+
+attributes! { PyNStep, |view, py|
+    /// Observations in a stack.
+    stack: u16 = view.0.stack;
+    /// Steps of the return.
+    n: u16 = view.0.n;
+    /// Discount of one step.
+    gamma: f64 = view.0.gamma;
+    /// The observation's column.
+    observation: &str = &view.0.observation;
+    /// Padding before an episode's first observation.
+    padding: &'static str = padding_name(view.0.padding);
+}
+
+value_class!(PyNStep: "stack", "n", "gamma", "observation", "padding");
 
 /// Sequences for recurrent agents.
 #[pyclass(name = "Sequence", module = "innet_drl", frozen, eq)]
@@ -125,10 +81,6 @@ impl PySequence {
         ),
         text_signature = "(length, burn_in=0, period=None, stack=1, observation='frame', \
                           padding='zero', gamma=0.99, state=())"
-    )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python constructor"
     )]
     fn new(
         py: Python<'_>,
@@ -148,90 +100,35 @@ impl PySequence {
             burn_in,
             period: period.unwrap_or(length),
             gamma,
-            padding: self::padding(py, padding)?,
+            padding: error::choice(py, "padding", padding, PADDINGS)?,
             state,
         };
         check(py, ViewSpec::Sequence(view.clone()))?;
         Ok(PySequence(view))
     }
-
-    /// Steps to learn from.
-    #[getter]
-    fn length(&self) -> u16 {
-        self.0.length
-    }
-
-    /// Steps before them.
-    #[getter]
-    fn burn_in(&self) -> u16 {
-        self.0.burn_in
-    }
-
-    /// Steps from one item to the next.
-    #[getter]
-    fn period(&self) -> u16 {
-        self.0.period
-    }
-
-    /// Observations in a stack.
-    #[getter]
-    fn stack(&self) -> u16 {
-        self.0.stack
-    }
-
-    /// The observation's column.
-    #[getter]
-    fn observation(&self) -> &str {
-        &self.0.observation
-    }
-
-    /// What stands before an episode's first observation.
-    #[getter]
-    fn padding(&self) -> &'static str {
-        padding_name(self.0.padding)
-    }
-
-    /// Discount of one step.
-    #[getter]
-    fn gamma(&self) -> f64 {
-        self.0.gamma
-    }
-
-    /// Columns delivered at the first step alone.
-    #[getter]
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.state)
-    }
-
-    fn __getnewargs__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        (
-            self.length(),
-            self.burn_in(),
-            self.period(),
-            self.stack(),
-            self.observation(),
-            self.padding(),
-            self.gamma(),
-            self.state(py)?,
-        )
-            .into_pyobject(py)
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(format!(
-            "Sequence(length={}, burn_in={}, period={}, stack={}, observation={:?}, padding={:?}, \
-             gamma={}, state={})",
-            self.length(),
-            self.burn_in(),
-            self.period(),
-            self.stack(),
-            self.observation(),
-            self.padding(),
-            self.gamma(),
-            self.state(py)?.repr()?,
-        ))
-    }
 }
+
+attributes! { PySequence, |view, py|
+    /// Steps to learn from.
+    length: u16 = view.0.length;
+    /// Steps before them.
+    burn_in: u16 = view.0.burn_in;
+    /// Steps from one item to the next.
+    period: u16 = view.0.period;
+    /// Observations in a stack.
+    stack: u16 = view.0.stack;
+    /// The observation's column.
+    observation: &str = &view.0.observation;
+    /// Padding before an episode's first observation.
+    padding: &'static str = padding_name(view.0.padding);
+    /// Discount of one step.
+    gamma: f64 = view.0.gamma;
+    /// Columns delivered at the first step alone.
+    state: PyResult<Bound<'py, PyTuple>> = PyTuple::new(py, &view.0.state);
+}
+
+value_class!(PySequence:
+    "length", "burn_in", "period", "stack", "observation", "padding", "gamma", "state");
 
 /// The raw rows around an anchor.
 #[pyclass(name = "Window", module = "innet_drl", frozen, eq)]
@@ -246,27 +143,16 @@ impl PyWindow {
         check(py, ViewSpec::Window(view))?;
         Ok(PyWindow(view))
     }
-
-    /// Rows before the anchor.
-    #[getter]
-    fn before(&self) -> u16 {
-        self.0.before
-    }
-
-    /// Rows after the anchor.
-    #[getter]
-    fn after(&self) -> u16 {
-        self.0.after
-    }
-
-    fn __getnewargs__(&self) -> (u16, u16) {
-        (self.before(), self.after())
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Window(before={}, after={})", self.before(), self.after())
-    }
 }
+
+attributes! { PyWindow, |view, py|
+    /// Rows before the anchor.
+    before: u16 = view.0.before;
+    /// Rows after the anchor.
+    after: u16 = view.0.after;
+}
+
+value_class!(PyWindow: "before", "after");
 
 /// Any view, as an argument.
 pub struct ViewArgument(pub ViewSpec);

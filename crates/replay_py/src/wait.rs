@@ -9,6 +9,7 @@ use replay_core::error::Result;
 use replay_core::replay::Wait;
 
 use crate::error;
+use crate::turns::lock;
 
 /// The instant after `timeout` seconds; `None` for no timeout.
 ///
@@ -30,6 +31,29 @@ pub fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant
         .and_then(|duration| Instant::now().checked_add(duration)))
 }
 
+/// A duration from an argument in seconds.
+///
+/// # Errors
+/// `ConfigError` that names the argument.
+pub fn seconds(py: Python<'_>, argument: &str, seconds: f64) -> PyResult<Duration> {
+    let wanted = || error::config(py, format!("{argument} is in seconds, got {seconds}"));
+    Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
+}
+
+/// Runs `work` without the interpreter lock, and raises its error.
+pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
+    py.detach(work).map_err(|error| error::to_python(py, error))
+}
+
+/// As [`blocking`], for at most `timeout` seconds.
+pub fn at_most<T: Send>(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    blocking(py, deadline(py, timeout)?, work)
+}
+
 /// Runs `work` without the interpreter lock, and raises its error or the exception of a signal handler.
 pub fn blocking<T: Send>(
     py: Python<'_>,
@@ -42,7 +66,7 @@ pub fn blocking<T: Send>(
             Python::attach(|py| match py.check_signals() {
                 Ok(()) => false,
                 Err(error) => {
-                    *raised.lock().unwrap_or_else(|poison| poison.into_inner()) = Some(error);
+                    *lock(&raised) = Some(error);
                     true
                 }
             })
@@ -52,12 +76,8 @@ pub fn blocking<T: Send>(
             interrupted: &interrupted,
         })
     });
-    let raised = raised
-        .into_inner()
-        .unwrap_or_else(|poison| poison.into_inner());
-    match (result, raised) {
-        (_, Some(raised)) => Err(raised),
-        (Err(error), None) => Err(error::to_python(py, error)),
-        (Ok(value), None) => Ok(value),
+    match lock(&raised).take() {
+        Some(raised) => Err(raised),
+        None => result.map_err(|error| error::to_python(py, error)),
     }
 }

@@ -1,7 +1,7 @@
 //! `Writer`: one `append` a step, one row a stream.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,9 +15,9 @@ use replay_core::writer::{
 };
 
 use crate::array::{self, Expected, Input};
-use crate::context::context_manager;
-use crate::handle::Handle;
-use crate::turns::Turns;
+use crate::class::{attributes, context_manager};
+use crate::process_local::ProcessLocal;
+use crate::turns::{Turns, lock};
 use crate::{error, wait};
 
 /// Longest flush at the end of a `with` block that raised an exception.
@@ -26,7 +26,7 @@ const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Writes the steps of `streams` environments: one `append` a step, one row a stream.
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
-    writer: Handle<Arc<WriterState>>,
+    writer: ProcessLocal<Arc<WriterState>>,
     config: Arc<TableConfig>,
     name: String,
     streams: usize,
@@ -44,12 +44,12 @@ impl WriterState {
     fn append(&self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
         let mut writer = self.turns.take(wait)?;
         writer.append(step, wait)?;
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner) = writer.counters();
+        *lock(&self.counters) = writer.counters();
         Ok(())
     }
 
     fn counters(&self) -> WriterCounters {
-        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.counters)
     }
 }
 
@@ -61,10 +61,10 @@ impl PyWriter {
         streams: u32,
         view: &ViewSpec,
         options: WriterOptions,
-        deadline: Option<Instant>,
+        timeout: Option<f64>,
     ) -> PyResult<Self> {
         let name = options.name.clone();
-        let (config, writer) = wait::blocking(py, deadline, |wait| {
+        let (config, writer) = wait::at_most(py, timeout, |wait| {
             let config = replay.table_config(table, wait)?;
             let writer = Writer::over_channel(config.clone(), streams, view, options, |open| {
                 replay.open_writer(open, wait)
@@ -76,7 +76,7 @@ impl PyWriter {
             counters: Mutex::default(),
         };
         Ok(PyWriter {
-            writer: Handle::new("writer", Arc::new(shared)),
+            writer: ProcessLocal::new("writer", Arc::new(shared)),
             config,
             name,
             streams: streams as usize,
@@ -99,12 +99,9 @@ impl PyWriter {
             dtype,
             shape: &shape,
         };
-        array::read(value, Some(expected))?.map_err(|reason| {
-            error::schema(
-                value.py(),
-                &self.config.name,
-                format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name()),
-            )
+        array::read(value, Some(expected), |reason| {
+            let reason = format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name());
+            error::schema(value.py(), &self.config.name, reason)
         })
     }
 
@@ -137,21 +134,12 @@ impl PyWriter {
 
     fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
         let input = self.read("priority", value, Dtype::Float64, &[])?;
-        let bytes = input.bytes.as_slice();
-        match input.dtype {
-            Dtype::Float32 if input.shape == [self.streams] => {
-                let (values, _) = bytes.as_chunks();
-                Ok(values.iter().map(|&b| f32::from_ne_bytes(b)).collect())
-            }
-            Dtype::Float64 if input.shape == [self.streams] => {
-                let (values, _) = bytes.as_chunks();
-                Ok(values
-                    .iter()
-                    .map(|&b| f64::from_ne_bytes(b) as f32)
-                    .collect())
-            }
-            _ => Err(self.refuse(value.py(), "priority", "float32 or float64", &input)),
+        if !matches!(input.dtype, Dtype::Float32 | Dtype::Float64) || input.shape != [self.streams]
+        {
+            return Err(self.refuse(value.py(), "priority", "float32 or float64", &input));
         }
+        let priorities = array::Numbers(input).to_f64();
+        Ok(priorities.into_iter().map(|p| p as f32).collect())
     }
 
     fn column(&self, name: &str, column: &str, value: &Bound<'_, PyAny>) -> PyResult<Input> {
@@ -182,6 +170,20 @@ fn values(input: &Input) -> Values<'_> {
     }
 }
 
+attributes! { PyWriter, |writer, py|
+    /// Steps appended, over all streams, without final rows.
+    steps: PyResult<u64> = Ok(writer.writer.get(py)?.counters().steps);
+    /// Items made.
+    items: PyResult<u64> = Ok(writer.writer.get(py)?.counters().items);
+    /// Windows that never became items.
+    ///
+    /// After a reset that no end announced, or a truncation without final row.
+    dropped_windows: PyResult<u64> = {
+        let counters = writer.writer.get(py)?.counters();
+        Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
+    };
+}
+
 context_manager!(PyWriter, |writer, py, failed| match failed {
     true => {
         // Errors are ignored: they would hide the block's exception.
@@ -198,10 +200,6 @@ impl PyWriter {
         *, terminated, truncated, first, r#final = None, q = None, priority = None, final_q = None,
         timeout = None, **columns
     ))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn append(
         &self,
         py: Python<'_>,
@@ -245,8 +243,7 @@ impl PyWriter {
                 "final_q belongs to final observations, and there are none",
             ));
         }
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| {
+        wait::at_most(py, timeout, |wait| {
             let columns: Vec<(&str, Values<'_>)> = inputs
                 .iter()
                 .map(|(name, input)| (name.as_str(), values(input)))
@@ -276,37 +273,14 @@ impl PyWriter {
     #[pyo3(signature = (timeout = None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| writer.turns.take(wait)?.flush(wait))
+        wait::at_most(py, timeout, |wait| writer.turns.take(wait)?.flush(wait))
     }
 
     /// Flushes and ends the writer. Windows that are still open never become items.
     #[pyo3(signature = (timeout = None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let writer = self.writer.get(py)?;
-        let deadline = wait::deadline(py, timeout)?;
-        wait::blocking(py, deadline, |wait| writer.turns.take(wait)?.close(wait))
-    }
-
-    /// Steps appended, over all streams, without final rows.
-    #[getter]
-    fn steps(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.writer.get(py)?.counters().steps)
-    }
-
-    /// Items made.
-    #[getter]
-    fn items(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.writer.get(py)?.counters().items)
-    }
-
-    /// Windows that never became items.
-    ///
-    /// After a reset that no end announced, or a truncation without final row.
-    #[getter]
-    fn dropped_windows(&self, py: Python<'_>) -> PyResult<u64> {
-        let counters = self.writer.get(py)?.counters();
-        Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
+        wait::at_most(py, timeout, |wait| writer.turns.take(wait)?.close(wait))
     }
 
     fn __repr__(&self) -> String {

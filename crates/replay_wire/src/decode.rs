@@ -3,22 +3,20 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use capnp::Word;
 use capnp::message::{Reader, ReaderOptions};
 use capnp::serialize::BufferSegments;
-use capnp::struct_list;
-use capnp::traits::ListIter;
-use capnp::{Word, text};
 
+use super::fields::{Field, Message, malformed, read, read_list, unknown};
 use super::frame::Frame;
 use super::innet_capnp as wire;
-use super::{Challenge, GradientsJoined, Hello, Reply, ReplyBody, Request, RequestBody};
+use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
 use gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
-    ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, Parameters, Push, PushBody,
-    SampleRequest, Sampled, SampledItem, UpdateReceipt, WriterOpened,
+    OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
 };
-use replay_core::schema::{Column, TableConfig};
+use replay_core::schema::TableConfig;
 
 /// Nesting limit; the deepest message is request, table, columns, column, shape.
 const NESTING: i32 = 16;
@@ -63,7 +61,7 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
 /// [`Error::Protocol`] for anything else.
 pub fn decode_table(bytes: &[u8]) -> Result<TableConfig> {
     let frame = Frame::new(bytes, Bytes::new());
-    table(reader(&frame)?.get_root().map_err(malformed)?)
+    TableConfig::read(reader(&frame)?.get_root().map_err(malformed)?)
 }
 
 fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
@@ -83,32 +81,18 @@ fn request_body(
 ) -> Result<RequestBody> {
     use wire::request::Which;
     Ok(match root.which().map_err(unknown)? {
-        Which::Hello(hello) => {
-            let hello = hello.map_err(malformed)?;
-            RequestBody::Hello(Hello {
-                protocol: hello.get_protocol(),
-                release: string(hello.get_release())?,
-                nonce: nonce(hello.get_nonce())?,
-            })
-        }
+        Which::Hello(hello) => RequestBody::Hello(read(hello)?),
         Which::Authenticate(authenticate) => {
-            RequestBody::Authenticate(proof(authenticate.map_err(malformed)?.get_proof())?)
+            RequestBody::Authenticate(Field::read(authenticate.map_err(malformed)?.get_proof())?)
         }
-        Which::CreateTable(config) => RequestBody::CreateTable(table(config.map_err(malformed)?)?),
-        Which::DescribeTable(name) => RequestBody::DescribeTable(string(name)?),
-        Which::EmptyTable(name) => RequestBody::EmptyTable(string(name)?),
-        Which::DropTable(name) => RequestBody::DropTable(string(name)?),
+        Which::CreateTable(config) => RequestBody::CreateTable(read(config)?),
+        Which::DescribeTable(name) => RequestBody::DescribeTable(Field::read(name)?),
+        Which::EmptyTable(name) => RequestBody::EmptyTable(Field::read(name)?),
+        Which::DropTable(name) => RequestBody::DropTable(Field::read(name)?),
         Which::OpenWriter(open) => {
             let open = open.map_err(malformed)?;
             RequestBody::OpenWriter {
-                open: OpenWriter {
-                    table: string(open.get_table())?,
-                    writer: open.get_writer(),
-                    name: string(open.get_name())?,
-                    streams: open.get_streams(),
-                    window_before: open.get_window_before(),
-                    window_after: open.get_window_after(),
-                },
+                open: OpenWriter::read(open)?,
                 resume: open.get_resume(),
             }
         }
@@ -116,7 +100,7 @@ fn request_body(
         Which::Sample(sample) => {
             let sample = sample.map_err(malformed)?;
             RequestBody::Sample(SampleRequest {
-                table: string(sample.get_table())?,
+                table: Field::read(sample.get_table())?,
                 count: sample.get_count(),
                 before: sample.get_before(),
                 after: sample.get_after(),
@@ -136,7 +120,7 @@ fn request_body(
                 )));
             }
             RequestBody::UpdatePriorities {
-                table: string(update.get_table())?,
+                table: Field::read(update.get_table())?,
                 keys,
                 priorities,
             }
@@ -144,19 +128,19 @@ fn request_body(
         Which::ReportCorrupt(report) => {
             let report = report.map_err(malformed)?;
             RequestBody::ReportCorrupt {
-                table: string(report.get_table())?,
+                table: Field::read(report.get_table())?,
                 key: report.get_key(),
-                reason: string(report.get_reason())?,
+                reason: Field::read(report.get_reason())?,
             }
         }
         Which::PutParameters(name) => RequestBody::PutParameters {
-            name: string(name)?,
+            name: Field::read(name)?,
             bytes: payload.take().unwrap_or_default(),
         },
         Which::GetParameters(get) => {
             let get = get.map_err(malformed)?;
             RequestBody::GetParameters {
-                name: string(get.get_name())?,
+                name: Field::read(get.get_name())?,
                 newer_than: get.get_newer_than(),
             }
         }
@@ -165,7 +149,7 @@ fn request_body(
         Which::CloseWriter(close) => {
             let close = close.map_err(malformed)?;
             RequestBody::CloseWriter {
-                table: string(close.get_table())?,
+                table: Field::read(close.get_table())?,
                 writer: close.get_writer(),
                 epoch: close.get_epoch(),
             }
@@ -188,46 +172,23 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
             ReplyBody::Error {
                 // A newer server may have codes that this client does not know.
                 code: error.get_code().map_or(ErrorCode::Internal, Into::into),
-                message: string(error.get_message())?,
+                message: Field::read(error.get_message())?,
             }
         }
-        Which::Challenge(challenge) => {
-            let challenge = challenge.map_err(malformed)?;
-            ReplyBody::Challenge(Challenge {
-                protocol: challenge.get_protocol(),
-                release: string(challenge.get_release())?,
-                incarnation: challenge.get_incarnation(),
-                nonce: nonce(challenge.get_nonce())?,
-                token_needed: challenge.get_token_needed(),
-                proof: proof(challenge.get_proof())?,
-                max_frame_bytes: challenge.get_max_frame_bytes(),
-            })
-        }
+        Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge)?),
         Which::Welcome(()) => ReplyBody::Welcome,
         Which::Done(()) => ReplyBody::Done,
-        Which::Table(config) => ReplyBody::Table(table(config.map_err(malformed)?)?),
-        Which::Writer(opened) => {
-            let opened = opened.map_err(malformed)?;
-            ReplyBody::Writer(WriterOpened {
-                epoch: opened.get_epoch(),
-                last_sequence: opened.get_last_sequence(),
-            })
-        }
+        Which::Table(config) => ReplyBody::Table(read(config)?),
+        Which::Writer(opened) => ReplyBody::Writer(read(opened)?),
         Which::Pushed(pushed) => ReplyBody::Pushed {
             steps: pushed.map_err(malformed)?.get_steps(),
         },
         Which::Sampled(sampled) => {
             ReplyBody::Sampled(self::sampled(sampled.map_err(malformed)?, payload)?)
         }
-        Which::Updated(updated) => {
-            let updated = updated.map_err(malformed)?;
-            ReplyBody::Updated(UpdateReceipt {
-                applied: updated.get_applied(),
-                stale: updated.get_stale(),
-            })
-        }
+        Which::Updated(updated) => ReplyBody::Updated(read(updated)?),
         Which::Corrupt(writer) => {
-            let writer = string(writer)?;
+            let writer = String::read(writer)?;
             ReplyBody::Corrupt((!writer.is_empty()).then_some(writer))
         }
         Which::Parameters(parameters) => {
@@ -237,90 +198,23 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
                 bytes: payload.take().unwrap_or_default(),
             }))
         }
-        Which::Stats(json) => ReplyBody::Stats(string(json)?),
-        Which::Listing(listing) => ReplyBody::Listing(self::listing(listing.map_err(malformed)?)?),
+        Which::Stats(json) => ReplyBody::Stats(Field::read(json)?),
+        Which::Listing(listing) => ReplyBody::Listing(read(listing)?),
         Which::Gradients(joined) => ReplyBody::Gradients(self::joined(joined.map_err(malformed)?)?),
     })
 }
 
-fn table(config: wire::table_config::Reader<'_>) -> Result<TableConfig> {
-    let columns = structs(config.get_columns().map_err(malformed)?)
-        .map(|column: wire::column::Reader<'_>| {
-            let name = string(column.get_name())?;
-            let codec = column.get_codec().map_err(|codec| {
-                Error::Protocol(format!(
-                    "column {name:?} has codec {}, which this release does not know: update it, or choose another codec",
-                    codec.0
-                ))
-            })?;
-            Ok(Column {
-                name,
-                dtype: column.get_dtype().map_err(unknown)?.into(),
-                shape: column.get_shape().map_err(malformed)?.iter().collect(),
-                codec: codec.into(),
-            })
-        })
-        .collect::<Result<_>>()?;
-    Ok(TableConfig {
-        name: string(config.get_name())?,
-        columns,
-        capacity: config.get_capacity(),
-        capacity_bytes: config.get_capacity_bytes(),
-        sampler: config.get_sampler().map_err(unknown)?.into(),
-        priority_exponent: config.get_priority_exponent(),
-        priority_unit_log2: config.get_priority_unit_log2(),
-        max_times_sampled: config.get_max_times_sampled(),
-        min_size: config.get_min_size(),
-        samples_per_insert: config.get_samples_per_insert(),
-        slack: config.get_slack(),
-    })
-}
-
 fn push(push: wire::push::Reader<'_>, payload: &mut Option<Bytes>) -> Result<Push> {
-    let chunks = structs(push.get_chunks().map_err(malformed)?)
-        .map(|chunk: wire::chunk::Reader<'_>| ChunkHead {
-            stream: chunk.get_stream(),
-            rows: chunk.get_rows(),
-            first_step: chunk.get_first_step(),
-            bytes: chunk.get_bytes(),
-        })
-        .collect();
-    let items = structs(push.get_items().map_err(malformed)?)
-        .map(|item: wire::item::Reader<'_>| NewItem {
-            anchor: item.get_anchor(),
-            stream: item.get_stream(),
-            before: item.get_before(),
-            after: item.get_after(),
-            priority: Some(item.get_priority()).filter(|&p| p != -1.0),
-        })
-        .collect();
     Ok(Push {
-        table: string(push.get_table())?,
+        table: Field::read(push.get_table())?,
         writer: push.get_writer(),
         epoch: push.get_epoch(),
         sequence: push.get_sequence(),
         body: PushBody {
-            chunks,
-            items,
+            chunks: read_list(push.get_chunks())?,
+            items: read_list(push.get_items())?,
             payload: payload.take().unwrap_or_default(),
         },
-    })
-}
-
-fn listing(listing: wire::listing::Reader<'_>) -> Result<Listing> {
-    let tables = structs(listing.get_tables().map_err(malformed)?);
-    let parameters = structs(listing.get_parameters().map_err(malformed)?);
-    Ok(Listing {
-        tables: tables.map(table).collect::<Result<_>>()?,
-        parameters: parameters
-            .map(|listed| {
-                Ok(ListedParameters {
-                    name: string(listed.get_name())?,
-                    version: listed.get_version(),
-                    bytes: listed.get_bytes(),
-                })
-            })
-            .collect::<Result<_>>()?,
     })
 }
 
@@ -375,78 +269,35 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
 
 fn join(join: wire::join_gradients::Reader<'_>) -> Result<JoinJob> {
     Ok(JoinJob {
-        job: string(join.get_job())?,
+        job: Field::read(join.get_job())?,
         worker: join.get_worker(),
         workers: join.get_workers(),
         world: join.get_world(),
-        name: string(join.get_name())?,
-        arithmetic: join.get_arithmetic().map_err(unknown)?.into(),
+        name: Field::read(join.get_name())?,
+        arithmetic: Field::read(join.get_arithmetic())?,
         segment_values: join.get_segment_values(),
         deadline: Duration::from_millis(join.get_deadline_ms().into()),
-        asynchronous: (join.get_values() > 0).then(|| Asynchronous {
-            values: join.get_values(),
-            threshold: join.get_threshold(),
-            staleness: join.get_staleness(),
-        }),
+        asynchronous: match join.get_values() {
+            0 => None,
+            _ => Some(Asynchronous::read(join)?),
+        },
     })
 }
 
 fn joined(joined: wire::gradients_joined::Reader<'_>) -> Result<GradientsJoined> {
-    let address = string(joined.get_address())?;
+    let address = String::read(joined.get_address())?;
     let address = address.parse().map_err(|error| {
         Error::Protocol(format!(
             "{address:?} is no address of an aggregator: {error}"
         ))
     })?;
-    let key = joined.get_key().map_err(malformed)?;
-    let key = key
-        .try_into()
-        .map_err(|_| Error::Protocol(format!("a key has 16 bytes, got {}", key.len())))?;
     if joined.get_window() == 0 {
         return Err(Error::Protocol("a window of no segments".to_owned()));
     }
     Ok(GradientsJoined {
         address,
-        ticket: Ticket {
-            session: joined.get_session(),
-            key,
-            round: joined.get_round(),
-            window: joined.get_window(),
-        },
+        ticket: Ticket::read(joined)?,
     })
-}
-
-fn structs<T: capnp::traits::OwnedStruct>(
-    list: struct_list::Reader<'_, T>,
-) -> ListIter<struct_list::Reader<'_, T>, T::Reader<'_>> {
-    ListIter::new(list, list.len())
-}
-
-fn string(text: capnp::Result<text::Reader<'_>>) -> Result<String> {
-    let text = text.map_err(malformed)?;
-    match text.to_str() {
-        Ok(text) => Ok(text.to_owned()),
-        Err(error) => Err(Error::Protocol(format!(
-            "a text is not UTF-8 but {:?}: {error}",
-            String::from_utf8_lossy(&text.as_bytes()[..text.len().min(64)])
-        ))),
-    }
-}
-
-fn nonce(data: capnp::Result<&[u8]>) -> Result<[u8; 32]> {
-    let data = data.map_err(malformed)?;
-    <[u8; 32]>::try_from(data)
-        .map_err(|_| Error::Protocol(format!("a nonce has 32 bytes, got {}", data.len())))
-}
-
-fn proof(data: capnp::Result<&[u8]>) -> Result<Option<[u8; 32]>> {
-    let data = data.map_err(malformed)?;
-    if data.is_empty() {
-        return Ok(None);
-    }
-    <[u8; 32]>::try_from(data)
-        .map(Some)
-        .map_err(|_| Error::Protocol(format!("a proof has 32 bytes, got {}", data.len())))
 }
 
 fn refuse_unused(payload: Option<Bytes>) -> Result<()> {
@@ -457,14 +308,4 @@ fn refuse_unused(payload: Option<Bytes>) -> Result<()> {
         ))),
         _ => Ok(()),
     }
-}
-
-fn malformed(error: capnp::Error) -> Error {
-    Error::Protocol(format!("a malformed message: {error}"))
-}
-
-fn unknown(error: capnp::NotInSchema) -> Error {
-    Error::Protocol(format!(
-        "a message with a variant that this release does not know: {error}"
-    ))
 }

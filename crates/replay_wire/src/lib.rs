@@ -21,7 +21,7 @@
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
 //! | `encode` | messages to frames; payloads are not copied |
 //! | `decode` | frames to messages; any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
-//! | `names` | the schema's enumerations and their Rust types |
+//! | `fields` | structs and enumerations that the schema and Rust share, each listed once for both directions |
 //! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
@@ -29,9 +29,9 @@
 pub mod auth;
 mod decode;
 mod encode;
+mod fields;
 pub mod frame;
 pub mod handshake;
-mod names;
 
 #[rustfmt::skip]
 #[allow(clippy::all, dead_code, unused_qualifications)]

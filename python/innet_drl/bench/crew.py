@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 import innet_drl as innet
-from innet_drl.launch.processes import ProcessFailure, forking
+from innet_drl.launch.processes import ProcessFailure, start
 from innet_drl.train.errors import TrainingError
 
 START_SECONDS = 120.0
@@ -40,12 +40,9 @@ class Crew:
 
     def start(self, role: Callable[..., None], *arguments: Any) -> Connection:
         """Calls `role(pipe, *arguments)` in a new process, and returns the other end of the pipe."""
-        ours, theirs = forking.Pipe()
-        process = forking.Process(target=_run, args=(role, theirs, *arguments), daemon=True)
-        process.start()
-        theirs.close()
-        self._processes[ours], self._received[ours] = process, deque()
-        return ours
+        process, pipe = start(_run, "a process of the benchmark", role, arguments)
+        self._processes[pipe], self._received[pipe] = process, deque()
+        return pipe
 
     def receive(self, pipe: Connection, extra_seconds: float = 0.0) -> Any:
         """Returns the next message of one process. Receives from all: if one fails, the others would wait for it.
@@ -73,7 +70,7 @@ class Crew:
         return message
 
 
-def _run(role: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
+def _run(role: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
     # Ctrl-C ends the command, which ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))

@@ -88,15 +88,6 @@ class Training:
     seconds: float
 
 
-@dataclass
-class _TransportCounters:
-    """Datagrams of an aggregator, and its processor time."""
-
-    received: int = 0
-    sent: int = 0
-    cpu_seconds: float = 0.0
-
-
 @dataclass(frozen=True)
 class TrialTimes:
     """Times of one worker in a trial."""
@@ -198,13 +189,16 @@ class _Bench:
             counts[system, loss] = int(np.clip(flags.seconds / np.median(took), MIN_SUMS, MAX_SUMS))
         times: dict[Any, list[float]] = {case: [] for case in cases}
         cpu = dict.fromkeys(cases, 0.0)
-        counters_of = {system: _TransportCounters() for system in systems if system in TRANSPORTS and not self._mbit}
+        counted = {system: np.zeros(3) for system in systems if system in TRANSPORTS and not self._mbit}
         for _ in range(flags.rounds):
-            for case in cases:
-                with self._counted(counters_of.get(case[0]) if case[1] is None else None, case[0]):
-                    took, used = self._run_trial(Trial(case[0], size, case[1], counts[case]), flags.seconds)
-                times[case] += took
-                cpu[case] += used
+            for system, loss in cases:
+                direct = loss is None and system in counted
+                before = self._counters(system) if direct else 0.0
+                took, used = self._run_trial(Trial(system, size, loss, counts[system, loss]), flags.seconds)
+                if direct:
+                    counted[system] += self._counters(system) - before
+                times[system, loss] += took
+                cpu[system, loss] += used
         for system, loss in cases:
             all_of_it = times[system, loss]
             p50, p99 = (round(1e3 * float(np.percentile(all_of_it, share)), 4) for share in (50, 99))
@@ -220,32 +214,22 @@ class _Bench:
                 "cpu_ms": round(1e3 * cpu[system, loss] / len(all_of_it), 4),
                 "cpu_ns_per_byte": round(1e9 * cpu[system, loss] / len(all_of_it) / (size * self._workers), 3),
             }
-        for system, counters in counters_of.items():
+        for system, (received, sent, used) in counted.items():
             yield {
                 "plane": TRANSPORTS[system],
                 "bytes": size,
                 "workers": self._workers,
-                "received_per_s": round(counters.received / counters.cpu_seconds),
-                "sent_per_s": round(counters.sent / counters.cpu_seconds),
-                "packets_per_s": round((counters.received + counters.sent) / counters.cpu_seconds),
+                "received_per_s": round(received / used),
+                "sent_per_s": round(sent / used),
+                "packets_per_s": round((received + sent) / used),
             }
 
-    @contextlib.contextmanager
-    def _counted(self, counters: _TransportCounters | None, system: str) -> Iterator[None]:
-        """Adds the server's datagrams and processor time during the context to the counters."""
-        if counters is None:
-            yield
-            return
-        before = self._counters_now(system)
-        yield
-        after = self._counters_now(system)
-        counters.received += after.received - before.received
-        counters.sent += after.sent - before.sent
-        counters.cpu_seconds += after.cpu_seconds - before.cpu_seconds
-
-    def _counters_now(self, system: str) -> _TransportCounters:
+    def _counters(self, system: str) -> NDArray[np.float64]:
+        """Datagrams received and sent by the system's server, and its processor time in seconds."""
         seen = self._connections[system].stats()["gradients"]
-        return _TransportCounters(seen["received"], seen["sums"] * self._workers, cpu_seconds(self._servers[system]))
+        return np.array(
+            [seen["received"], seen["sums"] * self._workers, cpu_seconds(self._servers[system])], np.float64
+        )
 
     def train(self, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
         """Yields a row of each system: one training to the goal."""

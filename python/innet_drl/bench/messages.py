@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,51 +48,11 @@ class ArrayLayout:
         return arrays
 
 
-class MessageBuilder(Protocol):
-    """Builds an actor's messages from its rows."""
-
-    def add(self, row: StepRow) -> None:
-        """Copies a row."""
-
-    def fill(self, message: Arrays) -> bool:
-        """Fills the arrays of a message and returns `True`, if there are enough rows for one."""
-
-
-class MessageReader(Protocol):
-    """Writes messages to the learner's own replay."""
-
-    def rows(self, message: Arrays) -> Iterator[tuple[innet.Writer, dict[str, Any]]]:
-        """Yields the rows of a message, each with the writer to append it to."""
-
-
-class MessageFormat(Protocol):
-    """A format of messages."""
-
-    layout: ArrayLayout
-    compressed: bool
-    """Messages are compressed with LZ4 for the transport."""
-    table: innet.Table
-    """Table of the learner's own replay."""
-
-    @property
-    def view(self) -> innet.NStep | innet.Window:
-        """View with which batches are sampled from the table."""
-
-    def builder(self, actor: int) -> MessageBuilder:
-        """Makes the builder of the actor with this index."""
-
-    def reader(self, replay: innet.Replay) -> MessageReader:
-        """Makes the reader for a replay that has the table."""
-
-    def batch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts the arrays of a batch, sampled with `view`, to those that the learner reads."""
-
-
 def _own_table(settings: MemorySettings, columns: Mapping[str, innet.Column], capacity_bytes: int) -> innet.Table:
     """The run's table with other columns, and slack for whole messages in flight."""
-    table = settings.table
-    chunk = settings.chunk_steps * settings.environments
-    extra_steps = settings.actors * max(0, settings.message_transitions - chunk)
+    table, config = settings.table, settings.config
+    chunk = config.chunk_steps * config.environments
+    extra_steps = config.playing_actors * max(0, config.message_transitions - chunk)
     return innet.Table(
         table.name,
         columns,
@@ -114,14 +74,17 @@ class FrameFormat:
     """
 
     compressed = True
+    """Messages are compressed with LZ4 for the transport."""
 
     def __init__(self, settings: MemorySettings) -> None:
         spec = settings.spec
-        self.streams = settings.environments
-        self.chunk_steps = settings.chunk_steps
-        self.message_rows = math.ceil(settings.message_transitions / self.streams)
+        self.streams = settings.config.environments
+        self.chunk_steps = settings.config.chunk_steps
+        self.message_rows = math.ceil(settings.config.message_transitions / self.streams)
         self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes)
+        """Table of the learner's own replay."""
         self.view = settings.view
+        """View with which batches are sampled from the table."""
         flags = dict.fromkeys(("terminated", "truncated", "first", "final"), ("bool", ()))
         columns: dict[str, tuple[str, tuple[int, ...]]] = {
             "frame": (spec.frame_dtype, spec.frame_shape),
@@ -142,22 +105,26 @@ class FrameFormat:
         return _FrameReader(self, replay)
 
     def batch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the arrays unchanged."""
+        """Converts the arrays of a batch, sampled with `view`, to those that the learner reads: here unchanged."""
         return dict(arrays)
 
 
 class _FrameBuilder:
+    """Builds an actor's messages from its rows."""
+
     def __init__(self, actor: int, frames: FrameFormat) -> None:
         self._arrays = frames.layout.views(bytearray(frames.layout.nbytes))
         self._arrays["actor"][...] = actor
         self._rows, self._filled = frames.message_rows, 0
 
     def add(self, row: StepRow) -> None:
+        """Copies a row."""
         for name, values in row.items():
             self._arrays[name][self._filled] = values
         self._filled += 1
 
     def fill(self, message: Arrays) -> bool:
+        """Fills the arrays of a message and returns `True`, if there are enough rows for one."""
         if self._filled < self._rows:
             return False
         for name, values in self._arrays.items():
@@ -174,6 +141,7 @@ class _FrameReader:
         self._writers: dict[int, innet.Writer] = {}
 
     def rows(self, message: Arrays) -> Iterator[tuple[innet.Writer, dict[str, Any]]]:
+        """Yields the rows of a message, each with the writer to append it to."""
         frames, actor = self._frames, int(message["actor"])
         if actor not in self._writers:
             self._writers[actor] = self._replay.writer(
@@ -200,7 +168,7 @@ class StackFormat:
 
     def __init__(self, settings: MemorySettings, codec: Literal["lz4", "none"] = "lz4") -> None:
         self.settings = settings
-        self.transitions = settings.message_transitions
+        self.transitions = settings.config.message_transitions
         spec = settings.spec
         images = len(spec.frame_shape) == 2
         observation = innet.Column("float32", spec.observation_shape, codec=codec if images else "none")
@@ -211,7 +179,7 @@ class StackFormat:
             "reward": innet.Column("float32"),
             "discount": innet.Column("float32"),
         }
-        self.table = _own_table(settings, columns, int(STACKS_SHARE * settings.max_bytes) if images else 0)
+        self.table = _own_table(settings, columns, int(STACKS_SHARE * settings.config.max_bytes) if images else 0)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
         self.layout = ArrayLayout(
@@ -246,9 +214,9 @@ class _StackBuilder:
     """Builds n-step transitions (Sutton & Barto, 2018, equation 7.1) with the actor's own TD error as priority."""
 
     def __init__(self, settings: MemorySettings) -> None:
-        spec, streams = settings.spec, settings.environments
+        spec, streams = settings.spec, settings.config.environments
         self._n, self._gamma = settings.view.n, settings.view.gamma
-        self._transitions = settings.message_transitions
+        self._transitions = settings.config.message_transitions
         self._stack = spec.stack
         self._observation = np.zeros((streams, spec.stack, *spec.frame_shape), spec.frame_dtype)
         self._open: list[deque[_OpenTransition]] = [deque() for _ in range(streams)]
@@ -320,6 +288,11 @@ class _StackReader:
         yield self._writer, {**message, **self._flags}
 
 
+MessageFormat = FrameFormat | StackFormat
+MessageBuilder = _FrameBuilder | _StackBuilder
+MessageReader = _FrameReader | _StackReader
+
+
 def message_format(settings: MemorySettings) -> MessageFormat:
     """Returns the format of a run's settings."""
-    return FrameFormat(settings) if settings.message == "frames" else StackFormat(settings)
+    return FrameFormat(settings) if settings.config.message == "frames" else StackFormat(settings)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,14 +84,16 @@ def run(flags: PaperFlags) -> None:
         for format_name in formats:
             for number in actors:
                 for system in systems:
-                    for stack in [_redis_stack(flags)] if system == "redis" else stacks:
+                    for stack in [NetworkStack(flags.redis_stack, flags.redis_link)] if system == "redis" else stacks:
                         if stack.name in left_out:
                             continue
                         case = Case(
                             system, stack, format_name, number, flags.seconds, flags.actor_ms, flags.update_ms, played
                         )
+                        server = services.redis(flags.redis, versions) if system == "redis" else services.ours(stack)
                         try:
-                            rows += _rows(case, _measured(case, flags, versions))
+                            with server as address:
+                                rows += _rows(case, measure(case, address))
                         except BenchError as error:
                             if stack.name != "fstack":
                                 raise
@@ -111,16 +112,6 @@ def run(flags: PaperFlags) -> None:
         with writing(str(plot), "choose another file with --plot"):
             figures.draw(rows, plot)
         print(f"picture: {plot}")
-
-
-def _measured(case: Case, flags: PaperFlags, versions: dict[str, str | None]) -> Measured:
-    with contextlib.ExitStack() as running:
-        server = services.redis(flags.redis, versions) if case.system == "redis" else services.ours(case.stack)
-        return measure(case, running.enter_context(server))
-
-
-def _redis_stack(flags: PaperFlags) -> NetworkStack:
-    return NetworkStack(flags.redis_stack, flags.redis_link)
 
 
 def _stacks(flags: PaperFlags) -> Iterator[NetworkStack]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from os import PathLike
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
@@ -21,22 +19,24 @@ from innet_drl.batches import TorchBatch
 from innet_drl.bench.messages import MessageFormat, MessageReader, message_format
 from innet_drl.bench.redis_store import POLL_SECONDS, MessageSender, RedisParameters, RedisStore, unpack
 from innet_drl.train.errors import ConfigurationError, RelayError
-from innet_drl.train.memory import MemorySettings, make_replay
+from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 
 logger = logging.getLogger(__name__)
 
 
-class RedisMemory:
-    """An implementation of `innet_drl.train.memory.ReplayMemory` for `redis://` addresses."""
+class RedisMemory(ReplayMemory):
+    """The memory of `redis://` addresses.
 
-    def __init__(self, store: RedisStore, settings: MemorySettings, messages: MessageFormat) -> None:
-        self.address = settings.address
+    Args:
+        store: Connection to the Redis.
+        settings: The memory's settings.
+        own: The learner's own replay; `None` in other processes.
+    """
+
+    def __init__(self, store: RedisStore, settings: MemorySettings, own: innet.Replay | None) -> None:
+        self._messages = message_format(settings)
+        super().__init__(own, settings, settings.address, self._messages.view)
         self._store = store
-        self._settings = settings
-        self._messages = messages
-        self._name = settings.table.name
-        self._own: innet.Replay | None = None
-        """The learner's own replay; `None` in other processes."""
         self._version = 0
 
     @classmethod
@@ -47,7 +47,6 @@ class RedisMemory:
         Raises:
             ConfigurationError: A new run finds the keys of another one.
         """
-        messages = message_format(settings)
         with cls._connect(settings) as store:
             if not settings.resumed and store.holds_experience():
                 name = settings.table.name
@@ -57,13 +56,11 @@ class RedisMemory:
                     f"innet:{name}:experience innet:{name}:parameters)"
                 )
             store.clear()
-            with make_replay(settings, messages.table) as own:
+            with make_replay(settings, message_format(settings).table) as own:
                 logger.info(
                     "experience and parameters go through the Redis at %s, the learner draws here", settings.address
                 )
-                memory = cls(store, settings, messages)
-                memory._own = own
-                yield memory
+                yield cls(store, settings, own)
             # The Redis may be gone by now.
             with contextlib.suppress(RelayError):
                 store.clear()
@@ -73,7 +70,7 @@ class RedisMemory:
     def join(cls, settings: MemorySettings) -> Iterator[Self]:
         """Opens an actor's side."""
         with cls._connect(settings) as store:
-            yield cls(store, settings, message_format(settings))
+            yield cls(store, settings, None)
 
     @staticmethod
     def _connect(settings: MemorySettings) -> contextlib.closing[RedisStore]:
@@ -82,7 +79,7 @@ class RedisMemory:
 
     def writer(self, actor: int) -> RedisWriter:
         """Opens the writer of one actor's environments."""
-        return RedisWriter(self._store, self._messages, actor, most_waiting=self._settings.actors)
+        return RedisWriter(self._store, self._messages, actor, most_waiting=self._settings.config.playing_actors)
 
     def get_parameters(self, newer_than: int = 0) -> RedisParameters | None:
         """Returns the parameters, or `None` if their version is not above `newer_than`."""
@@ -99,44 +96,17 @@ class RedisMemory:
 
         An error of the thread is raised by the next batch.
         """
-        settings, messages = self._settings, self._messages
-        filler = _Filler(self._store, messages, self.replay)
-        with (
-            filler,
-            self.replay.batches(
-                self._name,
-                settings.batch_size,
-                messages.view,
-                beta=settings.importance_exponent,
-                prefetch=settings.prefetch,
-                device=device,
-                timeout=timeout,
-            ) as batches,
-        ):
-            yield _FormattedBatches(batches, messages, lambda: filler.error)
+        filler = _Filler(self._store, self._messages, self.replay)
+        with filler, super().batches(device, timeout) as batches:
 
-    @property
-    def replay(self) -> innet.Replay:
-        """The learner's own replay."""
-        assert self._own is not None, "an actor has no replay of its own"
-        return self._own
+            def next_batch() -> TorchBatch:
+                if filler.error is not None:
+                    raise filler.error
+                batch = next(batches)
+                return TorchBatch(len(batch), self._messages.batch(batch))
 
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        """Sets the priorities of sampled transitions."""
-        self.replay.update_priorities(self._name, keys, priorities)
-
-    def stats(self) -> dict[str, Any]:
-        """Returns the counters of the learner's own table."""
-        table: dict[str, Any] = self.replay.stats()["tables"][self._name]
-        return table
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the learner's own replay to a file."""
-        self.replay.save(path)
-
-    def restore(self, path: str | PathLike[str]) -> None:
-        """Reads a file that `save` wrote into the learner's own replay."""
-        self.replay.restore(path)
+            # Unlike a generator, it continues after a `DeadlineError`.
+            yield iter(next_batch, None)
 
 
 class RedisWriter:
@@ -206,22 +176,3 @@ class _Filler:
                 with contextlib.suppress(innet.errors.DeadlineError):
                     writer.append(**row, timeout=10 * POLL_SECONDS)
                     break
-
-
-class _FormattedBatches:
-    """Batches as the learner reads them, until the thread that fills the replay fails."""
-
-    def __init__(
-        self, batches: Iterator[TorchBatch], messages: MessageFormat, error: Callable[[], Exception | None]
-    ) -> None:
-        self._batches, self._messages, self._error = batches, messages, error
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> TorchBatch:
-        error = self._error()
-        if error is not None:
-            raise error
-        batch = next(self._batches)
-        return TorchBatch(len(batch), self._messages.batch(batch))

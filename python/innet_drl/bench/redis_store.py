@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,12 +33,12 @@ MAX_PULLED = 8
 _VERSION = ArrayLayout({"version": ("uint64", ())})
 
 
+@dataclass(frozen=True)
 class RedisParameters:
     """One version of parameters, as `innet_drl.Parameters`."""
 
-    def __init__(self, version: int, tensors: dict[str, NDArray[Any]]) -> None:
-        self.version = version
-        self.tensors = tensors
+    version: int
+    tensors: dict[str, NDArray[Any]]
 
 
 class RedisStore:

@@ -136,15 +136,8 @@ def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
 
 @contextlib.contextmanager
 def _serve(*flags: str, namespace: str | None = None) -> Iterator[tuple[str, int]]:
-    command = [
-        *within(namespace),
-        sys.executable,
-        "-c",
-        "from innet_drl.server_cli import main; main()",
-        "serve",
-        "--log-level",
-        "error",
-    ]
+    command = [*within(namespace), sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
+    flags = ("--log-level", "error", *flags)
     with _process([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,32 +50,6 @@ class Clock:
         self._last = now
 
 
-class ActorClient(Protocol):
-    """An actor's connection."""
-
-    def push(self, number: int) -> None:
-        """Sends 200 transitions, and returns when they have arrived."""
-
-    def pull(self) -> None:
-        """Gets the newest parameters as arrays."""
-
-
-class LearnerClient(Protocol):
-    """The learner's connection."""
-
-    def receive(self, clock: Clock) -> None:
-        """Stores pushed messages, if the learner has a replay of its own."""
-
-    def sample(self, clock: Clock) -> Any:
-        """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
-
-    def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
-        """Sets the priorities of a batch."""
-
-    def publish(self, tensors: dict[str, NDArray[Any]]) -> None:
-        """Sets the parameters."""
-
-
 @contextlib.contextmanager
 def open_actor(case: Case, address: str, index: int, rows: Rows) -> Iterator[ActorClient]:
     """Opens the connection of one actor, with its messages prepared."""
@@ -86,9 +61,9 @@ def open_actor(case: Case, address: str, index: int, rows: Rows) -> Iterator[Act
     url, options = case.stack.connection(address, 1 + index)
     with innet.connect(url, **options) as replay:
         if case.system == "shared":
-            yield _SharedActor(replay, messages, _messages(messages, rows, index))
+            yield _shared_actor(replay, messages, _messages(messages, rows, index))
         else:
-            yield _SamplingActor(replay, case, messages, index, rows)
+            yield _sampling_actor(replay, case, messages, index, rows)
 
 
 @contextlib.contextmanager
@@ -108,11 +83,13 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
             replay.put_parameters(POLICY, tensors)
 
         if case.system == "sampling":
-            yield _ServerSampledLearner(messages, replay, publish)
+            draw = functools.partial(replay.sample, messages.table.name, BATCH, messages.view)
+            yield _ServerSampledLearner(messages, replay, publish, draw)
             return
         if case.system == "ahead":
+            # New priorities take effect from the batch after the next.
             with replay.batches(messages.table.name, BATCH, messages.view, prefetch=1) as batches:
-                yield _PrefetchingLearner(messages, replay, publish, batches)
+                yield _ServerSampledLearner(messages, replay, publish, batches.__next__)
             return
         with innet.Replay([messages.table]) as own:
             yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
@@ -174,46 +151,46 @@ def _queue(messages: MessageFormat, actors: int) -> innet.Table:
     )
 
 
-class _SharedActor:
-    def __init__(self, replay: innet.Replay, messages: MessageFormat, made: list[bytearray]) -> None:
-        self._replay = replay
-        self._writer = replay.writer(QUEUE, 1, ROW, chunk_steps=1)
-        views = [messages.layout.views(message) for message in made]
-        self._made: Rows = [{_PREFIX + name: array[None] for name, array in arrays.items()} for arrays in views]
+class _ServerActor:
+    """An actor whose pushes are rows of a table at a server."""
+
+    def __init__(self, replay: innet.Replay, writer: innet.Writer, pushes: list[Rows]) -> None:
+        self._replay, self._writer, self._pushes = replay, writer, pushes
 
     def push(self, number: int) -> None:
-        message = self._made[number % len(self._made)]
-        self._writer.append(**message, terminated=[False], truncated=[False], first=[True])
-        self._writer.flush()
-
-    def pull(self) -> None:
-        self._replay.get_parameters(POLICY)
-
-
-class _SamplingActor:
-    def __init__(self, replay: innet.Replay, case: Case, messages: MessageFormat, index: int, rows: Rows) -> None:
-        self._replay = replay
-        steps = TRANSITIONS // STREAMS
-        if case.format == "frames":
-            self._pushes = [rows[first : first + steps] for first in range(0, len(rows), steps)]
-            self._writer = replay.writer(
-                messages.table.name, STREAMS, messages.view, name=f"actor {index}", chunk_steps=steps
-            )
-            return
-        reader = messages.reader(replay)
-        made = [list(reader.rows(messages.layout.views(message))) for message in _messages(messages, rows, index)]
-        self._writer = made[0][0][0]
-        self._pushes = [[row for _, row in appends] for appends in made]
-
-    def push(self, number: int) -> None:
+        """Sends 200 transitions, and returns when they have arrived."""
         for row in self._pushes[number % len(self._pushes)]:
             self._writer.append(**row)
         self._writer.flush()
 
     def pull(self) -> None:
+        """Gets the newest parameters as arrays."""
         self._replay.get_parameters(POLICY)
 
 
+def _shared_actor(replay: innet.Replay, messages: MessageFormat, made: list[bytearray]) -> _ServerActor:
+    writer = replay.writer(QUEUE, 1, ROW, chunk_steps=1)
+    flags = {"terminated": [False], "truncated": [False], "first": [True]}
+    views = [messages.layout.views(message) for message in made]
+    rows: Rows = [{_PREFIX + name: array[None] for name, array in arrays.items()} | flags for arrays in views]
+    return _ServerActor(replay, writer, [[row] for row in rows])
+
+
+def _sampling_actor(replay: innet.Replay, case: Case, messages: MessageFormat, index: int, rows: Rows) -> _ServerActor:
+    if case.format == "frames":
+        steps = TRANSITIONS // STREAMS
+        name = f"actor {index}"
+        writer = replay.writer(messages.table.name, STREAMS, messages.view, name=name, chunk_steps=steps)
+        return _ServerActor(replay, writer, [rows[first : first + steps] for first in range(0, len(rows), steps)])
+    reader = messages.reader(replay)
+    made = [list(reader.rows(messages.layout.views(message))) for message in _messages(messages, rows, index)]
+    return _ServerActor(replay, made[0][0][0], [[row for _, row in appends] for appends in made])
+
+
+ActorClient = _RedisActor | _ServerActor
+"""An actor's connection."""
+
+Publish = Callable[[dict[str, NDArray[Any]]], None]
 Pull = Callable[[], list[dict[str, NDArray[Any]]]]
 """Returns waiting messages as arrays, at most one of each actor."""
 
@@ -245,15 +222,14 @@ def _from_queue(replay: innet.Replay, messages: MessageFormat, most: int) -> Pul
 class _PullingLearner:
     """A learner with a replay of its own."""
 
-    def __init__(
-        self, messages: MessageFormat, own: innet.Replay, pull: Pull, publish: Callable[[dict[str, NDArray[Any]]], None]
-    ) -> None:
+    def __init__(self, messages: MessageFormat, own: innet.Replay, pull: Pull, publish: Publish) -> None:
         self._messages, self._own, self._pull = messages, own, pull
         self._reader = messages.reader(own)
         self._table = messages.table.name
         self.publish = publish
 
     def receive(self, clock: Clock) -> None:
+        """Stores pushed messages in the learner's own replay."""
         taken = self._pull()
         clock.lap("pull")
         for message in taken:
@@ -276,39 +252,26 @@ class _ServerSampledLearner:
     """A learner whose batches the server samples."""
 
     def __init__(
-        self, messages: MessageFormat, replay: innet.Replay, publish: Callable[[dict[str, NDArray[Any]]], None]
+        self, messages: MessageFormat, replay: innet.Replay, publish: Publish, draw: Callable[[], innet.Batch]
     ) -> None:
-        self._messages, self._replay = messages, replay
+        self._messages, self._replay, self._draw = messages, replay, draw
         self._table = messages.table.name
         self.publish = publish
+        """Sets the parameters."""
 
     def receive(self, clock: Clock) -> None:
         """Does nothing: the server has the experience."""
 
     def sample(self, clock: Clock) -> Any:
-        batch = self._next()
+        """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
+        batch = self._draw()
         clock.lap("draw")
         return self._messages.batch(dict(batch.items()))
 
-    def _next(self) -> innet.Batch:
-        return self._replay.sample(self._table, BATCH, self._messages.view)
-
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
+        """Sets the priorities of a batch."""
         self._replay.update_priorities(self._table, keys, priorities)
 
 
-class _PrefetchingLearner(_ServerSampledLearner):
-    """A learner that samples one batch ahead: its priorities take effect from the batch after the next."""
-
-    def __init__(
-        self,
-        messages: MessageFormat,
-        replay: innet.Replay,
-        publish: Callable[[dict[str, NDArray[Any]]], None],
-        batches: innet.Batches,
-    ) -> None:
-        super().__init__(messages, replay, publish)
-        self._batches = batches
-
-    def _next(self) -> innet.Batch:
-        return next(self._batches)
+LearnerClient = _PullingLearner | _ServerSampledLearner
+"""The learner's connection."""

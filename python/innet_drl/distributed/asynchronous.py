@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -111,9 +111,12 @@ class Replica:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if any(parameter.dtype != torch.float32 for parameter in self._parameters):
             raise ConfigError("a replica's parameters are float32: convert the model with model.float()")
-        values = sum(parameter.numel() for parameter in self._parameters)
+        sizes = [parameter.numel() for parameter in self._parameters]
+        values = sum(sizes)
         self._gradient = np.zeros(values, np.float32)
         self._mean = np.zeros(values, np.float32)
+        self._gradient_parts = torch.split(torch.from_numpy(self._gradient), sizes)
+        self._mean_parts = torch.split(torch.from_numpy(self._mean), sizes)
         self._digests: dict[int, bytes] = {}
         # Version of the published weights that this worker pulled or published last.
         self._known = 0
@@ -173,7 +176,12 @@ class Replica:
             innet_drl.errors.DeadlineError: No update was completed in time.
         """
         index = self.index
-        _flatten((parameter.grad for parameter in self._parameters), self._gradient)
+        for parameter, part in zip(self._parameters, self._gradient_parts, strict=True):
+            if parameter.grad is None:
+                raise ConfigError(
+                    "a parameter has no gradient: call backward() before step(), on a loss of all parameters"
+                )
+            part.copy_(parameter.grad.reshape(-1))
         while not self.finished:
             self._apply_updates()
             if self.finished or self._updates.offer(self._gradient, index):
@@ -245,7 +253,10 @@ class Replica:
             except BehindError:
                 self._pull(newer_than=self.index)
                 continue
-            _unflatten(self._mean, self._parameters)
+            for parameter, part in zip(self._parameters, self._mean_parts, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(part.view(parameter.shape))
             self._apply()
             self._after_update()
 
@@ -375,24 +386,3 @@ def _array(value: Any) -> NDArray[Any]:
     if isinstance(value, Tensor):
         return value.detach().cpu().contiguous().numpy()
     return np.array(value)
-
-
-def _flatten(gradients: Iterable[Tensor | None], into: NDArray[np.float32]) -> None:
-    start = 0
-    whole = torch.from_numpy(into)
-    for gradient in gradients:
-        if gradient is None:
-            raise ConfigError("a parameter has no gradient: call backward() before step(), on a loss of all parameters")
-        whole[start : start + gradient.numel()].copy_(gradient.reshape(-1))
-        start += gradient.numel()
-
-
-def _unflatten(mean: NDArray[np.float32], parameters: list[nn.Parameter]) -> None:
-    start = 0
-    whole = torch.from_numpy(mean)
-    for parameter in parameters:
-        part = whole[start : start + parameter.numel()].view(parameter.shape)
-        if parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter)
-        parameter.grad.copy_(part)
-        start += parameter.numel()

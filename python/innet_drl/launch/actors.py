@@ -21,8 +21,8 @@ from innet_drl.launch.processes import (
     ProcessFailure,
     await_end,
     end_with_parent,
-    forking,
     silence_logs,
+    start,
     start_fork_server,
 )
 from innet_drl.train import environments
@@ -197,23 +197,9 @@ class Actors:
 
     def _start(self, assignment: ActorAssignment) -> None:
         start_fork_server()
-        ours, theirs = forking.Pipe(duplex=False)
-        process = forking.Process(
-            target=run_actor, args=(assignment, theirs), name=f"actor-{assignment.index}", daemon=True
-        )
-        try:
-            process.start()
-        except (EOFError, OSError) as error:
-            ours.close()
-            theirs.close()
-            raise ActorError(
-                f"actor {assignment.index} cannot be started: the process that actors are forked from has ended "
-                f"({type(error).__name__}); where it printed nothing, it was killed, perhaps for want of memory"
-            ) from error
-        # With this copy closed, the pipe ends when the process ends.
-        theirs.close()
+        process, pipe = start(run_actor, f"actor {assignment.index}", assignment, duplex=False)
         self._processes[assignment.index] = process
-        self._pipes[ours] = assignment.index
+        self._pipes[pipe] = assignment.index
 
     def _replace(
         self, pipe: multiprocessing.connection.Connection, failure: ProcessFailure | None, agent_steps: int

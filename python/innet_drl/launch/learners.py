@@ -27,8 +27,8 @@ from innet_drl.launch.processes import (
     ProcessFailure,
     await_end,
     end_with_parent,
-    forking,
     silence_logs,
+    start,
 )
 from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
@@ -157,14 +157,9 @@ class Learners:
         self._stop()
 
     def _start(self, assignment: LearnerAssignment) -> None:
-        ours, theirs = forking.Pipe()
-        process = forking.Process(
-            target=run_learner, args=(assignment, theirs), name=f"learner-{assignment.number}", daemon=True
-        )
-        process.start()
-        theirs.close()
+        process, pipe = start(run_learner, f"learner {assignment.number}", assignment)
         self._processes.append(process)
-        self._pipes.append(ours)
+        self._pipes.append(pipe)
 
     def _stop(self) -> None:
         self._learner.gradients = None

@@ -13,6 +13,7 @@ import os
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -58,6 +59,30 @@ def start_fork_server() -> None:
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start(
+    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True
+) -> tuple[Any, multiprocessing.connection.Connection]:
+    """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
+
+    Raises:
+        ActorError: The process cannot be started.
+    """
+    ours, theirs = forking.Pipe(duplex)
+    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
+    try:
+        process.start()
+    except (EOFError, OSError) as error:
+        ours.close()
+        raise ActorError(
+            f"{name} cannot be started: the process that it is forked from has ended ({type(error).__name__}); where "
+            "that printed nothing, it was killed, perhaps for want of memory"
+        ) from error
+    finally:
+        # With this copy closed, the pipe ends when the process ends.
+        theirs.close()
+    return process, ours
 
 
 def silence_logs() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import innet_drl as innet
 
@@ -27,8 +26,9 @@ class SharedGradients:
     def __init__(self, worker: innet.GradientWorker, network: nn.Module) -> None:
         self._worker = worker
         self._parameters = list(network.parameters())
-        self._values = np.zeros(sum(parameter.numel() for parameter in self._parameters) + 1, np.float32)
-        self._tensor = torch.from_numpy(self._values)
+        sizes = [parameter.numel() for parameter in self._parameters]
+        self._values = np.zeros(sum(sizes) + 1, np.float32)
+        self._parts = torch.split(torch.from_numpy(self._values[:-1]), sizes)
 
     def mean(self) -> None:
         """Replaces every `grad` by its mean over all learners.
@@ -38,28 +38,22 @@ class SharedGradients:
             innet_drl.errors.GradientError: A learner has gone; the message names it.
         """
         self._values[-1] = 0.0
-        for parameter, part in self._parts():
+        for parameter, part in zip(self._parameters, self._parts, strict=True):
             assert parameter.grad is not None
             # Copied in the order of the shape: learners may use different memory layouts.
-            part.copy_(parameter.grad)
+            part.view(parameter.shape).copy_(parameter.grad)
         self._worker.sum(self._values, mean=True)
         if self._values[-1] > 0.0:
             raise TrainingEnded
-        for parameter, part in self._parts():
+        for parameter, part in zip(self._parameters, self._parts, strict=True):
             assert parameter.grad is not None
-            parameter.grad.copy_(part)
+            parameter.grad.copy_(part.view(parameter.shape))
 
     def end(self) -> None:
         """Ends training in all learners, in place of the next mean."""
         self._values[:] = 0.0
         self._values[-1] = 1.0
         self._worker.sum(self._values, mean=True)
-
-    def _parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        start = 0
-        for parameter in self._parameters:
-            yield parameter, self._tensor[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
 
 
 def digest(network: nn.Module) -> bytes:

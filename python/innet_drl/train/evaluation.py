@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from innet_drl.train import environments
+from innet_drl.train.checkpoints import under
 from innet_drl.train.config import Config
 from innet_drl.train.exploration import choose
 from innet_drl.train.machine import cores
-from innet_drl.train.networks import QNetwork, make_network
+from innet_drl.train.networks import QNetwork, make_network, q_values
 from innet_drl.train.run_folder import RunFolder
 
 PARALLEL_GAMES = 10
@@ -88,7 +88,6 @@ def _play(
 ) -> Evaluation | None:
     games, count = config.evaluation_games, envs.count
     quota = -(-games // count)
-    device = next(network.parameters()).device
     random = np.random.default_rng([seed, SEED_OFFSET])
     observation = envs.reset(seed + SEED_OFFSET)
     epsilon = np.full(count, config.evaluation_epsilon)
@@ -98,9 +97,7 @@ def _play(
     while any(len(of_one) < quota for of_one in scores):
         if stopped():
             return None
-        with torch.inference_mode():
-            q = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
-        step = envs.step(choose(q, epsilon, random))
+        step = envs.step(choose(q_values(network, observation), epsilon, random))
         observation = step.observation
         running += step.reward
         for environment in np.flatnonzero(step.terminated | step.truncated):
@@ -125,7 +122,5 @@ def load_agent(run: Path) -> tuple[Config, QNetwork, Path]:
     probe = environments.make(config, 1)
     network = make_network(config, probe.spec)
     probe.close()
-    network.load_state_dict(
-        {n.removeprefix("average."): t for n, t in checkpoint.tensors.items() if n.startswith("average.")}
-    )
+    network.load_state_dict(under("average.", checkpoint.tensors))
     return config, network.eval(), checkpoint.path

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl.batches import TorchBatch
+from innet_drl.train.checkpoints import under
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.memory import ReplayMemory, RowWriter
 
@@ -84,7 +85,7 @@ class Journal:
         Raises:
             RunFolderError: The memory samples other items than before.
         """
-        arrays = {name.removeprefix(_PREFIX): t.numpy() for name, t in tensors.items() if name.startswith(_PREFIX)}
+        arrays = {name: tensor.numpy() for name, tensor in under(_PREFIX, tensors).items()}
         rows = {name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)}
         draw = 0
         for index, draws in enumerate(arrays["draws_after_row"]):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train import losses
+from innet_drl.train.checkpoints import under
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients
 from innet_drl.train.environments import EnvironmentSpec
@@ -186,12 +187,12 @@ class Learner:
 
     def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
         """Loads what `tensors` returned, and the counters of that moment."""
-        self.network.load_state_dict(_under("model.", tensors))
-        self.target.load_state_dict(_under("target.", tensors))
-        self.average.load_state_dict(_under("average.", tensors))
+        self.network.load_state_dict(under("model.", tensors))
+        self.target.load_state_dict(under("target.", tensors))
+        self.average.load_state_dict(under("average.", tensors))
         parameters = list(self.network.parameters())
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in _under("optimizer.", tensors).items():
+        for name, value in under("optimizer.", tensors).items():
             index, moment = name.split(".", 1)
             parameter = parameters[int(index)]
             if value.shape == parameter.shape:
@@ -245,7 +246,3 @@ def _to_cpu(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     arriving = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     arriving.copy_(values, non_blocking=True)
     return arriving, torch.cuda.current_stream(values.device).record_event()
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

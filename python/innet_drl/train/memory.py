@@ -11,6 +11,7 @@ The first learner creates the memory, and every other process of the run joins i
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import importlib
 import logging
@@ -21,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -58,8 +58,9 @@ TABLE_SETTINGS = (
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The part of a run's settings that its memory depends on."""
+    """A run's settings, and what its memory depends on besides."""
 
+    config: Config
     address: str
     """`embedded`, or the address to create the memory at or to join it by."""
     table: innet.Table
@@ -69,18 +70,6 @@ class MemorySettings:
     spec: EnvironmentSpec
     parameters: Mapping[str, NDArray[Any]]
     """Tensors of the names, dtypes and shapes that will be published."""
-    actors: int
-    environments: int
-    """Environments of one actor."""
-    chunk_steps: int
-    batch_size: int
-    importance_exponent: float
-    prefetch: int
-    max_bytes: int
-    seed: int
-    tls_ca: Path | None
-    message: str
-    message_transitions: int
     resumed: bool
     """The run continues from a checkpoint: a memory of its name may exist."""
     changed_flags: str
@@ -114,58 +103,95 @@ class PublishedParameters(Protocol):
         """Arrays by name."""
 
 
-class ReplayMemory(Protocol):
-    """The memory that actors write to and the learner samples from, with the parameters that it publishes."""
+class ReplayMemory(abc.ABC):
+    """The memory that actors write to and the learner samples from, with the parameters that it publishes.
 
-    @property
-    def address(self) -> str:
-        """Address by which the run's other processes join."""
+    Args:
+        replay: The replay; `None` in an actor whose rows a relay takes.
+        settings: The memory's settings.
+        address: Address by which the run's other processes join.
+        view: View with which batches are sampled.
+    """
+
+    def __init__(
+        self,
+        replay: innet.Replay | None,
+        settings: MemorySettings,
+        address: str,
+        view: innet.NStep | innet.Window | None = None,
+    ) -> None:
+        self.address = address
+        self._replay = replay
+        self._settings = settings
+        self._name = settings.table.name
+        self._view = view or settings.view
 
     @classmethod
+    @abc.abstractmethod
     def create(cls, settings: MemorySettings) -> AbstractContextManager[Self]:
         """Opens the memory in the first learner, with the table of the run.
 
         Raises:
-            ConfigurationError: There is no room for the table, or another run's memory of this name.
+            ConfigurationError: There is no space for the table, or another run's memory of this name.
         """
 
     @classmethod
+    @abc.abstractmethod
     def join(cls, settings: MemorySettings) -> AbstractContextManager[Self]:
         """Opens the memory in another process of the run."""
 
+    @abc.abstractmethod
     def writer(self, actor: int) -> RowWriter:
         """Opens the writer of one actor's environments."""
 
+    @abc.abstractmethod
     def get_parameters(self, newer_than: int = 0) -> PublishedParameters | None:
         """Returns the newest parameters, or `None` if their version is not above `newer_than`."""
 
+    @abc.abstractmethod
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
 
+    @property
+    def replay(self) -> innet.Replay:
+        """The replay that has the table."""
+        assert self._replay is not None, "an actor behind a relay has no replay"
+        return self._replay
+
     def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
         """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
+        config = self._settings.config
+        return self.replay.batches(
+            self._name,
+            config.batch_size,
+            self._view,
+            beta=config.importance_exponent,
+            # A serial run is repeatable only if it samples when a batch is asked for.
+            prefetch=0 if config.serial else config.prefetch,
+            device=device,
+            timeout=timeout,
+        )
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of sampled transitions."""
+        self.replay.update_priorities(self._name, keys, priorities)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the table's counters, as `Replay.stats()["tables"][name]`."""
+        """Returns the table's counters."""
+        table: dict[str, Any] = self.replay.stats()["tables"][self._name]
+        return table
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the items to a file, if the learner's process keeps them."""
+        """Writes the items to a file, if this process keeps them."""
+        self.replay.save(path)
 
     def restore(self, path: str | PathLike[str]) -> None:
         """Reads the items of a file that `save` wrote into the empty memory."""
+        self.replay.restore(path)
 
 
-class ServerMemory:
+class ServerMemory(ReplayMemory):
     """The memory as a client of a server, which is `innet-replay serve` or the first learner."""
-
-    def __init__(self, replay: innet.Replay, settings: MemorySettings, address: str) -> None:
-        self.replay = replay
-        self.address = address
-        self._settings = settings
-        self._name = settings.table.name
 
     @classmethod
     @contextlib.contextmanager
@@ -185,7 +211,7 @@ class ServerMemory:
     @contextlib.contextmanager
     def join(cls, settings: MemorySettings) -> Iterator[Self]:
         """Connects to the server."""
-        with innet.connect(settings.address, token=settings.token, tls_ca=settings.tls_ca) as replay:
+        with innet.connect(settings.address, token=settings.token, tls_ca=settings.config.replay_ca) as replay:
             yield cls(replay, settings, settings.address)
 
     def writer(self, actor: int) -> innet.Writer:
@@ -193,10 +219,10 @@ class ServerMemory:
         settings = self._settings
         return self.replay.writer(
             self._name,
-            settings.environments,
+            settings.config.environments,
             settings.view,
             name=f"actor {actor}",
-            chunk_steps=settings.chunk_steps,
+            chunk_steps=settings.config.chunk_steps,
         )
 
     def get_parameters(self, newer_than: int = 0) -> innet.Parameters | None:
@@ -206,36 +232,6 @@ class ServerMemory:
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
         self.replay.put_parameters(self._name, tensors)
-
-    def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
-        """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
-        settings = self._settings
-        return self.replay.batches(
-            self._name,
-            settings.batch_size,
-            settings.view,
-            beta=settings.importance_exponent,
-            prefetch=settings.prefetch,
-            device=device,
-            timeout=timeout,
-        )
-
-    def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        """Sets the priorities of sampled transitions."""
-        self.replay.update_priorities(self._name, keys, priorities)
-
-    def stats(self) -> dict[str, Any]:
-        """Returns the table's counters."""
-        table: dict[str, Any] = self.replay.stats()["tables"][self._name]
-        return table
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the items to a file; of an embedded memory alone."""
-        self.replay.save(path)
-
-    def restore(self, path: str | PathLike[str]) -> None:
-        """Reads the items of a file that `save` wrote into the empty memory."""
-        self.replay.restore(path)
 
 
 class EmbeddedMemory(ServerMemory):
@@ -293,23 +289,12 @@ def memory_settings(
         earlier: Settings of the session before; `None` for a new run.
     """
     return MemorySettings(
+        config=config,
         address=config.replay if address is None else address,
         table=make_table(config, spec, name),
         view=make_view(config, spec),
         spec=spec,
         parameters=parameters,
-        actors=config.playing_actors,
-        environments=config.environments,
-        chunk_steps=config.chunk_steps,
-        batch_size=config.batch_size,
-        importance_exponent=config.importance_exponent,
-        # A serial run is repeatable only if it samples when a batch is asked for.
-        prefetch=0 if config.serial else config.prefetch,
-        max_bytes=config.max_bytes,
-        seed=config.seed,
-        tls_ca=config.replay_ca,
-        message=config.message,
-        message_transitions=config.message_transitions,
         resumed=earlier is not None,
         changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
@@ -349,8 +334,9 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
     Raises:
         ConfigurationError: There is no room for the table.
     """
+    config = settings.config
     try:
-        return innet.Replay([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
+        return innet.Replay([table or settings.table], max_bytes=config.max_bytes, seed=config.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(f"no room for the memory ({error}): lower --capacity, or raise --max-bytes") from error
 
@@ -367,7 +353,7 @@ def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
 def _connect(settings: MemorySettings) -> innet.Replay:
     address, table = settings.address, settings.table
     try:
-        return innet.connect(address, token=settings.token, tables=[table], tls_ca=settings.tls_ca)
+        return innet.connect(address, token=settings.token, tables=[table], tls_ca=settings.config.replay_ca)
     except innet.errors.TableDiffersError as error:
         drop = f"innet_drl.connect({address!r}).drop_table({table.name!r})"
         if not settings.resumed:

@@ -92,6 +92,14 @@ def make_network(config: Config, spec: EnvironmentSpec) -> QNetwork:
     return QNetwork(torso, config.hidden, spec.actions, config.layer_norm)
 
 
+def q_values(network: nn.Module, observation: NDArray[Any]) -> NDArray[np.float32]:
+    """Q-values of observations, computed on the network's device."""
+    device = next(network.parameters()).device
+    with torch.inference_mode():
+        q: NDArray[np.float32] = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
+    return q
+
+
 _UPDATES = "updates"
 """Name of the published tensor that counts the learner's updates."""
 

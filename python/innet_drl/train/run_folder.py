@@ -171,7 +171,7 @@ class RunFolder:
         with writing(f"the run's folder {self.path}", self._advice, afterwards):
             yield
 
-    def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Writes a checkpoint atomically, then removes the oldest ones.
 
         Raises:
@@ -180,9 +180,8 @@ class RunFolder:
         path = self.checkpoints / f"{agent_steps:012d}.safetensors"
         with self.writing():
             save_checkpoint(path, tensors, state)
-            for old in self._checkpoint_paths()[:-KEPT_CHECKPOINTS]:
+            for old in sorted(self.checkpoints.glob("*.safetensors"))[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
-        return path
 
     def save_journal(self, number: int, tensors: dict[str, Tensor]) -> None:
         """Writes a file of a serial run's journal; the first one has the number 0.
@@ -244,10 +243,7 @@ class RunFolder:
         Raises:
             RunFolderError: There is none, or it is damaged.
         """
-        paths = self._checkpoint_paths()
-        if not paths:
+        path = self.newest_checkpoint()
+        if path is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
-        return load_checkpoint(paths[-1])
-
-    def _checkpoint_paths(self) -> list[Path]:
-        return sorted(self.checkpoints.glob("*.safetensors"))
+        return load_checkpoint(path)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
-from innet_drl.train.checkpoints import Checkpoint
+from innet_drl.train.checkpoints import Checkpoint, under
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.journal import Journal
 from innet_drl.train.memory import EmbeddedMemory
@@ -125,11 +125,6 @@ def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Act
     for number in range(counts.journal_files):
         journal.replay(trainer.folder.load_journal(number))
         journal.forget()
-    published = {
-        key.removeprefix(_ACTOR_PREFIX): tensor
-        for key, tensor in resumed.tensors.items()
-        if key.startswith(_ACTOR_PREFIX)
-    }
-    actor.network.load_state_dict(published)
+    actor.network.load_state_dict(under(_ACTOR_PREFIX, resumed.tensors))
     actor.restore(resumed.state["actor"])
     return counts

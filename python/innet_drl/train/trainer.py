@@ -252,7 +252,6 @@ class Trainer:
         self.meter.add_learner_time(self.stopwatch.take())
         metrics = self.meter.line(self.learner.updates, self.learner.publications, memory.stats())
         self._write(metrics)
-        self._show(metrics)
         self.stopwatch.lap("report")
 
     @property
@@ -282,11 +281,6 @@ class Trainer:
         assert self._last_line is not None
         metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
         self._write(metrics)
-        self._show(metrics)
-
-    def _show(self, metrics: Metrics) -> None:
-        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.page.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
 
     def _seconds_left(self, steps_per_s: float) -> float | None:
         """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
@@ -341,7 +335,7 @@ class Trainer:
         self.stopwatch.lap("checkpoint")
 
     def _write(self, metrics: Metrics) -> None:
-        """Writes a line of metrics, and first those that a full disk has kept from being written."""
+        """Writes a line of metrics, and first those that a full disk has kept from being written, and shows it."""
         self._last_line = metrics
         self._unwritten.append(metrics)
         try:
@@ -349,6 +343,8 @@ class Trainer:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are kept back until they can be written: %s", error)
+        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
+        self.page.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
 
     def _write_kept_lines(self) -> None:
         assert self._files is not None

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import imageio_ffmpeg
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -18,6 +17,7 @@ from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
+from innet_drl.train.networks import q_values
 
 UPSCALE = 3
 FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}
@@ -120,7 +120,4 @@ def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[t
 def _act(
     config: Config, network: nn.Module, observation: NDArray[Any], random: np.random.Generator
 ) -> NDArray[np.int64]:
-    device = next(network.parameters()).device
-    with torch.inference_mode():
-        q = network(torch.from_numpy(observation).to(device)).float().cpu().numpy()
-    return choose(q, np.full(1, config.evaluation_epsilon), random)
+    return choose(q_values(network, observation), np.full(1, config.evaluation_epsilon), random)

@@ -1,7 +1,7 @@
 //! `Replay`'s experience: writers, draws and updates of priorities.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use pyo3::prelude::*;
@@ -16,9 +16,10 @@ use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::draw::Draw;
+use crate::turns::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, error, wait};
+use crate::{array, class, error, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Decoder>)>>;
@@ -40,7 +41,7 @@ const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, 
 
 impl PyReplay {
     pub(super) fn decoders(&self) -> MutexGuard<'_, Decoders> {
-        self.decoders.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.decoders)
     }
 
     /// Drops a table's decoders, since a new table of this name may have other columns.
@@ -76,7 +77,6 @@ impl PyReplay {
         Ok(decoder)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what sample and batches share")]
     fn draw(
         &self,
         py: Python<'_>,
@@ -89,16 +89,11 @@ impl PyReplay {
         deadline: Option<Instant>,
     ) -> PyResult<Draw> {
         let replay = self.replay(py)?;
-        let normalization = match normalize {
-            "batch" => Normalization::Batch,
-            "memory" => Normalization::Memory,
-            other => {
-                return Err(error::config(
-                    py,
-                    format!("normalize is \"batch\" or \"memory\", got {other:?}"),
-                ));
-            }
-        };
+        let choices = [
+            ("batch", Normalization::Batch),
+            ("memory", Normalization::Memory),
+        ];
+        let normalization = error::choice(py, "normalize", normalize, choices)?;
         let request = SampleRequest {
             allow_short,
             min_probability: normalization == Normalization::Memory,
@@ -121,10 +116,6 @@ impl PyReplay {
 impl PyReplay {
     /// Opens a writer for `streams` environments.
     #[pyo3(signature = (table, streams, view, *, name = "", chunk_steps = 50, timeout = None))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn writer(
         &self,
         py: Python<'_>,
@@ -140,7 +131,6 @@ impl PyReplay {
             name: name.to_owned(),
             chunk_steps,
         };
-        let deadline = wait::deadline(py, timeout)?;
         PyWriter::open(
             py,
             replay.as_ref(),
@@ -148,18 +138,14 @@ impl PyReplay {
             streams,
             &view.0,
             options,
-            deadline,
+            timeout,
         )
     }
 
-    /// Draws `count` items.
+    /// Samples `count` items.
     #[pyo3(signature = (
         table, count, view, *, beta = 0.4, normalize = "batch", allow_short = false, timeout = None, threads = 1
     ))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn sample(
         &self,
         py: Python<'_>,
@@ -199,7 +185,7 @@ impl PyReplay {
         PyBatch::new(py, drawn.delivered())
     }
 
-    /// Draws again and again, decoding ahead of the reader.
+    /// Samples batches repeatedly, decoding ahead of the reader.
     #[pyo3(
         signature = (
             table, count, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
@@ -207,10 +193,6 @@ impl PyReplay {
         ),
         text_signature = "($self, table, count, view, *, beta=0.4, prefetch=4, device=None, \
                           normalize='batch', timeout=None, threads=1)"
-    )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
     )]
     fn batches<'py>(
         &self,
@@ -241,7 +223,7 @@ impl PyReplay {
         }
     }
 
-    /// Sets the priorities of drawn items.
+    /// Sets the priorities of sampled items.
     #[pyo3(signature = (table, key, priority, timeout = None))]
     fn update_priorities(
         &self,
@@ -263,7 +245,7 @@ impl PyReplay {
     }
 }
 
-/// What an update of priorities did.
+/// Result of an update of priorities.
 #[pyclass(name = "UpdateReceipt", module = "innet_drl", frozen, get_all, eq)]
 #[derive(PartialEq)]
 pub struct PyUpdateReceipt {
@@ -275,10 +257,7 @@ pub struct PyUpdateReceipt {
 
 #[pymethods]
 impl PyUpdateReceipt {
-    fn __repr__(&self) -> String {
-        format!(
-            "UpdateReceipt(applied={}, stale={})",
-            self.applied, self.stale
-        )
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        class::call(slf, &["applied", "stale"])
     }
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use gradients::Asynchronous;
+use gradients::{Arithmetic, Asynchronous, JoinJob};
 use pyo3::prelude::*;
 use replay_net::client::Client;
 
 use super::PyReplay;
-use crate::error;
 use crate::gradient_updates::PyGradientUpdates;
-use crate::gradients::{JoinArguments, PyGradientWorker};
+use crate::gradients::{PyGradientWorker, worker_name};
 use crate::station::PyStation;
+use crate::{error, wait};
 
 impl PyReplay {
     fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
@@ -32,14 +32,10 @@ impl PyReplay {
             via = None, station = None
         )
     )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn join_gradients(
         &self,
         py: Python<'_>,
-        job: &str,
+        job: String,
         worker: u16,
         workers: u16,
         world: Option<u32>,
@@ -51,24 +47,19 @@ impl PyReplay {
         station: Option<PyRef<'_, PyStation>>,
     ) -> PyResult<PyGradientWorker> {
         let client = self.gradient_client(py)?;
-        let arguments = JoinArguments {
+        let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
+        let request = JoinJob {
             job,
             worker,
             workers,
-            world,
-            name,
-            arithmetic,
+            world: world.unwrap_or(workers.into()),
+            name: worker_name(py, name)?,
+            arithmetic: error::choice(py, "arithmetic", arithmetic, choices)?,
             segment_values,
-            deadline,
+            deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: None,
         };
-        PyGradientWorker::join(
-            py,
-            &client,
-            &arguments.request(py)?,
-            via,
-            station.as_deref(),
-        )
+        PyGradientWorker::join(py, &client, &request, via, station.as_deref())
     }
 
     /// Takes part in an asynchronous job, whose workers do not wait for each other.
@@ -78,14 +69,10 @@ impl PyReplay {
             deadline = 30.0
         )
     )]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn follow_gradients(
         &self,
         py: Python<'_>,
-        job: &str,
+        job: String,
         worker: u16,
         workers: u16,
         values: u32,
@@ -97,21 +84,21 @@ impl PyReplay {
         deadline: f64,
     ) -> PyResult<PyGradientUpdates> {
         let client = self.gradient_client(py)?;
-        let arguments = JoinArguments {
+        let request = JoinJob {
             job,
             worker,
             workers,
-            world: None,
-            name,
-            arithmetic: "float32",
+            world: workers.into(),
+            name: worker_name(py, name)?,
+            arithmetic: Arithmetic::Float,
             segment_values,
-            deadline,
+            deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: Some(Asynchronous {
                 values,
                 threshold,
                 staleness,
             }),
         };
-        PyGradientUpdates::join(py, &client, &arguments.request(py)?, updates)
+        PyGradientUpdates::join(py, &client, &request, updates)
     }
 }

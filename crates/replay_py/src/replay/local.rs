@@ -7,10 +7,11 @@ use pyo3::prelude::*;
 
 use replay_core::memory::Memory;
 use replay_core::snapshot;
+use replay_net::config::{Secret, ServerConfig};
 
 use super::PyReplay;
-use crate::error;
-use crate::server::{self, PyServer, ServeOptions};
+use crate::server::{self, PyServer};
+use crate::{error, wait};
 
 impl PyReplay {
     /// The memory in this process.
@@ -35,29 +36,24 @@ impl PyReplay {
     /// Writes all tables to a file, while they are in use.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let memory = self.memory(py, "save")?;
-        py.detach(|| snapshot::save(&memory, &path))
-            .map_err(|error| error::to_python(py, error))
+        wait::unlocked(py, || snapshot::save(&memory, &path))
     }
 
-    /// Puts back the tables of a file that `save` wrote.
+    /// Restores the tables of a file that `save` wrote.
     fn restore(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let memory = self.memory(py, "restore")?;
-        let restored =
-            py.detach(|| snapshot::restore_any(&memory, &path, replay_wire::decode_table));
+        let decode_table = replay_wire::decode_table;
+        let restored = wait::unlocked(py, || snapshot::restore_any(&memory, &path, decode_table));
         // Restoring may have made tables.
         self.decoders().clear();
-        restored.map_err(|error| error::to_python(py, error))
+        restored
     }
 
-    /// Puts a server in front of this memory.
+    /// Serves this memory to clients.
     #[pyo3(signature = (
         addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0,
         spin = false, gradients = None
     ))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the arguments of the Python method"
-    )]
     fn serve(
         &self,
         py: Python<'_>,
@@ -71,15 +67,17 @@ impl PyReplay {
         gradients: Option<&str>,
     ) -> PyResult<PyServer> {
         let memory = self.memory(py, "serve")?;
-        let options = ServeOptions {
-            token,
+        let config = ServerConfig {
+            listen: addresses.parse(py)?,
+            token: token.map(Secret),
             tls_cert,
             tls_key,
             trusted_network,
             io_threads,
             spin,
             gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
+            ..ServerConfig::default()
         };
-        server::start(py, memory, addresses, options)
+        PyServer::start(py, memory, &config)
     }
 }

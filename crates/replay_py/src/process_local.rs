@@ -1,25 +1,26 @@
 //! A value that `close` drops and that a forked child must not use: the inside of `Replay`, `Writer`, `Batches` and `Server`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use pyo3::prelude::*;
 
 use crate::error;
+use crate::turns::lock;
 
 /// A value for the process that made it, until it is closed.
 ///
 /// A forked child has a copy of the memory but no threads, and shares the sockets: using or dropping the value there would
 /// hang or corrupt a connection.
-pub struct Handle<T: Send> {
+pub struct ProcessLocal<T: Send> {
     value: Mutex<Option<T>>,
     process: u32,
     what: &'static str,
 }
 
-impl<T: Send> Handle<T> {
-    /// A handle to `value`, which errors call `what`.
+impl<T: Send> ProcessLocal<T> {
+    /// `value`, which errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
-        Handle {
+        ProcessLocal {
             value: Mutex::new(Some(value)),
             process: std::process::id(),
             what,
@@ -27,12 +28,12 @@ impl<T: Send> Handle<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.value)
     }
 
-    /// Whether the value was closed.
-    pub fn is_closed(&self) -> bool {
-        self.lock().is_none()
+    /// `closed` once the value is closed, before that nothing: the end of a `repr`.
+    pub fn mark(&self, closed: &'static str) -> &'static str {
+        if self.lock().is_none() { closed } else { "" }
     }
 
     /// # Errors
@@ -76,7 +77,7 @@ impl<T: Send> Handle<T> {
     }
 }
 
-impl<T: Send> Drop for Handle<T> {
+impl<T: Send> Drop for ProcessLocal<T> {
     fn drop(&mut self) {
         let value = self.lock().take();
         if self.process != std::process::id() {

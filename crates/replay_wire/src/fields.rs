@@ -1,0 +1,299 @@
+//! Fields of messages, in both directions: a struct or enum whose names are those of the schema is listed once, below. A variant
+//! that is missing on one side does not compile.
+
+use capnp::traits::OwnedStruct;
+use capnp::{NotInSchema, data, struct_list, text};
+use pastey::paste;
+
+use super::encode::internal;
+use super::innet_capnp as wire;
+use super::{Challenge, Hello};
+use gradients::{Arithmetic, Asynchronous, Ticket};
+use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::{
+    ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterOpened,
+};
+use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
+
+/// Longest list in a message: Cap'n Proto counts elements in 29 bits.
+const MAX_LIST: usize = (1 << 29) - 1;
+
+/// A field, as generated readers return it and generated builders accept it.
+pub trait Field: Sized {
+    type Read<'a>;
+    type Written<'a>
+    where
+        Self: 'a;
+
+    fn read(value: Self::Read<'_>) -> Result<Self>;
+
+    fn write(&self) -> Result<Self::Written<'_>>;
+}
+
+/// A struct of the schema.
+pub trait Message: Sized {
+    type Struct: OwnedStruct;
+
+    fn read(from: Reader<'_, Self>) -> Result<Self>;
+
+    fn write(&self, out: <Self::Struct as OwnedStruct>::Builder<'_>) -> Result<()>;
+}
+
+/// Reader of a message.
+pub type Reader<'a, T> = <<T as Message>::Struct as OwnedStruct>::Reader<'a>;
+
+macro_rules! same_variants {
+    ($name:ident: $($variant:ident)+) => {
+        impl From<$name> for wire::$name {
+            fn from(value: $name) -> Self {
+                match value {
+                    $($name::$variant => wire::$name::$variant,)+
+                }
+            }
+        }
+
+        impl From<wire::$name> for $name {
+            fn from(value: wire::$name) -> Self {
+                match value {
+                    $(wire::$name::$variant => $name::$variant,)+
+                }
+            }
+        }
+
+        impl Field for $name {
+            type Read<'a> = std::result::Result<wire::$name, NotInSchema>;
+            type Written<'a> = wire::$name;
+
+            fn read(value: Self::Read<'_>) -> Result<Self> {
+                value.map(Into::into).map_err(unknown)
+            }
+
+            fn write(&self) -> Result<Self::Written<'_>> {
+                Ok((*self).into())
+            }
+        }
+    };
+}
+
+same_variants!(Dtype: Bool Uint8 Int8 Uint16 Int16 Uint32 Int32 Uint64 Int64 Float16 Float32 Float64);
+same_variants!(Codec: None Lz4 Zstd);
+same_variants!(Sampler: Prioritized Uniform Fifo Lifo MaxHeap MinHeap);
+same_variants!(Arithmetic: Float Fixed);
+same_variants!(ErrorCode:
+    Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
+    Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
+    Gradients);
+
+/// Fields by name; after the semicolon, lists of structs with their names in errors.
+macro_rules! same_fields {
+    ($($message:ident: $type:ident {
+        $($field:ident),*
+        $(; $($list:ident: $what:literal),+)?
+    })+) => { paste! {$(
+        impl Message for $type {
+            type Struct = wire::$message::Owned;
+
+            fn read(from: wire::$message::Reader<'_>) -> Result<Self> {
+                Ok($type {
+                    $($field: Field::read(from.[<get_ $field>]())?,)*
+                    $($($list: read_list(from.[<get_ $list>]())?,)+)?
+                })
+            }
+
+            fn write(&self, mut out: wire::$message::Builder<'_>) -> Result<()> {
+                $(out.[<set_ $field>](self.$field.write()?);)*
+                $($(
+                    let len = list_len($what, self.$list.len())?;
+                    write_list(out.reborrow().[<init_ $list>](len), &self.$list)?;
+                )+)?
+                Ok(())
+            }
+        }
+    )+}};
+}
+
+same_fields! {
+    hello: Hello { protocol, release, nonce }
+    challenge: Challenge { protocol, release, incarnation, nonce, token_needed, proof, max_frame_bytes }
+    table_config: TableConfig {
+        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, max_times_sampled,
+        min_size, samples_per_insert, slack; columns: "the columns of a table"
+    }
+    listing: Listing { ; tables: "the tables", parameters: "the parameters" }
+    listed_parameters: ListedParameters { name, version, bytes }
+    open_writer: OpenWriter { table, writer, name, streams, window_before, window_after }
+    writer_opened: WriterOpened { epoch, last_sequence }
+    chunk: ChunkHead { stream, rows, first_step, bytes }
+    item: NewItem { anchor, stream, before, after, priority }
+    updated: UpdateReceipt { applied, stale }
+    join_gradients: Asynchronous { values, threshold, staleness }
+    gradients_joined: Ticket { session, key, round, window }
+}
+
+/// Written out, because the error about an unknown codec names the column.
+impl Message for Column {
+    type Struct = wire::column::Owned;
+
+    fn read(from: wire::column::Reader<'_>) -> Result<Self> {
+        let name = String::read(from.get_name())?;
+        let codec = from.get_codec().map_err(|codec| {
+            Error::Protocol(format!(
+                "column {name:?} has codec {}, which this release does not know: update it, or choose another codec",
+                codec.0
+            ))
+        })?;
+        Ok(Column {
+            name,
+            dtype: Field::read(from.get_dtype())?,
+            shape: from.get_shape().map_err(malformed)?.iter().collect(),
+            codec: codec.into(),
+        })
+    }
+
+    fn write(&self, mut out: wire::column::Builder<'_>) -> Result<()> {
+        out.set_name(&self.name);
+        out.set_dtype(self.dtype.into());
+        out.set_codec(self.codec.into());
+        list_len("the dimensions of a column", self.shape.len())?;
+        out.set_shape(&self.shape[..]).map_err(internal)
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ty)+) => {$(
+        impl Field for $type {
+            type Read<'a> = Self;
+            type Written<'a> = Self;
+
+            fn read(value: Self) -> Result<Self> {
+                Ok(value)
+            }
+
+            fn write(&self) -> Result<Self> {
+                Ok(*self)
+            }
+        }
+    )+};
+}
+
+numbers!(bool u16 u32 i32 u64 f64);
+
+impl Field for String {
+    type Read<'a> = capnp::Result<text::Reader<'a>>;
+    type Written<'a> = &'a str;
+
+    fn read(text: Self::Read<'_>) -> Result<Self> {
+        let text = text.map_err(malformed)?;
+        match text.to_str() {
+            Ok(text) => Ok(text.to_owned()),
+            Err(error) => Err(Error::Protocol(format!(
+                "a text is not UTF-8 but {:?}: {error}",
+                String::from_utf8_lossy(&text.as_bytes()[..text.len().min(64)])
+            ))),
+        }
+    }
+
+    fn write(&self) -> Result<&str> {
+        Ok(self)
+    }
+}
+
+/// A nonce or a key.
+impl<const N: usize> Field for [u8; N] {
+    type Read<'a> = capnp::Result<data::Reader<'a>>;
+    type Written<'a> = data::Reader<'a>;
+
+    fn read(data: Self::Read<'_>) -> Result<Self> {
+        let data = data.map_err(malformed)?;
+        let wrong_length = || format!("a nonce, proof or key has {N} bytes, got {}", data.len());
+        <[u8; N]>::try_from(data).map_err(|_| Error::Protocol(wrong_length()))
+    }
+
+    fn write(&self) -> Result<&[u8]> {
+        Ok(self)
+    }
+}
+
+/// A proof; empty for none.
+impl Field for Option<[u8; 32]> {
+    type Read<'a> = capnp::Result<data::Reader<'a>>;
+    type Written<'a> = data::Reader<'a>;
+
+    fn read(data: Self::Read<'_>) -> Result<Self> {
+        match data {
+            Ok([]) => Ok(None),
+            data => Field::read(data).map(Some),
+        }
+    }
+
+    fn write(&self) -> Result<&[u8]> {
+        Ok(self.as_ref().map_or(&[], |proof| proof))
+    }
+}
+
+/// A priority; -1 for none, so a negative one is refused here.
+impl Field for Option<f32> {
+    type Read<'a> = f32;
+    type Written<'a> = f32;
+
+    fn read(priority: f32) -> Result<Self> {
+        Ok(Some(priority).filter(|&p| p != -1.0))
+    }
+
+    fn write(&self) -> Result<f32> {
+        match *self {
+            Some(p) if !(p.is_finite() && p >= 0.0) => Err(Error::Priority { value: p.into() }),
+            priority => Ok(priority.unwrap_or(-1.0)),
+        }
+    }
+}
+
+/// A struct behind a pointer.
+pub fn read<T: Message>(reader: capnp::Result<Reader<'_, T>>) -> Result<T> {
+    T::read(reader.map_err(malformed)?)
+}
+
+pub fn read_list<T: Message>(
+    list: capnp::Result<struct_list::Reader<'_, T::Struct>>,
+) -> Result<Vec<T>> {
+    let list = list.map_err(malformed)?;
+    // The traversal limit bounds the length. Collecting results would not allocate once.
+    let mut values = Vec::with_capacity(list.len() as usize);
+    for item in list {
+        values.push(T::read(item)?);
+    }
+    Ok(values)
+}
+
+pub fn write_list<T: Message>(
+    mut list: struct_list::Builder<'_, T::Struct>,
+    values: &[T],
+) -> Result<()> {
+    for (i, value) in values.iter().enumerate() {
+        value.write(list.reborrow().get(i as u32))?;
+    }
+    Ok(())
+}
+
+/// The length of a list, as Cap'n Proto counts it.
+pub fn list_len(what: &'static str, len: usize) -> Result<u32> {
+    if len > MAX_LIST {
+        return Err(Error::TooLarge {
+            what,
+            size: len as u64,
+            limit: MAX_LIST as u64,
+            advice: "send less at a time",
+        });
+    }
+    Ok(len as u32)
+}
+
+pub fn malformed(error: capnp::Error) -> Error {
+    Error::Protocol(format!("a malformed message: {error}"))
+}
+
+pub fn unknown(error: NotInSchema) -> Error {
+    Error::Protocol(format!(
+        "a message with a variant that this release does not know: {error}"
+    ))
+}
