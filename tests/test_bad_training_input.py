@@ -170,10 +170,10 @@ def test_a_full_disk_on_the_way_does_not_end_training(
             refused[what] -= 1
             raise OSError(28, "No space left on device")
 
-    def save_later(self: RunFolder, *arguments: Any) -> Path:
+    def save_later(self: RunFolder, *arguments: Any) -> None:
         with self.writing():
             refuse("checkpoint")
-        return save(self, *arguments)
+        save(self, *arguments)
 
     def append_later(file: Any, data: bytes) -> None:
         if b"agent_steps" in data:
