@@ -188,8 +188,15 @@ def test_a_full_disk_on_the_way_does_not_end_training(
     assert RunFolder(run).newest_checkpoint() is not None
     assert [line["agent_steps"] // 200 for line in lines(run)] == [1, 2, 3, 4, 4]
     told = [record.getMessage() for record in caplog.records]
-    assert len([line for line in told if "no checkpoint" in line and "the disk is full" in line]) == 2
-    assert len([line for line in told if "kept back until they can be written" in line]) == 1
+    assert len([line for line in told if "the checkpoint is not complete" in line and "the disk is full" in line]) == 2
+    assert len([line for line in told if "pending until they can be written" in line]) == 1
+    assert not any("--resume" in line or "start again" in line for line in told if "the disk is full" in line)
+    monkeypatch.undo()
+    local.train(small(serial=True), run, resume=True)
+    local.train(small(serial=True), tmp_path / "whole")
+    weights = [RunFolder(folder).latest_checkpoint().tensors for folder in (run, tmp_path / "whole")]
+    for name, tensor in weights[0].items():
+        assert tensor.equal(weights[1][name]), name
 
 
 def test_a_folder_is_trained_in_by_one_process_alone(tmp_path: Path) -> None:
@@ -198,6 +205,29 @@ def test_a_folder_is_trained_in_by_one_process_alone(tmp_path: Path) -> None:
     with RunFolder.open(run).hold(), pytest.raises(RunFolderError, match=r"another process trains in .*--out"):
         local.train(small(serial=True, steps=600), run, resume=True)
     local.train(small(serial=True, steps=600), run, resume=True)
+
+
+def test_the_loser_of_a_folder_leaves_it_to_the_winner(tmp_path: Path) -> None:
+    made = RunFolder.unused(tmp_path / "run")
+    with RunFolder.new(tmp_path / "run").hold():
+        with pytest.raises(RunFolderError, match="another process trains"), made.hold():
+            pass
+        assert (tmp_path / "run").is_dir()
+
+
+def test_a_file_in_place_of_the_folder_of_runs_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(RunFolderError, match=r"the run's folder .*runs"):
+        RunFolder.unused(tmp_path / "runs" / "cartpole-1")
+
+
+def test_a_certificate_is_looked_for_when_training_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A moved certificate does not keep a run from being evaluated, or resumed with the new one."""
+    missing = tmp_path / "moved.pem"
+    assert "there is no such file" in error_of(["train", *TINY, "--replay-ca", str(missing)], capsys)
+    run = RunFolder.new(tmp_path / "run")
+    run.begin(small(replay_ca=missing))
+    assert run.config().replay_ca == missing
 
 
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
@@ -257,7 +287,8 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
         local.train(small(), tmp_path / "run")
-    assert RunFolder(tmp_path / "run").latest_checkpoint()
+    # Nothing was learned, and so nothing is left.
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(

@@ -49,8 +49,9 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "1.safetensors"
     save_checkpoint(path, {"weights": torch.arange(64.0), "steps": torch.tensor(3, dtype=torch.bfloat16)}, {"a": 1})
     assert load_checkpoint(path).state == {"a": 1}
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"its checksum differs.*remove it to use the one before"):
-        load_checkpoint(path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:], whole.replace(b'\\"a\\": 1', b'\\"a\\": 2')):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(RunFolderError, match=r"its checksum differs.*remove it to use the one before"):
+            load_checkpoint(path)

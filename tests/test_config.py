@@ -106,6 +106,8 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"max_bytes": 0}, "--max-bytes 0: it must be at least 1"),
         ({"layers": (32, 0)}, r"--layers \(32, 0\): it must be at least 1 each"),
         ({"channels": (16, 0, 32)}, r"--channels \(16, 0, 32\): it must be at least 1 each"),
+        ({"target_return": float("nan")}, "--target-return nan: it must be a finite number"),
+        ({"learning_rate": float("inf")}, "--learning-rate inf: it must be a finite number"),
         ({"channels": (16, 32)}, r"--channels \(16, 32\): it must be of three convolutions"),
     ],
 )
@@ -170,6 +172,8 @@ def test_an_own_environment_inherits_nothing_of_breakout() -> None:
     assert parse_train(["--preset", "cartpole"]).name == "cartpole"
     with pytest.raises(ConfigurationError, match=r"--preset breakout is for Atari games.*--preset vector"):
         parse_train(["--preset", "breakout", "--environment", "LunarLander-v3"])
+    with pytest.raises(ConfigurationError, match=r"did you mean atari/breakout\?"):
+        parse_train(["--preset", "breakout", "--environment", "ALE/Breakout-v5"])
 
 
 def test_a_missing_extra_is_named() -> None:

@@ -215,6 +215,13 @@ def test_the_device_follows_the_machine_but_not_in_a_serial_run(
     assert choose_device(small(serial=serial)) == torch.device(device)
 
 
+def test_several_learners_take_the_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    devices = [choose_device(small(learners=3), number) for number in range(3)]
+    assert devices == [torch.device("cuda", number) for number in (0, 1, 0)]
+
+
 def test_threads_are_counted_by_the_cores_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {1, 3, 4, 6, 7})
     assert machine.cores() == 5

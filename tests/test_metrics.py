@@ -166,6 +166,16 @@ def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"agent_steps": 150}\n'
 
 
+def test_seconds_left_out_are_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
+    meter = Meter(2, 1)
+    now = 130.0
+    meter.leave_out(20.0)
+    assert meter.session_s == 10.0
+    assert meter.line(0, 0, TABLE).time_s == 10.0
+
+
 def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     line = filled_meter().line(10, 2, TABLE)
     shown = io.StringIO()

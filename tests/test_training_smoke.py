@@ -53,7 +53,7 @@ def test_an_environment_in_the_current_directory_is_found(tmp_path: Path) -> Non
         env={**os.environ, "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

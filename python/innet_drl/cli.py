@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import difflib
@@ -73,8 +74,9 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     # actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Environments of the user's own are modules of the current directory; last, so that they hide no package.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    with contextlib.suppress(FileNotFoundError):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
     from innet_drl.train.errors import TrainingError
 
     try:
@@ -128,12 +130,13 @@ def evaluate(arguments: Sequence[str]) -> None:
     config = dataclasses.replace(
         config,
         seed=flags.seed,
-        evaluation_games=flags.games or config.evaluation_games,
+        evaluation_games=config.evaluation_games if flags.games is None else flags.games,
         evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
-        evaluation_frames=flags.frames or config.evaluation_frames,
+        evaluation_frames=config.evaluation_frames if flags.frames is None else flags.frames,
     )
     evaluation = play_games(config, network, seed=config.seed)
     assert evaluation is not None
+    print(evaluation, file=sys.stderr)
     print(json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
 
 

@@ -120,6 +120,8 @@ class Replica:
         self._digests: dict[int, bytes] = {}
         # Version of the published weights that this worker pulled or published last.
         self._known = 0
+        # Version and update of the newest published weights that this worker has looked at without pulling them.
+        self._seen = (0, 0)
         with contextlib.ExitStack() as stack:
             # The server answers these requests at once, or not at all: no grace is needed.
             connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline, grace=0)
@@ -302,8 +304,12 @@ class Replica:
 
         That replica may wait for the newer ones, which no one publishes while the others wait for it.
         """
-        published = self._published(timeout)
-        if published is not None and int(published.tensors["index"]) < self.index:
+        newest = max(self._known, self._seen[0])
+        published = self._server.get_parameters(self._name("weights"), newer_than=newest, timeout=timeout)
+        if published is not None:
+            self._seen = published.version, int(published.tensors["index"])
+        version, index = self._seen
+        if version > self._known and index < self.index:
             self._publish(timeout)
 
     def _pull(self, *, newer_than: int) -> None:

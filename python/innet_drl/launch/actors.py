@@ -211,7 +211,7 @@ class Actors:
         reason = failure.message if failure else f"it ended with exit code {process.exitcode}"
         process.close()
         if failure is not None and failure.fatal:
-            raise ActorError(reason)
+            raise ActorError(f"actor {index} cannot play: {reason}")
         if self._restarts_left == 0:
             raise ActorError(f"actor {index} failed, and no restart is left: {reason}")
         self._restarts_left -= 1

@@ -35,7 +35,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError, TrainingError
-from innet_drl.train.learner import Learner, Numerics
+from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import memory_class, memory_settings, memory_token
 from innet_drl.train.targets import TargetsAhead
 
@@ -260,6 +260,7 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
     torch.set_num_threads(assignment.threads)
     torch.manual_seed(config.seed)
     learner = Learner(config, assignment.spec, assignment.number)
+    use_device(learner.device)
     learner.use(assignment.numerics)
     if assignment.checkpoint is not None:
         learner.load(load_checkpoint(assignment.checkpoint).tensors, assignment.updates, 0)

@@ -54,6 +54,8 @@ def train(config: Config, out: Path, *, resume: bool = False, unused: bool = Fal
 def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
     out = folder.path
     resumed = folder.latest_checkpoint() if resume else None
+    if config.replay_ca is not None and not config.replay_ca.is_file():
+        raise ConfigurationError(f"--replay-ca {config.replay_ca}: there is no such file")
     if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
         raise ConfigurationError(
             f"{out} has taken its {config.steps:,} steps: go on with more of them, --resume {out} --steps N"
@@ -91,8 +93,11 @@ def train_parallel(trainer: Trainer) -> None:
                 learners.end()
             trainer.report_rest(memory)
         except (innet.ReplayError, ActorError, LearnerError, RelayError) as error:
-            trainer.checkpoint(memory=memory)
-            logger.error("what was learned is kept: go on with --resume %s", trainer.folder.path)
+            if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
+                trainer.checkpoint(memory=memory)
+                logger.error("what was learned is kept: go on with --resume %s", trainer.folder.path)
+            else:
+                trainer.folder.discard()
             if learners is not None and isinstance(error, innet.errors.GradientError):
                 raise learners.explain(error) from error
             raise
@@ -127,7 +132,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             if trainer.report_due_by_time:
                 trainer.report(memory)
             if trainer.checkpoint_due:
-                trainer.checkpoint_on_the_way(lambda: trainer.checkpoint(memory=memory))
+                trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
 
 
 def _check_actors(actors: Actors, trainer: Trainer) -> None:

@@ -37,7 +37,8 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
 
     partial = path.with_suffix(".partial")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = safetensors.torch.save(whole, {"state": json.dumps(state), "crc32": str(_checksum(whole))})
+    counters = json.dumps(state)
+    content = safetensors.torch.save(whole, {"state": counters, "crc32": str(_checksum(whole, counters))})
     try:
         with partial.open("wb") as file:
             file.write(content)
@@ -68,7 +69,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             metadata = file.metadata()
             state = json.loads(metadata["state"])
         # Checkpoints of the first releases have no checksum.
-        if "crc32" in metadata and int(metadata["crc32"]) != _checksum(tensors):
+        if "crc32" in metadata and int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
             raise ValueError("its checksum differs: the disk or a copy of the file is damaged")
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
@@ -77,10 +78,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, tensors, state)
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
+def _checksum(tensors: dict[str, Tensor], counters: str) -> int:
     import torch
 
-    checksum = 0
+    checksum = zlib.crc32(counters.encode())
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)
         # As bytes: NumPy has no bfloat16. The copy has a stride of 1, which a view of one value may not have.

@@ -225,7 +225,6 @@ class Config:
                 f"above {under_way}, the steps of an actor before its first chunks arrive",
             ),
             ("min_size", self.min_size >= self.batch_size, f"at least a batch ({self.batch_size})"),
-            ("replay_ca", self.replay_ca is None or self.replay_ca.is_file(), "a file with a certificate"),
         ]
         for name, holds, wanted in checks:
             if not holds:

@@ -230,24 +230,24 @@ def _make_gymnasium(name: str, count: int) -> Environments:
     try:
         vector = gymnasium.make_vec(name, count)
     except gymnasium.error.Error as error:
-        hint = _atari_name(name) or "; Atari games are named atari/<game>"
+        hint = atari_hint(name) or "; Atari games are named atari/<game>"
         raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
     except Exception as error:
         raise UnavailableEnvironmentError(
-            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{_atari_name(name)}"
+            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{atari_hint(name)}"
         ) from error
     observation, action = vector.single_observation_space, vector.single_action_space
     if not isinstance(action, gymnasium.spaces.Discrete):
         raise UnavailableEnvironmentError(f"{name!r} has the actions {action}: Q-learning needs a few discrete ones")
     if not isinstance(observation, gymnasium.spaces.Box) or len(observation.shape) != 1:
         raise UnavailableEnvironmentError(
-            f"{name!r} has the observations {observation}: supported are flat vectors{_atari_name(name)}"
+            f"{name!r} has the observations {observation}: supported are flat vectors{atari_hint(name)}"
         )
     spec = EnvironmentSpec(int(action.n), 1, observation.shape, "float32", 1, int(action.start))
     return Environments(vector, spec)
 
 
-def _atari_name(name: str) -> str:
+def atari_hint(name: str) -> str:
     """The end of a message about an environment of another name for an Atari game, and otherwise nothing."""
     game = _snake_case(name.removeprefix("ALE/").partition("-v")[0])
     return f"; did you mean atari/{game}?" if game in roms.get_all_rom_ids() else ""

@@ -49,7 +49,7 @@ class Evaluation:
         limit = "their time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
         cut = f", {self.cut_off} ended by {limit}" if self.cut_off else ""
         if spread == 0 and 1 < len(self.scores) > self.cut_off:
-            cut += "; all scores are equal: play that is nearly deterministic is one game many times"
+            cut += "; all scores are equal: the games may be one game, repeated"
         starts = f", up to {self.no_ops} no-ops at the start" if self.no_ops else ""
         return (
             f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "

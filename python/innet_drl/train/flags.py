@@ -99,9 +99,11 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     is_atari = known.environment.startswith("atari/")
     preset: PresetName = known.preset or ("breakout" if is_atari else "vector")
     if PRESETS[preset].is_atari and not is_atari:
+        from innet_drl.train.environments import atari_hint
+
         raise ConfigurationError(
             f"--preset {preset} is for Atari games, and --environment {known.environment} is none (they are named "
-            "atari/<game>): leave --preset away, or take --preset vector"
+            f"atari/<game>): leave --preset away, or take --preset vector{atari_hint(known.environment)}"
         )
     config = PRESETS[preset] if known.resume is None else RunFolder.open(known.resume).config()
     flags = tyro.cli(

@@ -80,7 +80,7 @@ class Journal:
             calls.clear()
 
     def replay(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Repeats calls on a memory that has had those before them, and continues the journal.
+        """Repeats calls of one file; those of earlier files must have been repeated. Continues the journal.
 
         Raises:
             RunFolderError: The memory samples other items than before.

@@ -217,6 +217,12 @@ class Learner:
         return torch.autocast(self.device.type, self.numerics.dtype)
 
 
+def use_device(device: torch.device) -> None:
+    """Makes a GPU the current one of this thread, so that pinned memory and streams are of its context."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def choose_device(config: Config, number: int = 0) -> torch.device:
     """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
 

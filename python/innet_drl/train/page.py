@@ -1,7 +1,6 @@
 """The page of a run: live in a terminal, plain lines elsewhere. The command line prints its logs above it.
 
-Logs are those of `logging`; a program that trains with the package decides where they go. `logs_on_console` is for
-the command line, whose process is its own.
+The package logs through `logging`; the embedding program configures handlers. `logs_on_console` is the command line's.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _ToLoguru(logging.Handler):
 
 @contextlib.contextmanager
 def logs_on_console(console: Console | None = None) -> Iterator[None]:
-    """Prints the package's logs on the page's console, dressed by loguru, whose sinks it replaces."""
+    """Prints the package's logs on the page's console, formatted by loguru; replaces loguru's sinks."""
     to_loguru, package = _ToLoguru(), logging.getLogger("innet_drl")
     shown = console or rich.get_console()
     logger.remove()
@@ -85,7 +84,7 @@ class Page:
             self._live.stop()
 
     def say(self, what: str) -> None:
-        """Shows what is being done before there are metrics."""
+        """Shows the current phase of the start."""
         if self._live is not None:
             self._live.update(Panel(Text(what, style="italic"), title=self._title), refresh=True)
 
@@ -130,7 +129,12 @@ class Page:
         return Panel(
             Group(
                 numbers,
-                Text.assemble(("scores by actor  ", "dim"), actors or "no game finished yet"),
+                Text.assemble(
+                    ("scores by actor  ", "dim"),
+                    actors or "no game finished yet",
+                    no_wrap=True,
+                    overflow="ellipsis",
+                ),
                 Text.assemble(("learner's time   ", "dim"), _shares(metrics.learner_time)),
                 Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
                 Text(note, style="italic"),

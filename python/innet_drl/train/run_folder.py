@@ -48,6 +48,7 @@ class RunFolder:
         self._advice = advice
         self._is_new = is_new
         self._made: list[Path] = []
+        self._continues = False
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
         self.journal = path / "journal"
@@ -76,14 +77,13 @@ class RunFolder:
         Raises:
             RunFolderError: It cannot be made.
         """
-        number = 1
-        while True:
-            name = path.name if number == 1 else f"{path.name}-{number}"
+        names = itertools.chain((path.name,), (f"{path.name}-{number}" for number in itertools.count(2)))
+        for name in names:
             folder = cls(path.with_name(name), "choose another folder with --out", is_new=True)
-            with folder.writing(), contextlib.suppress(FileExistsError):
-                folder._make()
-                return folder
-            number += 1
+            with folder.writing():
+                if folder._make():
+                    return folder
+        raise AssertionError("the names have no end")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -102,11 +102,16 @@ class RunFolder:
                 f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --out"
             )
 
-    def _make(self) -> None:
+    def _make(self) -> bool:
+        """Makes the folder with its parents; `False` if it exists."""
         missing = list(itertools.takewhile(lambda path: not path.exists(), (self.path, *self.path.parents)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.mkdir()
+        try:
+            self.path.mkdir()
+        except FileExistsError:
+            return False
         self._made = missing
+        return True
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -118,30 +123,51 @@ class RunFolder:
         Raises:
             RunFolderError: Another process holds the folder, or it cannot be made.
         """
-        with self.writing():
-            if not self.path.exists():
-                with contextlib.suppress(FileExistsError):
-                    self._make()
-            directory = os.open(self.path, os.O_RDONLY)
+        directory = self._locked_directory()
         try:
+            if self._is_new:
+                self._check_free()
+            yield
+        finally:
+            # Under the lock: no other process has begun a run in the folder.
+            if not (self.path / "config.yaml").exists():
+                for made in self._made:
+                    with contextlib.suppress(OSError):
+                        made.rmdir()
+            os.close(directory)
+
+    def _locked_directory(self) -> int:
+        """Returns the folder's open and locked directory."""
+        while True:
+            with self.writing():
+                if not self.path.exists():
+                    self._make()
+                directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
+                os.close(directory)
                 raise RunFolderError(
                     f"another process trains in {self.path}: wait until it has ended, or start a run of its own with "
                     "another --out"
                 ) from error
             except OSError as error:
                 logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
-            if self._is_new:
-                self._check_free()
-            yield
-        finally:
+                return directory
+            # The process that had the lock may have removed the directory since it was opened here.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(directory), os.stat(self.path)):
+                    return directory
             os.close(directory)
-            if not (self.path / "config.yaml").exists():
-                for made in self._made:
-                    with contextlib.suppress(OSError):
-                        made.rmdir()
+
+    def discard(self) -> None:
+        """Removes the files of a new run that took no step; `hold` then removes the folder."""
+        if self._is_new:
+            for file in (self.path / "config.yaml", self.path / "metrics.jsonl", *self.path.glob("events.out.*")):
+                file.unlink(missing_ok=True)
+            for part in (self.checkpoints, self.videos):
+                with contextlib.suppress(OSError):
+                    part.rmdir()
 
     def begin(self, config: Config) -> None:
         """Makes the parts of the folder, and writes the settings.
@@ -168,8 +194,17 @@ class RunFolder:
             RunFolderError: In place of an `OSError`.
         """
         afterwards = " and start again" if self.newest_checkpoint() is None else f" and go on with --resume {self.path}"
-        with writing(f"the run's folder {self.path}", self._advice, afterwards):
+        with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
             yield
+
+    @contextlib.contextmanager
+    def continuing(self) -> Iterator[None]:
+        """Errors of writes within do not advise to start or resume a run: training continues."""
+        self._continues = True
+        try:
+            yield
+        finally:
+            self._continues = False
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Writes a checkpoint atomically, then removes the oldest ones.
@@ -193,13 +228,24 @@ class RunFolder:
             self.journal.mkdir(exist_ok=True)
             save_checkpoint(self._journal_path(number), tensors, {})
 
+    def remove_journal(self) -> None:
+        """Removes the files of an earlier session's journal, which a new one does not continue."""
+        with self.writing():
+            for file in self.journal.glob("*.safetensors"):
+                file.unlink()
+
     def load_journal(self, number: int) -> dict[str, Tensor]:
         """Reads what `save_journal` wrote.
 
         Raises:
             RunFolderError: The file is missing or damaged.
         """
-        return load_checkpoint(self._journal_path(number)).tensors
+        try:
+            return load_checkpoint(self._journal_path(number)).tensors
+        except RunFolderError as error:
+            raise RunFolderError(
+                f"the run's journal cannot be read ({error.__cause__ or error}): continue without it by --no-serial"
+            ) from error
 
     def _journal_path(self, number: int) -> Path:
         return self.journal / f"{number:06d}.safetensors"

@@ -68,6 +68,7 @@ def train(trainer: Trainer) -> None:
         if trainer.resumed is not None and journal is not None and "actor" in trainer.resumed.state:
             counts = _restore(trainer, trainer.resumed, journal, actor)
         else:
+            trainer.folder.remove_journal()
             if restored:
                 table = memory.stats()
                 counts = _Counts(inserted=table["inserted_items"], drawn=table["sampled_items"])
@@ -105,7 +106,7 @@ def train(trainer: Trainer) -> None:
             if trainer.report_due_by_steps:
                 trainer.report(memory)
             if trainer.checkpoint_due:
-                trainer.checkpoint_on_the_way(checkpoint)
+                trainer.periodic_checkpoint(checkpoint)
         trainer.report_rest(memory)
         checkpoint()
         actor.close()

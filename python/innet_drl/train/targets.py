@@ -18,7 +18,7 @@ import torch
 
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError
-from innet_drl.train.learner import Learner
+from innet_drl.train.learner import Learner, use_device
 
 POLL_SECONDS = 0.05
 """Period at which `close` checks whether the thread has ended."""
@@ -71,6 +71,7 @@ class TargetsAhead:
     def _run(self, threads: int) -> None:
         # The number of threads is a setting of each thread.
         torch.set_num_threads(threads)
+        use_device(self._learner.device)
         chooser = copy.deepcopy(self._learner.network).requires_grad_(False)
         while not self._stopped.is_set():
             try:

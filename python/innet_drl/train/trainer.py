@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import signal
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 """Seconds from a checkpoint that could not be written to the next try."""
 KEPT_LINES = 10_000
-"""Lines of metrics kept for a disk that is full."""
+"""Largest number of pending lines of metrics."""
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
@@ -54,7 +55,7 @@ class Result:
     agent_steps: int
     learner_updates: int
     seconds: float
-    """Seconds of training over all sessions of the run, without the last evaluation and the video."""
+    """Seconds of training over all sessions of the run, without evaluations and the video."""
     evaluation: Evaluation | None
     """The last evaluation; `None` if training was interrupted or made no update."""
 
@@ -117,6 +118,8 @@ class Trainer:
             signal.signal(name, handler)
         if self._files is not None:
             with self.folder.writing():
+                with contextlib.suppress(RunFolderError):
+                    self._write_pending_lines()
                 self._files.close()
 
     def begin(self) -> None:
@@ -125,12 +128,12 @@ class Trainer:
         Raises:
             RunFolderError: It cannot be written.
         """
-        self.folder.begin(self.config)
         with self.folder.writing():
             if not self.keeps_memory:
                 # A snapshot of an earlier session would be older than the checkpoints to come.
                 self.folder.snapshot.unlink(missing_ok=True)
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
+        self.folder.begin(self.config)
 
     @property
     def keeps_memory(self) -> bool:
@@ -296,17 +299,18 @@ class Trainer:
         """Whether `checkpoint_minutes` passed since the last one, or `RETRY_SECONDS` since one that failed."""
         return time.monotonic() >= self._next_checkpoint
 
-    def checkpoint_on_the_way(self, write: Callable[[], None]) -> None:
-        """Writes a checkpoint that training can do without: where the disk is full, training goes on and tries again.
+    def periodic_checkpoint(self, write: Callable[[], None]) -> None:
+        """Writes a periodic checkpoint; if it cannot be written, as on a full disk, warns and retries later.
 
         Raises:
             DivergedError: A weight is infinite or NaN.
         """
         try:
-            write()
+            with self.folder.continuing():
+                write()
         except RunFolderError as error:
             self._next_checkpoint = time.monotonic() + RETRY_SECONDS
-            logger.warning("no checkpoint: %s; the next try is in %g s", error, RETRY_SECONDS)
+            logger.warning("the checkpoint is not complete: %s; the next try is in %g s", error, RETRY_SECONDS)
 
     def checkpoint(
         self,
@@ -335,18 +339,19 @@ class Trainer:
         self.stopwatch.lap("checkpoint")
 
     def _write(self, metrics: Metrics) -> None:
-        """Writes a line of metrics, and first those that a full disk has kept from being written, and shows it."""
+        """Writes pending lines of metrics, then this one, and shows it."""
         self._last_line = metrics
         self._unwritten.append(metrics)
         try:
-            self._write_kept_lines()
+            with self.folder.continuing():
+                self._write_pending_lines()
         except RunFolderError as error:
             if len(self._unwritten) == 1:
-                logger.warning("lines of metrics are kept back until they can be written: %s", error)
+                logger.warning("lines of metrics are pending until they can be written: %s", error)
         scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
         self.page.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
 
-    def _write_kept_lines(self) -> None:
+    def _write_pending_lines(self) -> None:
         assert self._files is not None
         with self.folder.writing():
             while self._unwritten:
@@ -391,7 +396,7 @@ class Trainer:
                 self.report_evaluation(evaluation)
             if config.video and not self.interrupted:
                 self._record_video()
-        self._write_kept_lines()
+        self._write_pending_lines()
         best = "-" if meter.best is None else f"{meter.best:g}"
         logger.info(
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "

@@ -41,13 +41,17 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
     """
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")
+    if not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"--seconds {seconds}: it must be a number above 0")
+    partial = path.with_suffix(".partial.mp4")
     # The error of a missing or read-only folder is clearer here than from ffmpeg.
-    path.touch()
+    partial.touch()
     try:
-        return _record(config, network, path, seed, seconds)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+        score = _record(config, network, partial, seed, seconds)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return score
 
 
 def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float) -> float:
@@ -99,22 +103,22 @@ def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[t
     try:
         environment = gymnasium.make(config.environment, render_mode="rgb_array")
         observation, _ = environment.reset(seed=seed)
-        picture: Any = environment.render()
+        first_action = int(getattr(environment.action_space, "start", 0))
+        ended = False
+        while not ended:
+            action = _act(config, network, np.asarray(observation, np.float32)[None], random)
+            observation, reward, terminated, truncated, _ = environment.step(int(action[0]) + first_action)
+            ended = terminated or truncated
+            picture: Any = environment.render()
+            if getattr(picture, "shape", ())[2:] != (3,):
+                raise ValueError(
+                    f"its render returns {type(picture).__name__}, and a video wants arrays [height, width, 3] of the "
+                    "render mode rgb_array"
+                )
+            yield np.asarray(picture, np.uint8), float(reward)
     except Exception as error:
         # An environment of the user's own may raise anything.
         raise UnavailableEnvironmentError(f"{config.environment} cannot be drawn: {error}") from error
-    if not isinstance(picture, np.ndarray) or picture.ndim != 3:
-        raise UnavailableEnvironmentError(
-            f"{config.environment} cannot be drawn: its render returns {type(picture).__name__}, and a video wants "
-            "arrays [height, width, 3] of the render mode rgb_array"
-        )
-    first_action = int(getattr(environment.action_space, "start", 0))
-    ended = False
-    while not ended:
-        action = _act(config, network, np.asarray(observation, np.float32)[None], random)
-        observation, reward, terminated, truncated, _ = environment.step(int(action[0]) + first_action)
-        ended = terminated or truncated
-        yield np.asarray(environment.render(), np.uint8), float(reward)
 
 
 def _act(
