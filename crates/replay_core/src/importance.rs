@@ -13,6 +13,19 @@ pub enum Normalization {
     Memory,
 }
 
+/// Checks the exponent of importance weights, before a sample waits for its items.
+///
+/// # Errors
+/// [`Error::Config`] for one that is negative or not finite.
+pub fn check_beta(beta: f64) -> Result<()> {
+    if beta.is_finite() && beta >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "the importance-sampling exponent beta is 0 or more, got {beta}"
+    )))
+}
+
 /// Weights of items from their probabilities. N, the number of live items, cancels: the largest weight belongs to the
 /// smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive probability
 /// was not drawn at random and weighs 1.
@@ -26,11 +39,7 @@ pub(crate) fn importance_weights(
     beta: f64,
     normalization: Normalization,
 ) -> Result<Vec<f32>> {
-    if !(beta.is_finite() && beta >= 0.0) {
-        return Err(Error::Config(format!(
-            "the importance-sampling exponent beta is 0 or more, got {beta}"
-        )));
-    }
+    check_beta(beta)?;
     let drawn = |p: f64| p > 0.0 && p.is_finite();
     let smallest = match normalization {
         Normalization::Batch => probabilities

@@ -222,6 +222,22 @@ impl TableConfig {
     /// Bytes that a chunk counts for beside its steps as stored: what is kept about it.
     pub const CHUNK_BYTES: u64 = 512;
 
+    /// Names that arguments of a writer's append and arrays of a batch have.
+    pub const RESERVED_COLUMNS: [&str; 12] = [
+        "terminated",
+        "truncated",
+        "first",
+        "final",
+        "q",
+        "final_q",
+        "priority",
+        "timeout",
+        "weight",
+        "probability",
+        "key",
+        "age",
+    ];
+
     /// A table with the defaults of every other field.
     pub fn new(name: impl Into<String>, columns: Vec<Column>, capacity: u64) -> Self {
         TableConfig {
@@ -278,6 +294,12 @@ impl TableConfig {
             if column.name.is_empty() || column.name.len() > 128 || column.shape.len() > 8 {
                 return refuse(format!(
                     "column {i} needs a name of 1 to 128 bytes and at most 8 dimensions"
+                ));
+            }
+            if Self::RESERVED_COLUMNS.contains(&column.name.as_str()) {
+                return refuse(format!(
+                    "column {:?} has the name of an argument of append or of an array of a batch; name it otherwise",
+                    column.name
                 ));
             }
             if self.columns[..i].iter().any(|c| c.name == column.name) {

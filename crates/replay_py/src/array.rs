@@ -10,7 +10,6 @@ use numpy::{
 };
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyInt};
 
 use replay_core::schema::Dtype;
 
@@ -47,8 +46,8 @@ pub struct Input {
     pub bytes: ArrayBytes,
 }
 
-/// Expected dtype and shape. Python scalars and lists, which have no dtype, are converted unless a number would change its
-/// kind or overflow. A scalar is repeated for all elements.
+/// Expected dtype and shape. Scalars, of Python or NumPy, and lists are converted unless a number would change its kind or
+/// overflow. A scalar is repeated for all elements.
 #[derive(Clone, Copy)]
 pub struct Expected<'a> {
     pub dtype: Dtype,
@@ -64,7 +63,9 @@ pub fn read(
 ) -> PyResult<Input> {
     let array = as_array(value, &refuse)?;
     let array = match expected {
-        Some(expected) if is_literal(value)? => convert_literal(value, array, expected)?,
+        Some(expected) if array.ndim() == 0 || is_literal(value)? => {
+            convert_literal(array, expected)?
+        }
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
@@ -131,10 +132,12 @@ impl Numbers {
     pub fn to_f64(&self) -> Vec<f64> {
         let bytes = self.0.bytes.as_slice();
         match self.0.dtype {
-            Dtype::Float16 => map(bytes, |b| half::f16::from_ne_bytes(b).to_f64()),
             Dtype::Float32 => map(bytes, |b| f64::from(f32::from_ne_bytes(b))),
-            Dtype::Int64 => map(bytes, |b| i64::from_ne_bytes(b) as f64),
-            _ => map(bytes, f64::from_ne_bytes),
+            Dtype::Float64 => map(bytes, f64::from_ne_bytes),
+            other => bytes
+                .chunks_exact(other.bytes())
+                .map(|element| other.read(element))
+                .collect(),
         }
     }
 
@@ -159,7 +162,22 @@ fn map<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
     values.iter().map(|&value| read(value)).collect()
 }
 
-/// Reads one dimension of numbers of one of the dtypes in `allowed`.
+/// Dtypes of priorities.
+pub const PRIORITIES: [Dtype; 11] = [
+    Dtype::Float32,
+    Dtype::Float64,
+    Dtype::Float16,
+    Dtype::Int64,
+    Dtype::Int32,
+    Dtype::Int16,
+    Dtype::Int8,
+    Dtype::Uint64,
+    Dtype::Uint32,
+    Dtype::Uint16,
+    Dtype::Uint8,
+];
+
+/// Reads one dimension of numbers of one of the dtypes in `allowed`; an empty list has no dtype.
 ///
 /// # Errors
 /// `ConfigError` that names `what`.
@@ -173,7 +191,8 @@ pub fn numbers(value: &Bound<'_, PyAny>, what: &str, allowed: &[Dtype]) -> PyRes
         )
     };
     let input = read(value, None, refuse)?;
-    if !allowed.contains(&input.dtype) || input.shape.len() != 1 {
+    let empty = input.shape == [0];
+    if !(empty || allowed.contains(&input.dtype)) || input.shape.len() != 1 {
         return Err(refuse(format!("{}{:?}", input.dtype.name(), input.shape)));
     }
     Ok(Numbers(input))
@@ -199,7 +218,7 @@ fn as_array<'py>(
     }
 }
 
-/// Whether a value is a Python scalar or list, without a dtype of its own.
+/// Whether a value is a list, or whatever else has no dtype of its own.
 fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     // Exact types first: an attribute lookup takes longer than the rest of the reading.
     Ok(!value.is_instance_of::<PyUntypedArray>()
@@ -208,11 +227,10 @@ fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// A scalar or list converted to the expected array, or unchanged if a number would change.
 fn convert_literal<'py>(
-    value: &Bound<'py, PyAny>,
     array: Bound<'py, PyUntypedArray>,
     expected: Expected<'_>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
-    let py = value.py();
+    let py = array.py();
     let numpy = py.import("numpy")?;
     let convert = || array.call_method1("astype", (dtype::to_numpy(py, expected.dtype),));
     let converted = match (array.dtype().kind(), dtype::kind(expected.dtype)) {
@@ -227,10 +245,7 @@ fn convert_literal<'py>(
         }
         _ => return Ok(array),
     };
-    let scalar = value.is_instance_of::<PyBool>()
-        || value.is_instance_of::<PyInt>()
-        || value.is_instance_of::<PyFloat>();
-    let converted = if scalar {
+    let converted = if array.ndim() == 0 {
         numpy.call_method1("full", (expected.shape, &converted))?
     } else {
         converted
@@ -248,7 +263,7 @@ impl Owner {
     }
 }
 
-/// A writable NumPy array over memory that `owner` keeps alive.
+/// A NumPy array over memory that `owner` keeps alive.
 ///
 /// # Safety
 /// `data` is aligned for `dtype`; every element that `shape` and `strides` (in bytes; `None` is C order) reach
@@ -260,6 +275,7 @@ pub unsafe fn over<'py>(
     dtype: Dtype,
     shape: &[usize],
     strides: Option<&[usize]>,
+    writable: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = owner.py();
     let mut shape: Vec<npy_intp> = shape.iter().map(|&n| n as npy_intp).collect();
@@ -278,7 +294,11 @@ pub unsafe fn over<'py>(
                 .as_mut()
                 .map_or(std::ptr::null_mut(), |strides| strides.as_mut_ptr()),
             data.cast(),
-            npyffi::NPY_ARRAY_WRITEABLE,
+            if writable {
+                npyffi::NPY_ARRAY_WRITEABLE
+            } else {
+                0
+            },
             std::ptr::null_mut(),
         );
         Bound::from_owned_ptr_or_err(py, array)?

@@ -44,6 +44,8 @@ impl PyBatch {
                     array.dtype,
                     &array.shape,
                     Some(&array.strides),
+                    // Arrays share rows: writing one would change another.
+                    false,
                 )
             }?;
             arrays.set_item(&array.name, value)?;
@@ -159,6 +161,7 @@ impl PyBatch {
                             replay_core::schema::Dtype::Uint8,
                             &[array.buffer.len()],
                             None,
+                            true,
                         )
                     }?;
                     let arrays = PyList::empty(py);

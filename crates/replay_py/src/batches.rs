@@ -9,6 +9,7 @@ use std::time::Instant;
 use pyo3::prelude::*;
 
 use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::importance;
 use replay_core::replay::{SampleChannel, Wait};
 
 use crate::batch::PyBatch;
@@ -16,7 +17,7 @@ use crate::class::context_manager;
 use crate::draw::{DecodedSample, Draw};
 use crate::process_local::ProcessLocal;
 use crate::turns::{Turns, lock};
-use crate::wait;
+use crate::{error, wait};
 
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
@@ -52,10 +53,12 @@ impl<'py> FromPyObject<'_, 'py> for Beta {
 
 impl Beta {
     fn now(&self, py: Python<'_>) -> PyResult<f64> {
-        match self {
-            Beta::Number(beta) => Ok(*beta),
-            Beta::Schedule(schedule) => schedule.call0(py)?.extract(py),
-        }
+        let beta = match self {
+            Beta::Number(beta) => *beta,
+            Beta::Schedule(schedule) => schedule.call0(py)?.extract(py)?,
+        };
+        importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
+        Ok(beta)
     }
 }
 

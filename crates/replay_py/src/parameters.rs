@@ -40,7 +40,7 @@ impl PyParameters {
             // `owner` holds the memory, and only arrays on it touch it from here on.
             let array = unsafe {
                 let data = start.add(entry.range.start);
-                array::over(owner.as_any(), data, dtype, &entry.shape, None)
+                array::over(owner.as_any(), data, dtype, &entry.shape, None, true)
             }?;
             tensors.set_item(entry.name, array)?;
         }

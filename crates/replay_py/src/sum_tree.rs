@@ -11,8 +11,6 @@ use crate::{array, error};
 
 /// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
 const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
-/// Dtypes of priorities.
-const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
 
 /// Smallest batch for which the interpreter lock is released. A smaller one takes less than 1 ms, while another busy thread
 /// would keep the lock for 5 ms.
@@ -73,7 +71,7 @@ impl PySumTree {
         priority: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let index = array::numbers(index, "index", &INDEXES)?;
-        let priority = array::numbers(priority, "priority", &PRIORITIES)?;
+        let priority = array::numbers(priority, "priority", &array::PRIORITIES)?;
         self.run(py, index.len(), |tree| {
             tree.update(&index.to_i64(), priority.to_f64())
         })

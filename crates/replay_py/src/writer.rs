@@ -134,9 +134,8 @@ impl PyWriter {
 
     fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
         let input = self.read("priority", value, Dtype::Float64, &[])?;
-        if !matches!(input.dtype, Dtype::Float32 | Dtype::Float64) || input.shape != [self.streams]
-        {
-            return Err(self.refuse(value.py(), "priority", "float32 or float64", &input));
+        if !array::PRIORITIES.contains(&input.dtype) || input.shape != [self.streams] {
+            return Err(self.refuse(value.py(), "priority", "numbers", &input));
         }
         let priorities = array::Numbers(input).to_f64();
         Ok(priorities.into_iter().map(|p| p as f32).collect())

@@ -70,6 +70,9 @@ struct Sampling<'a> {
     finished: bool,
 }
 
+/// Steps without an item after which a waiting sample asks whether its writers drop their windows.
+const STEPS_OF_ITEMS: u64 = 100;
+
 impl Table {
     /// Most bytes of one drawn batch, rows and blobs.
     pub const MAX_BATCH_BYTES: u64 = 1 << 30;
@@ -125,11 +128,23 @@ impl Table {
         }
     }
 
+    /// Adds to the reason of a wait that steps have arrived and made no item.
+    fn why_no_items(&self, waits: String) -> String {
+        let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
+        if steps < STEPS_OF_ITEMS || self.counters.inserted_items.load(Ordering::Relaxed) > 0 {
+            return waits;
+        }
+        format!(
+            "{waits}; {steps} steps have arrived and made no item: are they all the first of an episode (first=True)? \
+             Writer.dropped_windows counts the windows that end so"
+        )
+    }
+
     fn draw(&self, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
         let admitted = match self.limiter.admit_draw(live, request.count, short) {
             Ok(admitted) => admitted,
-            Err(waits) => return Ok(Attempt::Blocked(waits)),
+            Err(waits) => return Ok(Attempt::Blocked(self.why_no_items(waits))),
         };
         let mut batch = Sampling::new(self, request, admitted);
         match self.items.reserve_draws(batch.admitted.items, short) {

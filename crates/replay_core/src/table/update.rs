@@ -17,15 +17,12 @@ impl Table {
     ///
     /// # Errors
     /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or
-    /// [`Error::Protocol`] (not as many priorities as keys).
+    /// [`Error::Schema`] (not as many priorities as keys).
     pub fn update_priorities(&self, keys: &[u64], priorities: &[f64]) -> Result<UpdateReceipt> {
         self.check_open()?;
         if keys.len() != priorities.len() {
-            return Err(Error::Protocol(format!(
-                "{} keys came with {} priorities",
-                keys.len(),
-                priorities.len()
-            )));
+            let reason = format!("{} keys and {} priorities", keys.len(), priorities.len());
+            return Err(Error::schema(&self.config.name, reason));
         }
         for &priority in priorities {
             check_priority(priority)?;

@@ -7,6 +7,7 @@ use std::time::Instant;
 use pyo3::prelude::*;
 
 use replay_core::error::{Error, ErrorCode};
+use replay_core::importance;
 use replay_core::replay::{Replay, SampleRequest};
 use replay_core::schema::Dtype;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
@@ -36,8 +37,6 @@ const DECODERS_PER_TABLE: usize = 8;
 
 /// Dtypes of keys. torch returns them as signed integers.
 const KEYS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
-/// Dtypes of priorities.
-const PRIORITIES: [Dtype; 4] = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Int64];
 
 impl PyReplay {
     pub(super) fn decoders(&self) -> MutexGuard<'_, Decoders> {
@@ -159,6 +158,7 @@ impl PyReplay {
         threads: usize,
     ) -> PyResult<PyBatch> {
         let deadline = wait::deadline(py, timeout)?;
+        importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let draw = self.draw(
             py,
             table,
@@ -234,7 +234,7 @@ impl PyReplay {
         timeout: Option<f64>,
     ) -> PyResult<PyUpdateReceipt> {
         let keys = array::numbers(key, "key", &KEYS)?;
-        let priorities = array::numbers(priority, "priority", &PRIORITIES)?;
+        let priorities = array::numbers(priority, "priority", &array::PRIORITIES)?;
         let receipt = self.call(py, timeout, |replay, wait| {
             replay.update_priorities(table, &keys.to_bits(), &priorities.to_f64(), wait)
         })?;
