@@ -30,7 +30,7 @@ CHECKED = 64
 LARGEST_BATCH = 512
 """Transitions that wait together, in echo."""
 PATIENCE_S = 5.0
-"""For what is under way when a server is asked what it took in."""
+"""Seconds for transitions in flight to arrive before a server's count is read."""
 LEAST = 1_600
 """Transitions that are on a server before anything is drawn."""
 

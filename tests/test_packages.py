@@ -109,6 +109,16 @@ def test_training_does_not_depend_on_the_baseline() -> None:
     assert naming == {"config.py"}
 
 
+def test_the_baseline_takes_what_a_memory_needs_and_no_more() -> None:
+    """`MemorySettings`, and neither `Config`, the actor nor the session."""
+    reached = {
+        name: [word for word in ("config.", "Config", "train.actor", "train.trainer") if word in text]
+        for name in ("messages.py", "redis_memory.py", "redis_store.py")
+        for text in [(PACKAGE / "bench" / name).read_text()]
+    }
+    assert reached == {"messages.py": [], "redis_memory.py": [], "redis_store.py": []}
+
+
 def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     code = (
         "import sys; before = set(sys.modules); import innet_drl\n"

@@ -469,8 +469,8 @@ impl Exchange for AsynchronousSession {
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
         let silence = self
             .unanswered_since
-            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        if silence >= self.deadline {
+            .map(|since| now.saturating_duration_since(since));
+        if let Some(silence) = silence.filter(|&silence| silence >= self.deadline) {
             self.failure.get_or_insert(Error::Silent {
                 address: self.session.aggregator,
                 waited_ms: silence.as_millis(),

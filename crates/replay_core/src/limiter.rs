@@ -240,16 +240,17 @@ impl Limiter {
         self.restart(0, 0);
     }
 
+    /// Starts a new epoch with these counts. Only under the table's insert lock.
     fn restart(&self, inserted: u64, drawn: u64) {
         let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
-        // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw`), and
+        // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw` and `grant`), and
         // one that read both before fails its compare-and-exchange.
         self.drawn.store(epoch | drawn, Ordering::Release);
         self.inserted.store(epoch | inserted, Ordering::Release);
     }
 
     /// Continues the counts of a limiter of these settings (`samples_per_insert`, `slack`, `min_size`). If they differ
-    /// from this limiter's, the count of draws is moved to where neither side is further ahead than this one allows.
+    /// from this limiter's, the count of samples is clamped so that neither side is further ahead than this limiter allows.
     /// Only under the table's insert lock.
     ///
     /// # Panics

@@ -11,8 +11,8 @@
 //!   retired  not live, some pins   the last unpin drops the value -> free, next generation
 //! ```
 //!
-//! A pin is one compare-and-exchange of that word: to look and then to count would leave a gap in which the value
-//! is dropped. `insert`, `pin`, `unpin` and `retire` are lock-free.
+//! A pin is one compare-and-exchange of that word: with a check before a separate count, the value could be
+//! dropped in between. `insert`, `pin`, `unpin` and `retire` are lock-free.
 
 use std::mem::MaybeUninit;
 use std::ops::Deref;

@@ -358,22 +358,22 @@ struct JoinGradients {
   # are datagrams (crates/gradients/src/packet.rs).
   job @0 :Text;
   worker @1 :UInt16;
-  # from 0; who takes a place that is taken replaces its worker
+  # from 0; a worker with the number of another one replaces it
   workers @2 :UInt16;
   # at this server, at most 64
   world @3 :UInt32;
-  # of the job in all: more than `workers` where the server sends its sums to one above it
+  # workers of the whole job: more than `workers` if the server sends its sums to a parent
   name @4 :Text;
-  # for people: it stands in errors
+  # shown in error messages
   arithmetic @5 :Arithmetic;
   segmentValues @6 :UInt16;
   # float32 values of a datagram, at most 360
   deadlineMs @7 :UInt32;
   # how long a segment waits for a worker
   below @8 :UInt32;
-  # 0 for a worker. This is a server with sums of so many workers: `worker` and `workers` number the servers that send here
+  # 0 for a worker; for a server, the number of workers in its sums, and `worker` and `workers` count servers
   values @9 :UInt32;
-  # of the vector, where workers do not wait for each other; 0 where they do, and then the next two are as well
+  # length of the vector in an asynchronous job; in a synchronous one this and the next two are 0
   threshold @10 :UInt16;
   # contributions that make a sum
   staleness @11 :UInt16;
@@ -384,9 +384,9 @@ struct GradientsJoined {
   address @0 :Text;
   # ip:port of the aggregator's UDP; an ip of all zeros is the server's own
   session @1 :UInt32;
-  # drawn at random: stands in every datagram
+  # random; in every datagram
   key @2 :Data;
-  # 16 random bytes: stand in datagrams that could harm others
+  # 16 random bytes; in datagrams that change a job
   round @3 :UInt64;
   # the first that the worker takes part in
   window @4 :UInt32;

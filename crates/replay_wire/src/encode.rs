@@ -4,12 +4,12 @@ use bytes::Bytes;
 use capnp::message::{Builder, HeapAllocator};
 use capnp::serialize;
 
-use super::fields::{Field, Message, list_len, write_list};
+use super::fields::{Field, Message, internal, list_len, write_list};
 use super::frame::{HEADER_BYTES, OutgoingFrame};
 use super::innet_capnp as wire;
 use super::{Reply, ReplyBody, Request, RequestBody};
 use gradients::JoinJob;
-use replay_core::error::{Error, Result};
+use replay_core::error::Result;
 use replay_core::replay::{Push, SampleRequest, Sampled};
 
 /// The frame of a request. Its payload is shared, not copied.
@@ -155,10 +155,6 @@ fn head(message: &Builder<HeapAllocator>) -> Result<Vec<u8>> {
     head.resize(HEADER_BYTES, 0);
     serialize::write_message(&mut head, message).map_err(internal)?;
     Ok(head)
-}
-
-pub(super) fn internal(error: capnp::Error) -> Error {
-    Error::Internal(format!("a message could not be built: {error}"))
 }
 
 fn set_push(mut out: wire::push::Builder<'_>, push: &Push) -> Result<()> {

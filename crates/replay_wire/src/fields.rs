@@ -5,7 +5,6 @@ use capnp::traits::OwnedStruct;
 use capnp::{NotInSchema, data, struct_list, text};
 use pastey::paste;
 
-use super::encode::internal;
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
 use gradients::{Arithmetic, Asynchronous, Ticket};
@@ -205,7 +204,7 @@ impl<const N: usize> Field for [u8; N] {
 
     fn read(data: Self::Read<'_>) -> Result<Self> {
         let data = data.map_err(malformed)?;
-        let wrong_length = || format!("a nonce, proof or key has {N} bytes, got {}", data.len());
+        let wrong_length = || format!("a field of {N} bytes has {}", data.len());
         <[u8; N]>::try_from(data).map_err(|_| Error::Protocol(wrong_length()))
     }
 
@@ -286,6 +285,10 @@ pub fn list_len(what: &'static str, len: usize) -> Result<u32> {
         });
     }
     Ok(len as u32)
+}
+
+pub(super) fn internal(error: capnp::Error) -> Error {
+    Error::Internal(format!("a message could not be built: {error}"))
 }
 
 pub fn malformed(error: capnp::Error) -> Error {

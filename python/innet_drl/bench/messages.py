@@ -50,9 +50,9 @@ class ArrayLayout:
 
 def _own_table(settings: MemorySettings, columns: Mapping[str, innet.Column], capacity_bytes: int) -> innet.Table:
     """The run's table with other columns, and slack for whole messages in flight."""
-    table, config = settings.table, settings.config
-    chunk = config.chunk_steps * config.environments
-    extra_steps = config.playing_actors * max(0, config.message_transitions - chunk)
+    table = settings.table
+    chunk = settings.chunk_steps * settings.environments
+    extra_steps = settings.actors * max(0, settings.message_transitions - chunk)
     return innet.Table(
         table.name,
         columns,
@@ -78,9 +78,9 @@ class FrameFormat:
 
     def __init__(self, settings: MemorySettings) -> None:
         spec = settings.spec
-        self.streams = settings.config.environments
-        self.chunk_steps = settings.config.chunk_steps
-        self.message_rows = math.ceil(settings.config.message_transitions / self.streams)
+        self.streams = settings.environments
+        self.chunk_steps = settings.chunk_steps
+        self.message_rows = math.ceil(settings.message_transitions / self.streams)
         self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes)
         """Table of the learner's own replay."""
         self.view = settings.view
@@ -168,7 +168,7 @@ class StackFormat:
 
     def __init__(self, settings: MemorySettings, codec: Literal["lz4", "none"] = "lz4") -> None:
         self.settings = settings
-        self.transitions = settings.config.message_transitions
+        self.transitions = settings.message_transitions
         spec = settings.spec
         images = len(spec.frame_shape) == 2
         observation = innet.Column("float32", spec.observation_shape, codec=codec if images else "none")
@@ -179,7 +179,7 @@ class StackFormat:
             "reward": innet.Column("float32"),
             "discount": innet.Column("float32"),
         }
-        self.table = _own_table(settings, columns, int(STACKS_SHARE * settings.config.max_bytes) if images else 0)
+        self.table = _own_table(settings, columns, int(STACKS_SHARE * settings.max_bytes) if images else 0)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
         self.layout = ArrayLayout(
@@ -214,9 +214,9 @@ class _StackBuilder:
     """Builds n-step transitions (Sutton & Barto, 2018, equation 7.1) with the actor's own TD error as priority."""
 
     def __init__(self, settings: MemorySettings) -> None:
-        spec, streams = settings.spec, settings.config.environments
+        spec, streams = settings.spec, settings.environments
         self._n, self._gamma = settings.view.n, settings.view.gamma
-        self._transitions = settings.config.message_transitions
+        self._transitions = settings.message_transitions
         self._stack = spec.stack
         self._observation = np.zeros((streams, spec.stack, *spec.frame_shape), spec.frame_dtype)
         self._open: list[deque[_OpenTransition]] = [deque() for _ in range(streams)]
@@ -295,4 +295,4 @@ MessageReader = _FrameReader | _StackReader
 
 def message_format(settings: MemorySettings) -> MessageFormat:
     """Returns the format of a run's settings."""
-    return FrameFormat(settings) if settings.config.message == "frames" else StackFormat(settings)
+    return FrameFormat(settings) if settings.message == "frames" else StackFormat(settings)

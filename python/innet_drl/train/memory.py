@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -58,9 +59,8 @@ TABLE_SETTINGS = (
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """A run's settings, and what its memory depends on besides."""
+    """The part of a run's settings that its memory depends on."""
 
-    config: Config
     address: str
     """`embedded`, or the address to create the memory at or to join it by."""
     table: innet.Table
@@ -70,6 +70,18 @@ class MemorySettings:
     spec: EnvironmentSpec
     parameters: Mapping[str, NDArray[Any]]
     """Tensors of the names, dtypes and shapes that will be published."""
+    actors: int
+    environments: int
+    """Environments of one actor."""
+    chunk_steps: int
+    batch_size: int
+    importance_exponent: float
+    prefetch: int
+    max_bytes: int
+    seed: int
+    tls_ca: Path | None
+    message: str
+    message_transitions: int
     resumed: bool
     """The run continues from a checkpoint: a memory of its name may exist."""
     changed_flags: str
@@ -160,14 +172,13 @@ class ReplayMemory(abc.ABC):
 
     def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
         """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
-        config = self._settings.config
+        settings = self._settings
         return self.replay.batches(
             self._name,
-            config.batch_size,
+            settings.batch_size,
             self._view,
-            beta=config.importance_exponent,
-            # A serial run is repeatable only if it samples when a batch is asked for.
-            prefetch=0 if config.serial else config.prefetch,
+            beta=settings.importance_exponent,
+            prefetch=settings.prefetch,
             device=device,
             timeout=timeout,
         )
@@ -211,7 +222,7 @@ class ServerMemory(ReplayMemory):
     @contextlib.contextmanager
     def join(cls, settings: MemorySettings) -> Iterator[Self]:
         """Connects to the server."""
-        with innet.connect(settings.address, token=settings.token, tls_ca=settings.config.replay_ca) as replay:
+        with innet.connect(settings.address, token=settings.token, tls_ca=settings.tls_ca) as replay:
             yield cls(replay, settings, settings.address)
 
     def writer(self, actor: int) -> innet.Writer:
@@ -219,10 +230,10 @@ class ServerMemory(ReplayMemory):
         settings = self._settings
         return self.replay.writer(
             self._name,
-            settings.config.environments,
+            settings.environments,
             settings.view,
             name=f"actor {actor}",
-            chunk_steps=settings.config.chunk_steps,
+            chunk_steps=settings.chunk_steps,
         )
 
     def get_parameters(self, newer_than: int = 0) -> innet.Parameters | None:
@@ -289,12 +300,23 @@ def memory_settings(
         earlier: Settings of the session before; `None` for a new run.
     """
     return MemorySettings(
-        config=config,
         address=config.replay if address is None else address,
         table=make_table(config, spec, name),
         view=make_view(config, spec),
         spec=spec,
         parameters=parameters,
+        actors=config.playing_actors,
+        environments=config.environments,
+        chunk_steps=config.chunk_steps,
+        batch_size=config.batch_size,
+        importance_exponent=config.importance_exponent,
+        # A serial run is repeatable only if it samples when a batch is asked for.
+        prefetch=0 if config.serial else config.prefetch,
+        max_bytes=config.max_bytes,
+        seed=config.seed,
+        tls_ca=config.replay_ca,
+        message=config.message,
+        message_transitions=config.message_transitions,
         resumed=earlier is not None,
         changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
@@ -334,9 +356,8 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
     Raises:
         ConfigurationError: There is no room for the table.
     """
-    config = settings.config
     try:
-        return innet.Replay([table or settings.table], max_bytes=config.max_bytes, seed=config.seed)
+        return innet.Replay([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(f"no room for the memory ({error}): lower --capacity, or raise --max-bytes") from error
 
@@ -353,7 +374,7 @@ def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
 def _connect(settings: MemorySettings) -> innet.Replay:
     address, table = settings.address, settings.table
     try:
-        return innet.connect(address, token=settings.token, tables=[table], tls_ca=settings.config.replay_ca)
+        return innet.connect(address, token=settings.token, tables=[table], tls_ca=settings.tls_ca)
     except innet.errors.TableDiffersError as error:
         drop = f"innet_drl.connect({address!r}).drop_table({table.name!r})"
         if not settings.resumed:

@@ -24,7 +24,7 @@
 //!
 //! Each core has its own aggregator with its own jobs, its own UDP port, and its own queue of each device, over which the device
 //! distributes flows (RSS) if it can. A core that receives a datagram for another core's port hands it over by a queue in memory. The
-//! first core receives all frames of a device with one queue, and hands over what is for the others.
+//! first core receives all frames of a device with one queue, and hands over the datagrams of the other cores.
 
 mod aggregator;
 mod checksum;

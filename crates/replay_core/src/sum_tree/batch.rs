@@ -30,9 +30,8 @@ const AHEAD: usize = 16;
 
 impl<const FANOUT: usize> SumTree<FANOUT> {
     /// Sets many priorities; of a repeated item the last one counts. Returns how many updates found
-    /// their item; the others were for items that have gone. O(n depth), with at most one atomic add for each update
-    /// and level: a level with fewer words than there are changes gets one for each word, the others one for each run
-    /// of neighbours, such as a draw returns them.
+    /// their item. O(n depth), with at most one atomic add for each update and level: one for each word of a level that has
+    /// fewer words than there are changes, and one for each run of neighbouring changes on the others.
     pub fn set_batch(&self, updates: &[Update]) -> usize {
         let mut applied = 0;
         let mut mass = 0;

@@ -83,13 +83,13 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     /// Draws one leaf for each target in [0, 1), with a probability in proportion to its units, into `out`
-    /// (cleared first), and returns the total that a probability refers to: the root's at the start. A target
-    /// that met with no change is drawn in its turn: ascending targets give ascending slots.
+    /// (cleared first), and returns the total that a probability refers to: the root's at the start. Without concurrent
+    /// updates, ascending targets give ascending slots.
     ///
-    /// Nothing is drawn, and 0 returned, when no leaf has mass. Fewer than asked for are drawn when the mass goes
-    /// while drawing. A leaf whose priority rises while drawing may have more units than the total.
-    /// O(n depth); O(capacity + n log n) when restarts did not help, or the root shows no mass: writers under way
-    /// may hide what there is.
+    /// Nothing is sampled, and 0 returned, when no leaf has a priority above zero. Fewer than asked for are sampled when
+    /// priorities fall to zero meanwhile. A leaf whose priority rises meanwhile may have more units than the total.
+    /// O(n depth); O(capacity + n log n) when restarts did not help, or the root is zero while concurrent updates are
+    /// not in it yet.
     pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         out.clear();
         out.reserve(targets.len());

@@ -18,10 +18,10 @@ pub const FANOUT: usize = 16;
 
 /// Whether [`read`] can be used on this processor.
 pub fn is_available() -> bool {
-    is_x86_feature_detected!("avx2")
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1")
 }
 
-/// ChildSums sums of 16 children, to compare with in registers, and to look up in memory.
+/// Running sums of 16 children: in registers for comparisons, in memory for lookups.
 pub struct RunningSums {
     vectors: [__m256i; 4],
     lines: Lines,

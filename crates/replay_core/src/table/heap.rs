@@ -101,7 +101,7 @@ impl Heap {
         }
     }
 
-    /// Puts an item that was taken out back, unless another one has its slot.
+    /// Returns a removed item to the heap, unless another item has its slot.
     pub fn put_back(&mut self, key: ItemKey) {
         if self.has(key) {
             self.put(key.slot);

@@ -59,6 +59,8 @@ impl Table {
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(waits) => {
+                    // Without a notice: it would wake this call itself. Pushes that were refused because of these
+                    // items try again at the end of their slice.
                     for handle in prepared.chunks.iter().filter_map(|c| c.new.handle()) {
                         self.chunks.retire(handle);
                     }

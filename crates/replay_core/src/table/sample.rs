@@ -21,7 +21,7 @@ use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::{Held, StoredChunk};
 use super::{Attempt, Table};
 
-/// How often a batch draws again for items that were evicted under it before it gives up.
+/// Largest number of attempts to replace items of a batch that are evicted while it is sampled.
 const ROUNDS: usize = 32;
 
 /// Items whose rows are looked up side by side: enough to hide the cache misses, few enough to stay in the cache.

@@ -243,10 +243,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes an item whose last draw was taken back one that can be drawn.
+    /// Returns an item to the order after its last sample was taken back.
     pub fn put_back(&self, key: ItemKey) {
         match self {
-            // It is where it was for as long as it is live.
+            // A live item keeps its position.
             Queue::Fifo(_) => {}
             Queue::Heap(heap) => lock(heap).put_back(key),
         }

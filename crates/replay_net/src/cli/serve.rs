@@ -204,4 +204,34 @@ mod tests {
             assert!(refused.to_string().contains(part), "{refused}");
         }
     }
+
+    #[test]
+    fn every_field_of_the_configuration_has_a_flag_of_its_name() {
+        let filled = ServerConfig {
+            stack_config: Some("a".into()),
+            gradients: Some(([127, 0, 0, 1], 1).into()),
+            gradients_gateway: Some([10, 0, 0, 1].into()),
+            parent: Some("innet://a".parse().unwrap()),
+            parent_tls_ca: Some("a".into()),
+            token: Some(Secret("a".into())),
+            token_file: Some("a".into()),
+            tls_cert: Some("a".into()),
+            tls_key: Some("a".into()),
+            ..ServerConfig::default()
+        };
+        let mut fields: Vec<String> = toml::Table::try_from(filled)
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
+        fields.retain(|field| field != "tables");
+        fields.push("file".to_owned());
+        let mut flags: Vec<String> = Line::command()
+            .get_arguments()
+            .map(|argument| argument.get_id().to_string())
+            .collect();
+        fields.sort();
+        flags.sort();
+        assert_eq!(flags, fields);
+    }
 }

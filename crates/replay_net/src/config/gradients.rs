@@ -67,7 +67,7 @@ impl ServerConfig {
         }
         if usize::from(address.port()) + self.gradients_threads > 1 << 16 {
             return refuse(format!(
-                "{} threads take the ports from {} on, and there are not so many: choose a lower port",
+                "{} threads need as many ports from {} up to 65535, which are not enough: choose a lower port",
                 self.gradients_threads,
                 address.port()
             ));

@@ -193,8 +193,8 @@ impl World {
         }
     }
 
-    /// Asserts that `instant` is hardly over: by the server's next look at what waits and a few trips of 2 ms, in a
-    /// simulation. Elsewhere the machine may be busy, and what is not soon does not come in the test's time at all.
+    /// Asserts that `instant` is hardly over: in a simulation by one check of waiting requests and a few trips of
+    /// 2 ms. Elsewhere the machine may be busy, and a late event is one that does not happen within the test's time.
     pub fn assert_soon_after(&self, instant: Instant) {
         let late = self.now().saturating_duration_since(instant);
         let allowed = match &self.network {
