@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,7 +113,7 @@ def test_training_does_not_depend_on_the_baseline() -> None:
 def test_the_baseline_takes_what_a_memory_needs_and_no_more() -> None:
     """`MemorySettings`, and neither `Config`, the actor nor the session."""
     reached = {
-        name: [word for word in ("config.", "Config", "train.actor", "train.trainer") if word in text]
+        name: re.findall(r"\bconfig\.\w+\(|settings\.config|train\.config|train\.actor|train\.trainer", text)
         for name in ("messages.py", "redis_memory.py", "redis_store.py")
         for text in [(PACKAGE / "bench" / name).read_text()]
     }

@@ -74,8 +74,10 @@ class TorchBatches:
         batch = next(self._batches)
         if self._upload is not None:
             return self._upload(batch)
-        arrays = {name: torch.from_numpy(array).to(self._device) for name, array in batch.items()}
-        return TorchBatch(len(batch), arrays | {"key": batch.key})
+        arrays: dict[str, Any] = {"key": batch.key}
+        for flat, layout in batch._buffers():
+            arrays |= _tensors(torch.from_numpy(flat).to(self._device), layout)
+        return TorchBatch(len(batch), {name: arrays[name] for name in batch})
 
     def close(self) -> None:
         """Stops sampling ahead."""
@@ -89,6 +91,17 @@ class TorchBatches:
 
     def __repr__(self) -> str:
         return f"<TorchBatches on {self._device}, {self._batches!r}>"
+
+
+def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
+    """The tensors on a buffer of a batch (`Batch._buffers`) but the keys, which stay an array of NumPy."""
+    tensors = {}
+    for name, dtype, shape, strides, offset in layout:
+        if name != "key":
+            elements = (flat.numel() - offset) // dtype.itemsize
+            piece = flat[offset : offset + elements * dtype.itemsize]
+            tensors[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
+    return tensors
 
 
 class _Upload:
@@ -109,10 +122,7 @@ class _Upload:
             on_device = self._copy(torch.from_numpy(flat))
             # The allocator must not reuse the memory while the reader's stream uses it.
             on_device.record_stream(reader)
-            for name, dtype, shape, strides, offset in layout:
-                elements = (flat.size - offset) // dtype.itemsize
-                piece = on_device[offset : offset + elements * dtype.itemsize]
-                arrays[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
+            arrays |= _tensors(on_device, layout)
         reader.wait_stream(self._stream)
         return TorchBatch(len(batch), {name: arrays[name] for name in batch})
 
