@@ -137,7 +137,7 @@ def test_a_bad_beta_is_refused_before_the_wait(make_replay: MakeReplay) -> None:
 
 @pytest.mark.parametrize("name", ["terminated", "first", "final_q", "priority", "timeout", "weight", "key"])
 def test_a_column_with_the_name_of_an_argument_is_refused(make_replay: MakeReplay, name: str) -> None:
-    with pytest.raises(errors.TableError, match=rf'column "{name}" has the name of an argument.*name it otherwise'):
+    with pytest.raises(errors.TableError, match=rf'column "{name}" has the name of an argument.*rename it'):
         make_replay([innet.Table("t", {name: "float32"}, 100)])
 
 

@@ -298,7 +298,7 @@ impl TableConfig {
             }
             if Self::RESERVED_COLUMNS.contains(&column.name.as_str()) {
                 return refuse(format!(
-                    "column {:?} has the name of an argument of append or of an array of a batch; name it otherwise",
+                    "column {:?} has the name of an argument of append or of an array of a batch: rename it",
                     column.name
                 ));
             }

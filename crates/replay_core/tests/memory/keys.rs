@@ -82,7 +82,7 @@ fn a_bad_priority_among_good_ones_changes_nothing() {
         assert!(matches!(error, Error::Priority { .. }), "{error}");
     }
     let error = refusal(table.update_priorities(&keys, &[5.0]));
-    assert_eq!(error.code(), ErrorCode::Protocol);
+    assert_eq!(error.code(), ErrorCode::Schema);
     assert_eq!(table.stats()["total_priority"], 2.0);
     assert_eq!(table.stats()["max_priority"], 1.0);
     // Beyond what a priority can be is cut and counted; next to nothing stays drawable.
