@@ -17,6 +17,9 @@ use replay_core::replay::{Push, SampleRequest, Sampled};
 /// # Errors
 /// [`Error::TooLarge`] for lists and payloads over the format's limits, [`Error::Priority`] for a push with a priority that
 /// is NaN, infinite or negative.
+///
+/// [`Error::TooLarge`]: replay_core::error::Error::TooLarge
+/// [`Error::Priority`]: replay_core::error::Error::Priority
 pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
     let mut message = builder(match &request.body {
         RequestBody::Push(push) => 64 + 3 * (push.body.chunks.len() + push.body.items.len()),
@@ -95,6 +98,8 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
 ///
 /// # Errors
 /// [`Error::TooLarge`] for batches and payloads over the format's limits.
+///
+/// [`Error::TooLarge`]: replay_core::error::Error::TooLarge
 pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
     let mut message = builder(match &reply.body {
         ReplyBody::Sampled(sampled) => 64 + 4 * sampled.items.len(),
