@@ -20,7 +20,7 @@ const BLOCK: usize = 64;
 /// Most equal bytes between two runs that are joined: a run's two lengths take no less.
 const BRIDGE: usize = 2;
 
-/// Bytes copied for a short run: one vector register instead of a loop.
+/// Bytes copied for a short run: one vector register.
 const SHORT: usize = 16;
 
 /// Writes the difference of `value` to `base` into `out`, and returns its length; `None` when it does not fit.
@@ -62,31 +62,85 @@ pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(runs.written)
 }
 
-/// Turns a base into the value, in place.
-///
-/// # Errors
-/// The difference extends beyond the value, or ends within a run.
-pub fn apply(mut difference: &[u8], value: &mut [u8]) -> Result<(), &'static str> {
-    const BEYOND: &str = "a difference reaches beyond its value";
-    const CUT: &str = "a difference ends within a run";
-    let mut rest = value;
-    while !difference.is_empty() {
-        let skip = read_length(&mut difference).ok_or(CUT)?;
-        let count = read_length(&mut difference).ok_or(CUT)?;
-        let (bytes, later) = difference.split_at_checked(count).ok_or(CUT)?;
-        let (_, from) = rest.split_at_mut_checked(skip).ok_or(BEYOND)?;
-        let (run, left) = from.split_at_mut_checked(count).ok_or(BEYOND)?;
-        if count < SHORT {
-            // Most runs are a few bytes, for which a call of `memcpy` takes longer.
-            for (byte, changed) in run.iter_mut().zip(bytes) {
-                *byte = *changed;
-            }
-        } else {
-            run.copy_from_slice(bytes);
-        }
-        (difference, rest) = (later, left);
+/// A base, and a copy of it to which one difference at a time is applied. What a difference changed is put back before the
+/// next one is applied, which copies fewer bytes than a whole base.
+#[derive(Clone, Default)]
+pub struct Patched {
+    base: Vec<u8>,
+    value: Vec<u8>,
+    /// Where `value` is not the base.
+    changed: Vec<Range<usize>>,
+}
+
+impl Patched {
+    /// Lets `fill` write a base of `bytes`.
+    ///
+    /// # Errors
+    /// That of `fill`, which leaves some base or other.
+    pub fn set_base<E>(
+        &mut self,
+        bytes: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.base.resize(bytes, 0);
+        let filled = fill(&mut self.base);
+        self.value.clone_from(&self.base);
+        self.changed.clear();
+        filled
     }
-    Ok(())
+
+    /// The base.
+    pub fn base(&self) -> &[u8] {
+        &self.base
+    }
+
+    /// The value that a difference makes of the base.
+    ///
+    /// # Errors
+    /// The difference extends beyond the value, or ends within a run.
+    pub fn apply(&mut self, mut difference: &[u8]) -> Result<&[u8], &'static str> {
+        const BEYOND: &str = "a difference reaches beyond its value";
+        const CUT: &str = "a difference ends within a run";
+        self.put_back();
+        let mut end = 0;
+        while !difference.is_empty() {
+            let skip = read_length(&mut difference).ok_or(CUT)?;
+            let count = read_length(&mut difference).ok_or(CUT)?;
+            let (bytes, later) = difference.split_at_checked(count).ok_or(CUT)?;
+            let run = end + skip..end + skip + count;
+            if run.end > self.value.len() {
+                return Err(BEYOND);
+            }
+            end = run.end;
+            self.changed.push(run.clone());
+            match (
+                difference.first_chunk::<SHORT>(),
+                self.base[end..].first_chunk::<SHORT>(),
+            ) {
+                (Some(start), Some(after)) if count <= SHORT => {
+                    // Most runs are a few bytes: two registers take less time than a loop, and the second one puts back
+                    // what the first wrote too far.
+                    self.value[run.start..][..SHORT].copy_from_slice(start);
+                    self.value[end..][..SHORT].copy_from_slice(after);
+                }
+                _ => self.value[run].copy_from_slice(bytes),
+            }
+            difference = later;
+        }
+        Ok(&self.value)
+    }
+
+    fn put_back(&mut self) {
+        for run in self.changed.drain(..) {
+            match self.base[run.start..].first_chunk::<SHORT>() {
+                // Behind a short run is the base, or another run that is put back.
+                Some(base) if run.len() <= SHORT => {
+                    self.value[run.start..][..SHORT].copy_from_slice(base);
+                }
+                _ => self.value[run.clone()].copy_from_slice(&self.base[run]),
+            }
+        }
+    }
 }
 
 /// Runs of a difference that is being written. The newest run stays open, since the next may be near enough to join it.
@@ -204,10 +258,18 @@ mod tests {
         out
     }
 
+    fn patched(base: &[u8]) -> Patched {
+        let mut patched = Patched::default();
+        let fill = |out: &mut [u8]| -> Result<(), ()> {
+            out.copy_from_slice(base);
+            Ok(())
+        };
+        patched.set_base(base.len(), fill).unwrap();
+        patched
+    }
+
     fn applied(base: &[u8], difference: &[u8]) -> Vec<u8> {
-        let mut value = base.to_vec();
-        apply(difference, &mut value).unwrap();
-        value
+        patched(base).apply(difference).unwrap().to_vec()
     }
 
     #[test]
@@ -246,7 +308,7 @@ mod tests {
 
     #[test]
     fn what_is_no_difference_is_refused() {
-        let refused = |difference: &[u8]| apply(difference, &mut [0; 10]).unwrap_err();
+        let refused = |difference: &[u8]| patched(&[0; 10]).apply(difference).unwrap_err();
         assert!(refused(&[1]).contains("within"));
         assert!(refused(&[0x80]).contains("within"));
         assert!(refused(&[1, 2, 3]).contains("within"));
@@ -262,6 +324,7 @@ mod tests {
             base in proptest::collection::vec(any::<u8>(), 0..700),
             changes in proptest::collection::vec((any::<prop::sample::Index>(), 1..90usize, any::<u8>()), 0..12),
         ) {
+            let mut patched = patched(&base);
             let mut value = base.clone();
             for (at, count, byte) in changes {
                 if !value.is_empty() {
@@ -269,8 +332,8 @@ mod tests {
                     let end = value.len().min(start + count);
                     value[start..end].fill(byte);
                 }
+                prop_assert_eq!(patched.apply(&difference(&base, &value)), Ok(value.as_slice()));
             }
-            prop_assert_eq!(applied(&base, &difference(&base, &value)), value);
         }
 
         #[test]
@@ -278,7 +341,10 @@ mod tests {
             bytes in proptest::collection::vec(prop_oneof![3 => 0u8..9, 1 => any::<u8>()], 0..60),
             size in 0usize..100,
         ) {
-            let _ = apply(&bytes, &mut vec![0; size]);
+            let base = vec![7; size];
+            let mut patched = patched(&base);
+            let _ = patched.apply(&bytes);
+            prop_assert_eq!(patched.apply(&[]), Ok(base.as_slice()));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Rows and blobs of a sampled batch, unpacked with every bound checked: a server's reply is not trusted.
 
 use super::Padding;
+use super::streamed::Copies;
 use crate::codec::Codec;
-use crate::difference;
+use crate::difference::Patched;
 use crate::error::{Error, Result};
 use crate::replay::Sampled;
 use crate::row_layout::{BlobLength, FLAGS_OFFSET, RowLayout, ValueLocation};
@@ -23,20 +24,25 @@ pub(super) struct Unpacker<'a> {
     layout: &'a RowLayout,
     /// By number of the blob.
     keys: Vec<KeyValue<'a>>,
+    /// A value on its way into the batch, which is written once.
+    value: Vec<u8>,
+    copies: Copies,
 }
 
 /// An unpacked value of a key row.
 #[derive(Clone, Default)]
 struct KeyValue<'a> {
     blob: Option<&'a [u8]>,
-    value: Vec<u8>,
+    value: Patched,
 }
 
 impl<'a> Unpacker<'a> {
-    pub(super) fn new(layout: &'a RowLayout) -> Self {
+    pub(super) fn new(layout: &'a RowLayout, copies: Copies) -> Self {
         Unpacker {
             layout,
             keys: vec![KeyValue::default(); layout.blob_columns.len()],
+            value: Vec::new(),
+            copies,
         }
     }
 
@@ -52,23 +58,16 @@ impl<'a> Unpacker<'a> {
         out: &mut [u8],
     ) -> Decoded<()> {
         let layout = &self.layout.columns[column];
-        let number = match layout.location {
+        match layout.location {
             ValueLocation::Row(offset) => {
-                out.copy_from_slice(&row.parts.fields[offset..offset + layout.bytes]);
-                return Ok(());
+                let value = &row.parts.fields[offset..offset + layout.bytes];
+                self.copies.copy(value, out);
+                Ok(())
             }
-            ValueLocation::Blob(number) => number,
-        };
-        let codec = layout.column.codec;
-        let unpacked = match (row.parts.blob(self.layout, number), row.role) {
-            (Blob::Value(_), KeyRole::Key) => self.unpack_key(row.parts, codec, number, out),
-            (Blob::Value(blob), _) => codec.unpack(blob, out),
-            (Blob::Difference(difference), KeyRole::DifferenceTo(key)) => self
-                .unpack_key(key, codec, number, out)
-                .and_then(|()| Ok(difference::apply(difference, out)?)),
-            (Blob::Difference(_), _) => Err("a difference in a key row".into()),
-        };
-        unpacked.map_err(|what| format!("column {:?}: {what}", layout.column.name))
+            ValueLocation::Blob(number) => self
+                .unpack_blob(row, number, layout.column.codec, out)
+                .map_err(|what| format!("column {:?}: {what}", layout.column.name)),
+        }
     }
 
     /// Unpacks observations into the slots of a buffer: `offset` gives the steps from the anchor to a slot's, or `None` for
@@ -105,27 +104,49 @@ impl<'a> Unpacker<'a> {
         Ok(self.layout.columns[column].column.dtype.read(value))
     }
 
-    fn unpack_key(
+    fn unpack_blob(
         &mut self,
-        row: RowParts<'a>,
-        codec: Codec,
+        row: DrawnRow<'a>,
         number: usize,
+        codec: Codec,
         out: &mut [u8],
     ) -> Decoded<()> {
-        let Blob::Value(blob) = row.blob(self.layout, number) else {
-            return Err("a difference in a key row".into());
+        let value = match (row.parts.blob(self.layout, number), row.role) {
+            (key @ Blob::Value(_), KeyRole::Key) => {
+                self.keys[number].unpack(key, codec, out.len())?.base()
+            }
+            (Blob::Value(blob), _) => {
+                self.value.resize(out.len(), 0);
+                codec.unpack(blob, &mut self.value)?;
+                &self.value
+            }
+            (Blob::Difference(difference), KeyRole::DifferenceTo(key)) => {
+                let key = key.blob(self.layout, number);
+                let key = self.keys[number].unpack(key, codec, out.len())?;
+                key.apply(difference)?
+            }
+            (Blob::Difference(_), _) => return Err(KEY_DIFFERS.into()),
         };
-        let key = &mut self.keys[number];
-        // A blob at the same address is the same blob: its bytes are borrowed for as long as the value is remembered.
-        if key.blob.is_some_and(|known| std::ptr::eq(known, blob)) {
-            out.copy_from_slice(&key.value);
-            return Ok(());
-        }
-        codec.unpack(blob, out)?;
-        key.blob = Some(blob);
-        key.value.clear();
-        key.value.extend_from_slice(out);
+        self.copies.copy(value, out);
         Ok(())
+    }
+}
+
+const KEY_DIFFERS: &str = "a difference in a key row";
+
+impl<'a> KeyValue<'a> {
+    fn unpack(&mut self, blob: Blob<'a>, codec: Codec, bytes: usize) -> Decoded<&mut Patched> {
+        let Blob::Value(blob) = blob else {
+            return Err(KEY_DIFFERS.into());
+        };
+        // A blob at the same address is the same blob: its bytes are borrowed for as long as the value is remembered.
+        if !self.blob.is_some_and(|known| std::ptr::eq(known, blob)) {
+            self.blob = None;
+            self.value
+                .set_base(bytes, |base| codec.unpack(blob, base))?;
+            self.blob = Some(blob);
+        }
+        Ok(&mut self.value)
     }
 }
 

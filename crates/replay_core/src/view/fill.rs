@@ -6,6 +6,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::batch::{ArraySpec, Buffer};
 use super::decode::{Decoded, DrawnWindow, Unpacker};
+use super::streamed::Copies;
 use crate::error::{Error, Result};
 use crate::row_layout::RowLayout;
 use crate::sync::lock;
@@ -55,6 +56,7 @@ impl Fillers {
         buffers: &mut [Buffer],
         fill: Fill<'_, 'a>,
     ) -> Vec<(usize, String)> {
+        let bytes = buffers.iter().map(Buffer::len).sum();
         let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
         let parts = windows
             .chunks(PART_ITEMS)
@@ -76,7 +78,7 @@ impl Fillers {
         let failures = Mutex::new(Vec::new());
         let work = || {
             let mut out = Vec::with_capacity(specs.len());
-            let mut unpacker = Unpacker::new(layout);
+            let mut unpacker = Unpacker::new(layout, Copies::to_batch(bytes));
             loop {
                 let Some((first, windows, taken)) = lock(&parts).next() else {
                     return;

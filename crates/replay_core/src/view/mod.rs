@@ -8,6 +8,7 @@ mod nstep;
 mod raw;
 mod sequence;
 mod storage;
+mod streamed;
 
 use std::sync::Arc;
 

@@ -1,0 +1,75 @@
+//! Copies past the caches.
+//!
+//! A large batch does not stay in the caches until its reader comes. An ordinary store would still read each line before
+//! it is overwritten, and drive out the rows that the next item needs; a streamed one does neither. It takes a fifth off
+//! the time in which a draw of 512 stacks of frames is unpacked (`cargo bench -p replay_core --bench views decode`).
+
+/// Copies of one thread into a batch. Dropping it ends them: other threads may be shown the bytes from then on.
+pub(super) struct Copies {
+    streamed: bool,
+}
+
+/// Shorter values are copied by ordinary stores: streamed ones would fill parts of lines, which are written one by one.
+#[cfg(target_arch = "x86_64")]
+const SHORTEST: usize = 512;
+
+impl Copies {
+    /// Streamed ones for a batch of `bytes`, where it is larger than caches are.
+    pub(super) fn to_batch(bytes: usize) -> Self {
+        /// About what a core has of the caches. A smaller batch is read sooner than it is driven out.
+        const CACHED: usize = 4 << 20;
+        Copies {
+            streamed: cfg!(target_arch = "x86_64") && bytes > CACHED,
+        }
+    }
+
+    /// Copies a value to its place.
+    ///
+    /// # Panics
+    /// When the two are of different sizes.
+    pub(super) fn copy(&self, from: &[u8], to: &mut [u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if self.streamed && from.len() >= SHORTEST {
+            return stream(from, to);
+        }
+        to.copy_from_slice(from);
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.streamed {
+            // SAFETY: SSE is a part of x86_64.
+            unsafe { std::arch::x86_64::_mm_sfence() };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn stream(from: &[u8], to: &mut [u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+
+    assert_eq!(from.len(), to.len(), "a value has the size of its place");
+    let ahead = to
+        .as_ptr()
+        .align_offset(align_of::<__m128i>())
+        .min(to.len());
+    let (head, rest) = from.split_at(ahead);
+    let (to_head, to_rest) = to.split_at_mut(ahead);
+    to_head.copy_from_slice(head);
+    let (blocks, tail) = rest.as_chunks::<16>();
+    let (to_blocks, to_tail) = to_rest.as_chunks_mut::<16>();
+    to_tail.copy_from_slice(tail);
+    for (block, to_block) in blocks.iter().zip(to_blocks) {
+        // SAFETY: SSE2 is a part of x86_64. Both blocks are 16 bytes, and the one that is written begins at a multiple of
+        // 16. A streamed store is seen by its own thread at once and by others after a fence: `Copies` has one in its
+        // `drop`, and the borrow of the batch that it fills ends later.
+        unsafe {
+            _mm_stream_si128(
+                to_block.as_mut_ptr().cast(),
+                _mm_loadu_si128(block.as_ptr().cast()),
+            )
+        };
+    }
+}
