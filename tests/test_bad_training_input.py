@@ -4,6 +4,8 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -369,3 +371,15 @@ def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() 
     mask = int(blocked.split()[1], 16)
     assert all(mask >> (number - 1) & 1 for number in processes.END_SIGNALS)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.END_SIGNALS)
+
+
+def test_a_fork_server_that_cannot_start_is_an_error_of_no_actor(tmp_path: Path) -> None:
+    """Learners and benchmarks start processes, too."""
+    directory = tmp_path / ("x" * 120)
+    directory.mkdir()
+    program = "from innet_drl.launch.processes import start_fork_server; start_fork_server()"
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("innet_drl.train.errors.ProcessError")
+    assert "set TMPDIR to a shorter one" in last

@@ -30,13 +30,13 @@ def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert 0 < row["communication"] < 1
         assert row["updates_per_s"] > 0
         assert (row["seconds_to_goal"] is None) == (row["score"] < 12)
-    planes = [row for row in rows if "plane" in row]
-    assert [(row["plane"], row["bytes"]) for row in planes] == [("kernel UDP", 4000), ("kernel UDP", 100_000)]
-    for row in planes:
+    capacities = [row for row in rows if "transport" in row]
+    assert [(row["transport"], row["bytes"]) for row in capacities] == [("kernel UDP", 4000), ("kernel UDP", 100_000)]
+    for row in capacities:
         # Every contribution is answered by a sum.
         assert row["sent_per_s"] == pytest.approx(row["received_per_s"], rel=0.05)
         assert row["packets_per_s"] == pytest.approx(row["received_per_s"] + row["sent_per_s"], abs=2)
-    rows = [row for row in rows if "what" not in row and "plane" not in row]
+    rows = [row for row in rows if "what" not in row and "transport" not in row]
     for size in (4000, 100_000):
         told = {(row["system"], row["path"], row["loss"]) for row in rows if row["bytes"] == size}
         straight = {(system, "loopback", 0.0) for system in SYSTEMS}

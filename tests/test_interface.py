@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
-import multiprocessing
 import pickle
 import signal
 import threading
@@ -18,7 +16,7 @@ import pytest
 import innet_drl as innet
 from conftest import MakeReplay
 from innet_drl import errors
-from steps import COLUMNS, VIEW, connect_and_fill, fill, step, table
+from steps import COLUMNS, VIEW, fill, step, table
 
 
 def test_tables_are_made_described_emptied_and_dropped(make_replay: MakeReplay) -> None:
@@ -272,104 +270,6 @@ def test_the_rate_limiter_stops_whoever_runs_ahead(make_replay: MakeReplay) -> N
     writer.close(timeout=5)
 
 
-def test_batches_prefetch_and_close(make_replay: MakeReplay) -> None:
-    replay = make_replay([table()])
-    fill(replay, 100)
-    for prefetch in (0, 1, 4):
-        with replay.batches("t", 32, VIEW, prefetch=prefetch, timeout=5) as batches:
-            assert iter(batches) is batches
-            for _, batch in zip(range(10), batches, strict=False):
-                assert batch.observation.shape == (32, 4, 12, 8)
-            assert "32 items" in repr(batches)
-        with pytest.raises(errors.ClosedError):
-            next(batches)
-        batches.close()
-
-
-def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> None:
-    replay = make_replay([table(min_size=50)])
-    for prefetch in (0, 2):
-        with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
-            with pytest.raises(errors.DeadlineError, match="50"):
-                next(batches)
-    # A deadline is not the end: the same iterator goes on when there is something to draw.
-    with replay.batches("t", 4, VIEW, timeout=0.3) as batches:
-        with pytest.raises(errors.DeadlineError):
-            next(batches)
-        fill(replay, 60)
-        while True:
-            try:
-                assert len(next(batches)) == 4
-                break
-            except errors.DeadlineError:
-                continue
-
-
-def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> None:
-    replay = make_replay([table(priority_exponent=1.0)])
-    fill(replay, 20, priority=0.0)
-    with replay.batches("t", 4, VIEW, timeout=5) as batches:
-        with pytest.raises(errors.EmptyError, match="priority"):
-            next(batches)
-        with pytest.raises(errors.ClosedError):
-            next(batches)
-
-
-def test_batches_ask_the_schedule_for_beta() -> None:
-    with innet.Replay([table(priority_exponent=1.0)]) as replay:
-        with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
-            for t in range(10):
-                writer.append(**step(t, priority=np.array([t + 1.0])))
-        betas = iter([0.0, 0.0, 1.0])
-        view = innet.NStep(stack=4, n=1)
-        with replay.batches("t", 64, view, prefetch=0, beta=lambda: next(betas)) as batches:
-            assert (next(batches).weight == 1).all()
-            batch = next(batches)
-            np.testing.assert_allclose(batch.weight, batch.probability.min() / batch.probability, rtol=1e-4)
-
-
-def test_undelivered_batches_give_their_draws_back() -> None:
-    with innet.Replay([table(samples_per_insert=1.0, slack=32.0)]) as replay:
-        with replay.writer("t", 1, VIEW) as writer:
-            for t in range(30):
-                writer.append(**step(t))
-        with replay.batches("t", 4, VIEW, prefetch=4, timeout=5) as batches:
-            next(batches)
-        # 30 inserted and 32 of slack allow 62 draws: 4 are used, and 14 more batches have to fit.
-        for _ in range(14):
-            replay.sample("t", 4, VIEW, timeout=1)
-        with pytest.raises(errors.DeadlineError):
-            replay.sample("t", 4, VIEW, timeout=0)
-
-
-def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> None:
-    torch = pytest.importorskip("torch")
-    replay = make_replay([table()])
-    fill(replay, 100)
-    with replay.batches("t", 32, VIEW, device="cpu", timeout=5) as batches:
-        batch = next(batches)
-    assert len(batch) == 32
-    assert batch.observation.dtype == torch.uint8
-    assert batch.observation.shape == (32, 4, 12, 8)
-    shared = batch.observation.untyped_storage().data_ptr(), batch.observation.untyped_storage().nbytes()
-    assert shared[0] <= batch.next_observation.data_ptr() < shared[0] + shared[1] + 32 * 8 * 96
-    assert replay.update_priorities("t", batch.key, batch.weight).stale == 0
-    with pytest.raises(AttributeError, match="no array"):
-        _ = batch.colour
-
-
-@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
-def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
-    with innet.Replay([table()], seed=3) as replay:
-        fill(replay, 100)
-        with replay.batches("t", 32, VIEW, device="cuda", prefetch=2, timeout=5) as batches:
-            kept = [next(batches) for _ in range(20)]
-        for batch in kept:
-            newest = batch.observation[:, -1, 0, 0].cpu().numpy()
-            assert (newest == batch.action.cpu().numpy()).all()
-            assert batch.reward.dtype.is_floating_point
-
-
 def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
     replay = make_replay([table(capacity=5000)])
     fill(replay, 50)
@@ -501,20 +401,6 @@ def test_a_writer_is_read_and_left_while_another_thread_appends(make_replay: Mak
     assert writer.steps == 30
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_threads_take_turns_at_an_iterator_of_batches(make_replay: MakeReplay, prefetch: int) -> None:
-    replay = make_replay([table(min_size=20)])
-    drawn: list[innet.Batch] = []
-    with replay.batches("t", 4, VIEW, prefetch=prefetch) as batches:
-        readers = [threading.Thread(target=lambda: drawn.append(next(batches))) for _ in range(3)]
-        for reader in readers:
-            reader.start()
-        fill(replay, 40)
-        for reader in readers:
-            reader.join()
-    assert [len(batch) for batch in drawn] == [4, 4, 4]
-
-
 def test_replays_say_where_they_are(make_replay: MakeReplay) -> None:
     replay = make_replay()
     assert repr(replay).startswith("<Replay ")
@@ -544,97 +430,3 @@ def test_definitions_are_values() -> None:
         "b": innet.Column("int8", (3,)),
         "c": innet.Column("bool", ()),
     }
-
-
-def use_in_child(replay: innet.Replay, failures: Any) -> None:
-    try:
-        replay.stats()
-    except errors.ForkError as error:
-        failures.put(str(error))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> None:
-    replay = make_replay([table()])
-    fork = multiprocessing.get_context("fork")
-    failures = fork.Queue()
-    child = fork.Process(target=use_in_child, args=(replay, failures))
-    child.start()
-    assert "spawn" in failures.get(timeout=30)
-    child.join(30)
-    assert child.exitcode == 0
-    # The parent's own use goes on.
-    fill(replay, 20)
-    assert len(replay.sample("t", 4, VIEW, timeout=5)) == 4
-
-
-def test_spawned_children_connect_to_their_parent(tmp_path: Any) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with innet.Replay([table()]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
-        child = spawn.Process(target=connect_and_fill, args=(server.addresses[0],))
-        child.start()
-        assert len(replay.sample("t", 8, VIEW, timeout=60)) == 8
-        child.join(30)
-        assert child.exitcode == 0
-
-
-def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
-    with innet.Replay([table()]) as replay:
-        with replay.serve(["innet://127.0.0.1:0", f"unix://{tmp_path}/s"], token="secret") as server:
-            assert len(server.addresses) == 2
-            for address in server.addresses:
-                with innet.connect(address, token="secret") as client:
-                    assert client.table("t") == table()
-                for wrong in (None, "guess"):
-                    with pytest.raises(errors.AuthenticationError):
-                        innet.connect(address, token=wrong)
-        assert "closed" in repr(server)
-        with pytest.raises(errors.ConnectError) as caught:
-            innet.connect(server.addresses[0], token="secret", timeout=2)
-        assert isinstance(caught.value, ConnectionError)
-
-
-def test_the_environments_token_is_taken_where_none_is_given(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with innet.Replay() as replay, replay.serve(f"unix://{tmp_path}/guarded", token="secret") as guarded:
-        with replay.serve(f"unix://{tmp_path}/open") as unguarded:
-            for empty in (None, "", " "):
-                if empty is not None:
-                    monkeypatch.setenv("INNET_TOKEN", empty)
-                innet.connect(unguarded.addresses[0]).close()
-                with pytest.raises(errors.AuthenticationError, match="set the environment variable INNET_TOKEN"):
-                    innet.connect(guarded.addresses[0])
-            monkeypatch.setenv("INNET_TOKEN", "secret\n")
-            innet.connect(guarded.addresses[0]).close()
-            innet.connect(unguarded.addresses[0], token="").close()
-            with pytest.raises(errors.AuthenticationError, match="unset INNET_TOKEN"):
-                innet.connect(unguarded.addresses[0])
-            with pytest.raises(errors.AuthenticationError, match="another token"):
-                innet.connect(guarded.addresses[0], token="guess")
-
-
-def test_serving_is_for_a_memory_of_this_process(make_replay: MakeReplay, tmp_path: Any) -> None:
-    replay = make_replay()
-    if repr(replay) == "<Replay in this process>":
-        with replay.serve(f"unix://{tmp_path}/again") as server:
-            assert server.addresses == [f"unix://{tmp_path}/again"]
-    else:
-        with pytest.raises(errors.ConfigError, match="client of a server"):
-            replay.serve(f"unix://{tmp_path}/again")
-
-
-def test_a_server_logs_to_the_loggers_of_python(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="innet_drl"), innet.Replay([table()]) as replay:
-        replay.serve("innet://127.0.0.1:0").close()
-    assert "listening" in caplog.text
-
-
-def test_a_servers_deadline_is_reported_once() -> None:
-    with innet.Replay([table(min_size=1)]) as replay, replay.serve("innet://127.0.0.1:0") as server:
-        client = innet.connect(server.addresses[0])
-        with (
-            client,
-            client.batches("t", 1, VIEW, timeout=0.5) as batches,
-            pytest.raises(errors.DeadlineError) as caught,
-        ):
-            next(batches)
-    assert str(caught.value).count("the deadline passed") == 1

@@ -98,23 +98,23 @@ class Table:
         capacity: Steps held before the oldest are evicted; at most 2^24.
         capacity_bytes: Bytes held before the oldest are evicted: as stored, and 512 for each chunk; 0 derives
             it from `capacity` steps without compression, each a chunk.
-        sampler: `"prioritized"` draws in proportion to priority^priority_exponent (Schaul et al., 2016),
-            `"uniform"` draws each item with the same probability. The others draw one item, with probability 1,
-            until it was drawn `max_times_sampled` times or another one comes before it: `"fifo"` the oldest
+        sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
+            `"uniform"` all items with equal probability. The others sample one item, with probability 1,
+            until it was sampled `max_times_sampled` times or another one comes before it: `"fifo"` the oldest
             (it needs `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the one with the
             highest or lowest priority. Among equal priorities the item that was inserted or updated the longest
-            ago comes first. These draws wait for each other, and updates for them, one item at a time; only
+            ago comes first. These requests wait for each other, and updates for them, one item at a time; only
             `"fifo"` takes no lock.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
-        max_times_sampled: An item is removed after this many draws, at least `samples_per_insert`; 0 never
-            removes it.
-        min_size: Items needed before the first draw.
-        samples_per_insert: Items drawn for each item inserted, held to within `slack`; 0 sets no limit.
-        slack: How far the items drawn may run from `samples_per_insert` times the items inserted, in drawn
-            items, either way. With `max_times_sampled`, items that are evicted before they were drawn leave
-            fewer draws than the ratio expects: writers then go on as soon as a draw waits for more.
+        max_times_sampled: An item is removed after it was sampled this often, at least `samples_per_insert`;
+            0 never removes it.
+        min_size: Items needed before the first sample.
+        samples_per_insert: Items sampled for each item inserted, held to within `slack`; 0 sets no limit.
+        slack: How far the items sampled may run from `samples_per_insert` times the items inserted, in sampled
+            items, either way. With `max_times_sampled`, items that are evicted before they were sampled leave
+            fewer samples than the ratio expects: writers then continue as soon as a request waits for more.
 
     Raises:
         TableError: A field that cannot be used; the message says what it may be.
@@ -318,7 +318,7 @@ class Batch:
 
     With T = burn_in + length, `Sequence` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
     (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first`
-    and every other column as `(B, T, ...)`, except the columns in `state`: those of the first step alone.
+    and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step alone.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
     `truncated`, `first` and `final`. Each adds `weight`, `probability`, `key` and `age`.
     """
@@ -647,12 +647,12 @@ class GradientUpdates(_ContextManager):
             GradientError: The job failed, see above.
             ConfigError: `mean` is not C-contiguous float32 of the job's size.
         """
-    def wait(self, deadline: float | None = None, *, for_room: bool = False) -> bool:
-        """Waits for a mean or, with `for_room`, until a gradient can be contributed; `False` at the deadline.
+    def wait(self, deadline: float | None = None, *, for_gradient: bool = False) -> bool:
+        """Waits for a mean or, with `for_gradient`, until a gradient can be contributed; `False` at the deadline.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.
-            for_room: Also end when a gradient can be contributed.
+            for_gradient: Also end when a gradient can be contributed.
 
         Raises:
             GradientError: The job failed, see above.
@@ -872,7 +872,7 @@ class Replay(_ContextManager):
 
         Args:
             table: The table's name.
-            count: Items to draw. The random samplers draw with replacement; see `Table` for the others.
+            count: Items to sample. The random samplers choose with replacement; see `Table` for the others.
             view: How to make arrays of their windows; not wider than the view they were written with.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
@@ -998,15 +998,15 @@ class Replay(_ContextManager):
             world: Workers in all; more than `workers` where the server has a parent. `None` is `workers`.
             name: Display name in errors. `""` is the host's name and the process.
             arithmetic: `"float32"` adds up in the order of arrival. `"fixed"` gives the same bits in every order:
-                integers on a grid of 31 bits, less those of the number of workers, below the largest value of each
-                segment.
+                integers on a grid of 31 bits, minus the bits that the number of workers takes, below the largest
+                value of each segment.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
             deadline: Seconds that anything may take, this call too: then it fails, and names who was missing.
             via: `ip:port` for datagrams instead of the server's own: a relay, or a translated address.
             station: The DPDK device that datagrams go over; the connection is the kernel's.
 
         Raises:
-            ConfigError: The server sums no gradients; arguments out of range, or not those of the other workers; a
+            ConfigError: The server sums no gradients; arguments out of range, or different from the other workers'; a
                 station whose device cannot be used, or a package that was built without DPDK.
             TooLargeError: One job too many.
             SilentAggregatorError: Datagrams do not get through.
@@ -1045,7 +1045,7 @@ class Replay(_ContextManager):
             deadline: Seconds that anything may take, a round that waits for contributions too: then the job fails.
 
         Raises:
-            ConfigError: The server sums no gradients; arguments out of range, or other than those of the other workers.
+            ConfigError: The server sums no gradients; arguments out of range, or different from the other workers'.
             TooLargeError: One job too many, or the server may not keep so much (`gradients_job_bytes`).
             SilentAggregatorError: Datagrams do not get through.
             ConnectError: No server answers at the address.

@@ -54,7 +54,7 @@ pub struct Aggregator {
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
-    /// Counters without those of the jobs.
+    /// Counters of datagrams and sums that belong to no job.
     counters: AggregatorCounters,
 }
 
@@ -105,8 +105,8 @@ impl Aggregator {
     /// it has workers of other aggregators. The caller has authenticated the worker. It replaces a member with its number.
     ///
     /// # Errors
-    /// [`Error::Config`] for invalid settings, settings that differ from those of the other workers, or racks whose workers do not add up to
-    /// those of the job; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
+    /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks are more or
+    /// fewer than the job has; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
     pub fn join<T: Transmit>(
         &mut self,
         now: Instant,

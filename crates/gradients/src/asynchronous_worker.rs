@@ -99,18 +99,18 @@ impl AsynchronousWorker {
         }
     }
 
-    /// Waits up to `time` for a mean to take or, with `for_room`, for space for a gradient. `false` if the time passed before.
+    /// Waits up to `time` for a mean to take or, with `for_gradient`, for space for a gradient. `false` if the time passed before.
     ///
     /// # Errors
     /// The job's failure, or [`Error::Interrupted`].
-    pub fn wait(&self, for_room: bool, time: Duration, wait: &Wait<'_>) -> Result<bool> {
+    pub fn wait(&self, for_gradient: bool, time: Duration, wait: &Wait<'_>) -> Result<bool> {
         let end = Instant::now() + time;
         let mut slices = wait.slices(Some(end));
         loop {
             let now = Instant::now();
             let wake = slices.next_wake(now)?;
             let session = self.shared.session();
-            if session.has_mean() || (for_room && !session.is_busy()) {
+            if session.has_mean() || (for_gradient && !session.is_busy()) {
                 return Ok(true);
             }
             if let Some(failure) = session.failure() {

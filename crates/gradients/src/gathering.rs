@@ -37,7 +37,7 @@ impl PendingRacks {
     /// Adds a rack with `below` workers. `false` if it had asked before.
     ///
     /// # Errors
-    /// [`Error::Config`] if its settings differ from those of the first rack.
+    /// [`Error::Config`] if its settings differ from the first rack's.
     pub fn add(&mut self, request: &JoinJob, settings: &JobSettings, below: u32) -> Result<bool> {
         self.settings.check_same(request, settings)?;
         let Some(rack) = self.workers.get_mut(usize::from(request.worker)) else {

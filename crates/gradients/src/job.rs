@@ -146,8 +146,8 @@ impl Job {
         self.members.iter().filter_map(MemberState::member).count()
     }
 
-    /// Refuses a rack whose workers, with those of the other racks, do not add up to the workers of this aggregator: sums would be over
-    /// fewer or more workers than they claim.
+    /// Check that the workers of all racks add up to the workers of this aggregator once `rack` has joined. Otherwise a sum would be over
+    /// fewer or more workers than it claims.
     pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
         if !self.settings.racks {
             return Ok(());

@@ -62,21 +62,21 @@ pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(runs.written)
 }
 
-/// A base, and a copy of it to which one difference at a time is applied. What a difference changed is put back before the
-/// next one is applied, which copies fewer bytes than a whole base.
+/// A base, and a copy of it to which one difference at a time is applied. The next difference first restores the changed runs,
+/// which copies fewer bytes than the whole base has.
 #[derive(Clone, Default)]
 pub struct Patched {
     base: Vec<u8>,
     value: Vec<u8>,
-    /// Where `value` is not the base.
+    /// Runs in which `value` may differ from the base.
     changed: Vec<Range<usize>>,
 }
 
 impl Patched {
-    /// Lets `fill` write a base of `bytes`.
+    /// Sets a base of `bytes` bytes, which `fill` writes.
     ///
     /// # Errors
-    /// That of `fill`, which leaves some base or other.
+    /// Errors of `fill`; the base is then unspecified.
     pub fn set_base<E>(
         &mut self,
         bytes: usize,
@@ -94,14 +94,14 @@ impl Patched {
         &self.base
     }
 
-    /// The value that a difference makes of the base.
+    /// Value that results from applying a difference to the base.
     ///
     /// # Errors
     /// The difference extends beyond the value, or ends within a run.
     pub fn apply(&mut self, mut difference: &[u8]) -> Result<&[u8], &'static str> {
         const BEYOND: &str = "a difference reaches beyond its value";
         const CUT: &str = "a difference ends within a run";
-        self.put_back();
+        self.restore_base();
         let mut end = 0;
         while !difference.is_empty() {
             let skip = read_length(&mut difference).ok_or(CUT)?;
@@ -130,10 +130,10 @@ impl Patched {
         Ok(&self.value)
     }
 
-    fn put_back(&mut self) {
+    fn restore_base(&mut self) {
         for run in self.changed.drain(..) {
             match self.base[run.start..].first_chunk::<SHORT>() {
-                // Behind a short run is the base, or another run that is put back.
+                // A short run is followed by the base, or by another run that is restored.
                 Some(base) if run.len() <= SHORT => {
                     self.value[run.start..][..SHORT].copy_from_slice(base);
                 }

@@ -173,17 +173,17 @@ pub struct TableConfig {
     /// Base-2 logarithm of the smallest difference of two stored priorities, after the exponent.
     #[serde(default = "default_priority_unit_log2")]
     pub priority_unit_log2: i32,
-    /// An item is removed after it was drawn this often; 0 is never. At least `samples_per_insert`.
+    /// An item is removed after it was sampled this often; 0 is never. At least `samples_per_insert`.
     #[serde(default)]
     pub max_times_sampled: u32,
-    /// Items needed before the first draw.
+    /// Items needed before the first sample.
     #[serde(default = "default_min_size")]
     pub min_size: u64,
-    /// Items drawn for each item inserted, held to within `slack`; 0 sets no limit.
+    /// Items sampled for each item inserted, held to within `slack`; 0 sets no limit.
     #[serde(default)]
     pub samples_per_insert: f64,
-    /// How far the items drawn may run from `samples_per_insert` times the items inserted,
-    /// in drawn items, either way.
+    /// How far the items sampled may run from `samples_per_insert` times the items inserted,
+    /// in sampled items, either way.
     #[serde(default)]
     pub slack: f64,
 }

@@ -4,7 +4,6 @@ mod gradients;
 mod size;
 mod validate;
 
-use std::fmt;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -12,10 +11,12 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::refuse;
 use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
+use replay_wire::auth::Secret;
 use size::{deserialize_bytes, machine_memory, parse_bytes};
 
 /// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
@@ -27,7 +28,8 @@ const FRAMES: u64 = 3;
 #[serde(default, deny_unknown_fields)]
 pub struct ServerConfig {
     /// Address to listen on, may be repeated: host:port, innet://host:port, innets://host:port (TLS) or unix:///path. With
-    /// port 0 the system chooses a port. An address that other machines can reach needs a token and TLS, or trusted_network.
+    /// port 0 the system chooses a port. An address that other machines can reach needs a token and TLS, or
+    /// --trusted-network.
     #[arg(long, value_name = "ADDRESS", default_value = "innet://127.0.0.1:7710")]
     pub listen: Vec<Address>,
     /// Network stack: kernel, or fstack (F-Stack over DPDK: needs a program built with that feature, serves TCP at the IP
@@ -37,16 +39,16 @@ pub struct ServerConfig {
     /// F-Stack's configuration file, with an additional section `[innet]` for DPDK's arguments, one `eal` line each.
     #[arg(long, value_name = "FILE")]
     pub stack_config: Option<PathBuf>,
-    /// Threads that serve connections; 0 for one per two cores. One thread moves gigabytes a second, and actors and learner
-    /// often share the machine.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Threads that serve connections; 0, the default, is one for every two cores. One thread moves gigabytes a second, and
+    /// actors and learner often share the machine.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub io_threads: usize,
     /// Poll without sleeping: lower latency, but each I/O thread takes a whole core.
     #[arg(long)]
     pub spin: bool,
-    /// Memory limit in bytes, such as 8GiB, for tables (their capacity_bytes and the index of their capacity), parameters
-    /// and receive buffers (two frames of max_frame_bytes); 0 for half of the machine's memory.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
+    /// Memory limit in bytes, such as 8GiB, for tables (their capacity_bytes and the index of their capacity), parameters and receive
+    /// buffers (two frames of --max-frame-bytes); 0, the default, is half of the machine's memory.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_bytes: u64,
     /// Longest frame in either direction, in bytes: the limit for a push, a sampled batch and a version of parameters.
@@ -68,10 +70,10 @@ pub struct ServerConfig {
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub drain_deadline_ms: u64,
     /// Secret that clients have to know; it is never sent. Other users of this machine can read the flag in the process
-    /// list: prefer token_file, or the environment variable INNET_TOKEN.
+    /// list: prefer --token-file, or the environment variable INNET_TOKEN.
     #[arg(long)]
     pub token: Option<Secret>,
-    /// File with the token, an alternative to token.
+    /// File with the token, an alternative to --token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Certificate chain for TLS, a PEM file; all TCP addresses then use TLS.
@@ -87,32 +89,33 @@ pub struct ServerConfig {
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
     /// UDP address for gradient all-reduce; port 0 lets the system choose, and an IP address of all zeros is every address
-    /// of this machine. Workers join over the addresses of listen.
+    /// of this machine. Workers join over the addresses of --listen.
     #[arg(long, value_name = "IP:PORT")]
     pub gradients: Option<SocketAddr>,
     /// Only sum gradients: no replay memory, no parameters.
     #[arg(long)]
     pub gradients_only: bool,
-    /// Threads that sum gradients, each with its own socket, at consecutive ports from that of gradients. A job is summed by
-    /// one thread, so more than one is for several jobs.
+    /// Threads that sum gradients, each with its own socket, at consecutive ports from the port of --gradients. A job is summed
+    /// by one thread, so more than one is for several jobs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub gradients_threads: usize,
-    /// Limit of gradient jobs; one takes up to gradients_window times 3.1 KB.
+    /// Limit of gradient jobs; one takes up to --gradients-window times 3.1 KB.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub gradients_jobs: usize,
     /// Limit of a job's segments in flight (datagrams of up to 360 values).
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub gradients_window: u32,
     /// DPDK device for gradients, which bypasses the kernel's UDP, may be repeated (a program built with the feature dpdk):
-    /// name and arguments as DPDK takes them, net_af_packet0,iface=eth0, or a PCI address. gradients is then an IPv4 address
-    /// that the kernel does not have. Two devices make a switch, which forwards all other frames.
+    /// name and arguments as DPDK takes them, net_af_packet0,iface=eth0, or a PCI address. --gradients is then an IPv4
+    /// address that the kernel does not have. Two devices make a switch, which forwards all other frames.
     #[arg(long, value_name = "DEVICE")]
     pub gradients_devices: Vec<String>,
-    /// Arguments for DPDK's environment, separated by spaces: "--no-huge -m 512 --no-pci".
+    /// Arguments for DPDK's environment, separated by spaces: "--no-huge -m 512 --no-pci"; empty by default.
     #[arg(
         long,
         value_name = "ARGUMENTS",
         default_value = "",
+        hide_default_value = true,
         allow_hyphen_values = true
     )]
     pub gradients_eal: String,
@@ -122,7 +125,7 @@ pub struct ServerConfig {
     /// Gateway of a DPDK device to other networks.
     #[arg(long, value_name = "IP")]
     pub gradients_gateway: Option<Ipv4Addr>,
-    /// Core of each of gradients_threads on DPDK devices, separated by commas; without it the system chooses.
+    /// Core of each of --gradients-threads on DPDK devices, separated by commas; without it the system chooses.
     #[arg(long, value_name = "CORES", value_delimiter = ',')]
     pub gradients_cores: Vec<usize>,
     /// Sleep of an idle thread on DPDK devices, in microseconds; with 0 it polls and takes a whole core.
@@ -169,29 +172,6 @@ pub enum LogLevel {
     Debug,
     /// All events.
     Trace,
-}
-
-/// A text that is hidden in logs.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(pub String);
-
-impl From<String> for Secret {
-    fn from(text: String) -> Self {
-        Secret(text)
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(secret)")
-    }
-}
-
-/// # Errors
-/// [`Error::Config`], always.
-pub(crate) fn refuse<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Error::Config(reason.into()))
 }
 
 /// Text of a token file without surrounding white space.

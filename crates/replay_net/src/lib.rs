@@ -32,7 +32,7 @@ pub mod service;
 pub mod stack;
 pub mod tls;
 
-use replay_core::error::Error;
+use replay_core::error::{Error, Result};
 
 /// Crates whose events belong to this program, for filters of logs.
 pub const LOG_TARGETS: [&str; 4] = ["replay_net", "replay_wire", "replay_core", "gradients"];
@@ -41,4 +41,10 @@ pub const LOG_TARGETS: [&str; 4] = ["replay_net", "replay_wire", "replay_core", 
 fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
     let what = what.into();
     |source| Error::Io { what, source }
+}
+
+/// # Errors
+/// [`Error::Config`], always.
+fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::Config(reason.into()))
 }

@@ -10,7 +10,7 @@ use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Replay, UpdateReceipt, Wait};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Address, Client, ConnectOptions};
-use replay_net::config::Secret;
+use replay_wire::auth::Secret;
 use support::*;
 
 /// Every call of the trait, once.

@@ -218,7 +218,7 @@ fn as_array<'py>(
     }
 }
 
-/// Whether a value is a list, or whatever else has no dtype of its own.
+/// Whether a value is a list or another value without a dtype.
 fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     // Exact types first: an attribute lookup takes longer than the rest of the reading.
     Ok(!value.is_instance_of::<PyUntypedArray>()

@@ -7,8 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use replay_net::client::{Client, ConnectOptions};
-use replay_net::config::Secret;
-use replay_wire::auth;
+use replay_wire::auth::{self, Secret};
 
 use crate::replay::PyReplay;
 use crate::server::parse;

@@ -1,4 +1,4 @@
-//! One draw, from the request to arrays, shared by `Replay.sample` and `Replay.batches`.
+//! One sampled batch, from the request to arrays, shared by `Replay.sample` and `Replay.batches`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ impl DecodedSample {
 }
 
 impl Draw {
-    /// Draws with `sample`, repeatedly until at least one item of a draw can be decoded. `beta` returns the exponent of the
+    /// Calls `sample` until at least one item of its batch can be decoded. `beta` returns the exponent of the
     /// weights and is called when the batch is there.
     ///
     /// # Errors

@@ -67,11 +67,11 @@ impl PyGradientUpdates {
         wait::unlocked(py, || updates.take(mean))
     }
 
-    /// Waits for a mean or, with `for_room`, until a gradient can be contributed; `False` at the deadline.
-    #[pyo3(signature = (deadline = None, *, for_room = false))]
-    fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_room: bool) -> PyResult<bool> {
+    /// Waits for a mean or, with `for_gradient`, until a gradient can be contributed; `False` at the deadline.
+    #[pyo3(signature = (deadline = None, *, for_gradient = false))]
+    fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
         let updates = self.updates.get(py)?;
-        wait::at_most(py, deadline, |wait| updates.wait(for_room, wait))
+        wait::at_most(py, deadline, |wait| updates.wait(for_gradient, wait))
     }
 
     /// Continues from the weights of update `index`.

@@ -1,7 +1,10 @@
 //! Challenge and response: both ends prove that they know the token, which is never sent. Each proof covers the nonces of
 //! both ends, so it cannot be replayed. The formula is in `schema/innet.capnp`.
 
+use std::fmt;
+
 use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use replay_core::error::{Error, Result};
@@ -13,6 +16,23 @@ pub enum Role {
     Client,
     /// The server, in `Challenge`.
     Server,
+}
+
+/// A text that is hidden in logs.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Secret(text)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
 }
 
 /// A client's default token: the environment variable INNET_TOKEN without surrounding white space, as servers read it;

@@ -1,5 +1,5 @@
-//! Fields of messages, in both directions: a struct or enum whose names are those of the schema is listed once, below. A variant
-//! that is missing on one side does not compile.
+//! Mapping between structs and enums of this workspace and the schema, for reading and writing. One list below has each pair whose field or
+//! variant names are equal on both sides. A variant that is missing on one side does not compile.
 
 use capnp::traits::OwnedStruct;
 use capnp::{NotInSchema, data, struct_list, text};

@@ -96,7 +96,7 @@ pub enum RequestBody {
     },
     /// Steps and items ([`ReplyBody::Pushed`]).
     Push(Push),
-    /// A draw ([`ReplyBody::Sampled`]).
+    /// A request for samples ([`ReplyBody::Sampled`]).
     Sample(SampleRequest),
     /// New priorities ([`ReplyBody::Updated`]).
     UpdatePriorities {

@@ -52,7 +52,7 @@ class GradientsFlags:
     workers: str = "2,4,8"
     """Numbers of workers."""
     sizes: str = "6410000,3310000,157520,40020"
-    """Bytes of a gradient; the paper's are those of DQN, A2C, DDPG and PPO."""
+    """Bytes of a gradient; the paper has DQN, A2C, DDPG and PPO."""
     json: Path | None = None
     """File for the results, one row a figure."""
     systems: str = "innet,innet-fixed,gloo,gather,parameter-server"

@@ -216,7 +216,7 @@ class _Bench:
             }
         for system, (received, sent, used) in counted.items():
             yield {
-                "plane": TRANSPORTS[system],
+                "transport": TRANSPORTS[system],
                 "bytes": size,
                 "workers": self._workers,
                 "received_per_s": round(received / used),
@@ -410,10 +410,10 @@ def _name(row: Row) -> str:
 
 
 def _line(row: Row) -> str:
-    if "plane" in row:
+    if "transport" in row:
         return (
-            f"{row['bytes']:,} bytes, {row['workers']} workers, {row['plane']}: {row['received_per_s']:,} datagrams "
-            f"received and {row['sent_per_s']:,} sent for each second of the server's processor time"
+            f"{row['bytes']:,} bytes, {row['workers']} workers, {row['transport']}: {row['received_per_s']:,} "
+            f"datagrams received and {row['sent_per_s']:,} sent for each second of the server's processor time"
         )
     return (
         f"{row['bytes']:,} bytes, {row['workers']} workers, {_name(row)}: {row['p50_ms']:.3f} ms "
@@ -433,7 +433,7 @@ def _training_line(row: Row) -> str:
 def tables(rows: list[Row]) -> str:
     """Returns the figures as Markdown: a table for each number of workers."""
     messages = []
-    rows = [row for row in rows if "what" not in row and "plane" not in row]
+    rows = [row for row in rows if "what" not in row and "transport" not in row]
     for workers in dict.fromkeys(row["workers"] for row in rows):
         of_workers = [row for row in rows if row["workers"] == workers]
         sizes = list(dict.fromkeys(row["bytes"] for row in of_workers))

@@ -26,7 +26,7 @@ import innet_drl as innet
 from innet_drl.errors import BehindError, ConfigError, DeadlineError, ReplicaError
 
 KEPT_DIGESTS = 16
-"""Number of its own last digests that a replica compares with those of others."""
+"""Number of a replica's own last digests that are compared with other replicas' digests."""
 POLL_SECONDS = 0.02
 """Period at which a replica checks what other replicas published at the server."""
 REPUBLISH_SECONDS = 0.5
@@ -188,7 +188,7 @@ class Replica:
             self._apply_updates()
             if self.finished or self._updates.offer(self._gradient, index):
                 break
-            self._wait(for_room=True)
+            self._wait(for_gradient=True)
         self._apply_updates()
 
     def finish(self) -> None:
@@ -207,7 +207,7 @@ class Replica:
         while not self.finished:
             self._apply_updates()
             if not self.finished:
-                self._wait(for_room=False)
+                self._wait(for_gradient=False)
         self.check()
 
     def check(self) -> None:
@@ -232,11 +232,11 @@ class Replica:
                     )
                 time.sleep(POLL_SECONDS)
 
-    def _wait(self, *, for_room: bool) -> None:
+    def _wait(self, *, for_gradient: bool) -> None:
         end = time.monotonic() + self._deadline
         while (left := end - time.monotonic()) > 0:
             try:
-                if self._updates.wait(min(left, REPUBLISH_SECONDS), for_room=for_room):
+                if self._updates.wait(min(left, REPUBLISH_SECONDS), for_gradient=for_gradient):
                     return
             except BehindError:
                 # Raised again and handled in `_apply_updates`.

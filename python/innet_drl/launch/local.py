@@ -20,7 +20,7 @@ from innet_drl.launch.learners import Learners
 from innet_drl.launch.processes import start_fork_server
 from innet_drl.train import serial
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ActorError, ConfigurationError, LearnerError, RelayError
+from innet_drl.train.errors import ConfigurationError, ProcessError, RelayError
 from innet_drl.train.memory import ReplayMemory, memory_class
 from innet_drl.train.page import Page
 from innet_drl.train.run_folder import RunFolder
@@ -92,7 +92,7 @@ def train_parallel(trainer: Trainer) -> None:
             if learners is not None:
                 learners.end()
             trainer.report_rest(memory)
-        except (innet.ReplayError, ActorError, LearnerError, RelayError) as error:
+        except (innet.ReplayError, ProcessError, RelayError) as error:
             if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                 trainer.checkpoint(memory=memory)
                 logger.error("what was learned is kept: go on with --resume %s", trainer.folder.path)
@@ -141,7 +141,7 @@ def _check_actors(actors: Actors, trainer: Trainer) -> None:
         return
     try:
         reports = actors.reports(trainer.meter.agent_steps)
-    except ActorError:
+    except ProcessError:
         if not trainer.interrupted:
             raise
         return

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-from innet_drl.train.errors import ActorError
+from innet_drl.train.errors import ProcessError
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that a terminal or a supervisor sends to every process of a run."""
@@ -42,7 +42,7 @@ def start_fork_server() -> None:
     Actors are not forked from this process, whose threads and locks they would inherit in unknown states.
 
     Raises:
-        ActorError: The process cannot be started.
+        ProcessError: The process cannot be started.
     """
     forking.set_forkserver_preload(["innet_drl.launch.actors"])
     # It unblocks the signals of the process that starts it.
@@ -53,7 +53,7 @@ def start_fork_server() -> None:
     try:
         forkserver.ensure_running()
     except OSError as error:
-        raise ActorError(
+        raise ProcessError(
             f"the process that actors are forked from cannot be started ({error}): its socket is in "
             f"{tempfile.gettempdir()}; where that path is long, set TMPDIR to a shorter one"
         ) from error
@@ -67,7 +67,7 @@ def start(
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
 
     Raises:
-        ActorError: The process cannot be started.
+        ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
     process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
@@ -75,7 +75,7 @@ def start(
         process.start()
     except (EOFError, OSError) as error:
         ours.close()
-        raise ActorError(
+        raise ProcessError(
             f"{name} cannot be started: the process that it is forked from has ended ({type(error).__name__}); where "
             "that printed nothing, it was killed, perhaps for want of memory"
         ) from error

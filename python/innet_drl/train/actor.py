@@ -29,7 +29,7 @@ class Actor:
         network: Network of the policy; `pull` loads its weights.
         writer: Writer of the replay memory.
         first_step: Agent steps of all actors in earlier sessions: the exploration schedule continues from there,
-            and the games differ from those of earlier sessions.
+            and the games differ from earlier sessions'.
     """
 
     def __init__(

@@ -26,11 +26,15 @@ class RunFolderError(TrainingError):
     """A run's folder cannot be made, read or written: no space, no permission, or no run in it."""
 
 
-class ActorError(TrainingError):
+class ProcessError(TrainingError):
+    """A process of a run cannot be started, or failed."""
+
+
+class ActorError(ProcessError):
     """Actors died more often than they are replaced."""
 
 
-class LearnerError(TrainingError):
+class LearnerError(ProcessError):
     """One of several learners failed, or its weights differ."""
 
 

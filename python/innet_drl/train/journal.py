@@ -80,7 +80,7 @@ class Journal:
             calls.clear()
 
     def replay(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Repeats calls of one file; those of earlier files must have been repeated. Continues the journal.
+        """Repeats the calls of one file, after all earlier files. The journal continues behind them.
 
         Raises:
             RunFolderError: The memory samples other items than before.

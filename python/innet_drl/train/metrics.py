@@ -23,7 +23,7 @@ class Metrics:
     """One line of `metrics.jsonl`. Values that do not exist yet are null."""
 
     time_s: float
-    """Seconds of training, over all sessions of the run; without those of evaluations."""
+    """Seconds of training over all sessions of the run, without evaluations."""
     env_frames: int
     """Emulator frames played; equal to `agent_steps` outside Atari."""
     agent_steps: int
@@ -90,7 +90,7 @@ class Game:
     """A finished game."""
 
     environment: int
-    """Number of the environment among those of all actors."""
+    """Number of the environment, counted over all actors."""
     score: float
     """Sum of its rewards, unclipped."""
 
@@ -153,7 +153,7 @@ class Meter:
         return time.perf_counter() - self._last_time
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves seconds that were not training, such as those of an evaluation, out of times and rates."""
+        """Excludes `seconds` that were not training, such as an evaluation, from times and rates."""
         self._started += seconds
         self._last_time += seconds
 

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from innet_drl.train.config import Config
+
+_VECTOR = Config(
+    environment="CartPole-v1",
+    environments=8,
+    stack=1,
+    epsilon_anneal_steps=20_000,
+    capacity=200_000,
+    min_size=2_000,
+    samples_per_insert=8.0,
+    chunk_steps=4,
+    pull_period=4,
+    learning_rate=5e-4,
+    target_period=250,
+    publish_period=10,
+    learner_threads=1,
+    evaluation_epsilon=0.0,
+    report_seconds=1.0,
+)
 
 PRESETS: dict[str, Config] = {
     "breakout": Config(
@@ -34,45 +54,19 @@ PRESETS: dict[str, Config] = {
         prefetch=16,
         evaluation_frames=108_000,
     ),
-    "cartpole": Config(
-        environment="CartPole-v1",
-        environments=8,
-        stack=1,
+    "cartpole": dataclasses.replace(
+        _VECTOR,
         steps=120_000,
         epsilon_anneal_steps=2_000,
         capacity=20_000,
         min_size=1_000,
-        samples_per_insert=8.0,
-        chunk_steps=4,
-        pull_period=4,
         batch_size=64,
-        learning_rate=5e-4,
         target_period=100,
-        publish_period=10,
-        learner_threads=1,
         evaluation_games=100,
-        evaluation_epsilon=0.0,
         evaluation_period=250,
         target_return=475.0,
-        report_seconds=1.0,
         video=False,
     ),
-    "vector": Config(
-        environment="CartPole-v1",
-        environments=8,
-        stack=1,
-        epsilon_anneal_steps=20_000,
-        capacity=200_000,
-        min_size=2_000,
-        samples_per_insert=8.0,
-        chunk_steps=4,
-        pull_period=4,
-        learning_rate=5e-4,
-        target_period=250,
-        publish_period=10,
-        learner_threads=1,
-        evaluation_epsilon=0.0,
-        report_seconds=1.0,
-    ),
+    "vector": _VECTOR,
 }
 """Settings of each preset; a flag changes one field. `vector` is for environments whose observations are vectors."""

@@ -305,7 +305,7 @@ impl Network {
                 break;
             };
             self.wire.now = self.wire.now.max(next);
-            let running = exchanges.iter_mut().map(|(at, e)| (*at, Some(Borrowed(e))));
+            let running = exchanges.iter_mut().map(|(at, e)| (*at, Some(e)));
             self.step(&mut running.collect::<Vec<_>>());
         }
         self.wire.now = until;
@@ -362,31 +362,6 @@ impl Network {
         for (at, aggregator) in &mut self.aggregators {
             aggregator.expire(now, &mut Port(&mut self.wire, *at));
         }
-    }
-}
-
-/// An exchange of another owner.
-pub struct Borrowed<'a, E>(pub &'a mut E);
-
-impl<E: Exchange> Exchange for Borrowed<'_, E> {
-    type Output = E::Output;
-
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
-        self.0.receive(now, from, datagram, out);
-    }
-
-    fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>> {
-        self.0.poll(now, out)
-    }
-
-    fn next_wake(&self) -> Instant {
-        self.0.next_wake()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Items by rank, for the samplers that always draw the first: a binary heap that knows where each slot is in it.
+//! Items by rank, for the samplers that always choose the first: a binary heap that knows where each slot is in it.
 
 use super::items::ItemKey;
 

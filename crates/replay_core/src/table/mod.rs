@@ -9,7 +9,7 @@
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample` | draws: no lock, but for the samplers that keep a heap |
+//! | `sample` | sampling: no lock, but for the samplers that keep a heap |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `stats` | counters |

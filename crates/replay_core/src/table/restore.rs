@@ -24,7 +24,7 @@ use super::writers::{WriterIdentity, Writers};
 const MOST_COUNTED: u64 = 1 << 47;
 
 /// `Err` describes the fault of a record.
-type Checked = std::result::Result<(), String>;
+type RecordResult = std::result::Result<(), String>;
 
 /// A table of a snapshot, as far as it was read: at most the newest steps that the table can hold.
 pub(crate) struct Staged {
@@ -119,7 +119,7 @@ impl Staged {
     ///
     /// # Errors
     /// A description of its fault.
-    pub fn take(&mut self, kind: RecordKind, body: Bytes) -> Checked {
+    pub fn take(&mut self, kind: RecordKind, body: Bytes) -> RecordResult {
         match kind {
             RecordKind::Stream => self.take_stream(StreamRecord::from_bytes(body)?),
             RecordKind::Chunk => {
@@ -220,7 +220,7 @@ impl Staged {
             .collect()
     }
 
-    fn take_stream(&mut self, stream: StreamRecord) -> Checked {
+    fn take_stream(&mut self, stream: StreamRecord) -> RecordResult {
         if stream.writer.len() > Writers::MAX_NAME_BYTES {
             return Err(format!("a writer's name of {} bytes", stream.writer.len()));
         }
@@ -237,7 +237,7 @@ impl Staged {
         Ok(())
     }
 
-    fn take_chunk(&mut self, head: ChunkRecord, packed: Bytes) -> Checked {
+    fn take_chunk(&mut self, head: ChunkRecord, packed: Bytes) -> RecordResult {
         let number = self.end();
         let index = head.stream as usize;
         let Some(stream) = self.streams.get_mut(index) else {
@@ -276,7 +276,7 @@ impl Staged {
         Ok(())
     }
 
-    fn take_item(&mut self, item: ItemRecord) -> Checked {
+    fn take_item(&mut self, item: ItemRecord) -> RecordResult {
         let number = u64::from(item.chunk);
         if number >= self.end() {
             return Err(format!("an item of chunk {number}, which is unknown"));
@@ -302,7 +302,7 @@ impl Staged {
     }
 
     /// Checks that the item's rows are there, one after the other.
-    fn check_window(&self, item: &ItemRecord) -> Checked {
+    fn check_window(&self, item: &ItemRecord) -> RecordResult {
         let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
         let mut chunk = self.chunk(u64::from(item.chunk));
         let Some(writer) = chunk.map(|chunk| &self.streams[chunk.stream].writer) else {
@@ -328,7 +328,7 @@ impl Staged {
         Ok(())
     }
 
-    fn take_state(&mut self, state: TableState) -> Checked {
+    fn take_state(&mut self, state: TableState) -> RecordResult {
         let largest = f64::from_bits(state.max_priority);
         if !(largest.is_finite() && largest.is_sign_positive()) {
             return Err(format!("a largest priority of {largest}"));

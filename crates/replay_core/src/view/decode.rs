@@ -115,6 +115,8 @@ impl<'a> Unpacker<'a> {
             (key @ Blob::Value(_), KeyRole::Key) => {
                 self.keys[number].unpack(key, codec, out.len())?.base()
             }
+            // Not packed, see `Codec::unpack`.
+            (Blob::Value(blob), _) if blob.len() == out.len() => blob,
             (Blob::Value(blob), _) => {
                 self.value.resize(out.len(), 0);
                 codec.unpack(blob, &mut self.value)?;

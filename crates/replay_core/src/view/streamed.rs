@@ -1,22 +1,22 @@
-//! Copies past the caches.
+//! Copies that bypass the caches.
 //!
-//! A large batch does not stay in the caches until its reader comes. An ordinary store would still read each line before
-//! it is overwritten, and drive out the rows that the next item needs; a streamed one does neither. It takes a fifth off
-//! the time in which a draw of 512 stacks of frames is unpacked (`cargo bench -p replay_core --bench views decode`).
+//! A large batch is evicted from the caches before it is used. An ordinary store reads each line before it overwrites it,
+//! and evicts rows that the next item needs; a streamed store does neither. Streaming shortens the unpacking of 512 stacks
+//! of frames by a fifth (`cargo bench -p replay_core --bench views decode`).
 
-/// Copies of one thread into a batch. Dropping it ends them: other threads may be shown the bytes from then on.
+/// Copies of one thread into a batch. Other threads may read the bytes after it is dropped.
 pub(super) struct Copies {
     streamed: bool,
 }
 
-/// Shorter values are copied by ordinary stores: streamed ones would fill parts of lines, which are written one by one.
+/// Length from which values are streamed: stores to a part of a cache line are slower past the caches.
 #[cfg(target_arch = "x86_64")]
 const SHORTEST: usize = 512;
 
 impl Copies {
-    /// Streamed ones for a batch of `bytes`, where it is larger than caches are.
+    /// Copies to a batch of `bytes`, streamed if the batch is larger than the caches.
     pub(super) fn to_batch(bytes: usize) -> Self {
-        /// About what a core has of the caches. A smaller batch is read sooner than it is driven out.
+        /// About one core's share of the caches. A smaller batch is read before it is evicted.
         const CACHED: usize = 4 << 20;
         Copies {
             streamed: cfg!(target_arch = "x86_64") && bytes > CACHED,

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use replay_net::stack::fstack::{self, Fstack, socket::Stream};
+use replay_net::stack::fstack::{self, Fstack, socket::FstackStream};
 use replay_net::stack::kernel::{Kernel, spin};
 use replay_net::stack::{Address, Stack, fstack_config::Config};
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ pub fn measure(way: &str, config: &Path) -> Vec<Value> {
             exchange(stream).now_or_never().unwrap()
         }
         _ => on_reactor(config, move |_| async move {
-            exchange(Stream::connect(server).await.unwrap()).await
+            exchange(FstackStream::connect(server).await.unwrap()).await
         }),
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream as AsyncTcpStream;
 
 use gradients::arithmetic;
 use gradients::packet::PacketKind;
@@ -54,8 +55,6 @@ impl ParameterServer {
     }
 }
 
-type Stream = tokio::net::TcpStream;
-
 async fn serve(
     listener: TcpListener,
     workers: usize,
@@ -98,12 +97,16 @@ async fn serve(
     }
 }
 
-async fn length(stream: &mut Stream) -> io::Result<usize> {
+async fn length(stream: &mut AsyncTcpStream) -> io::Result<usize> {
     usize::try_from(stream.read_u64_le().await?).map_err(io::Error::other)
 }
 
 /// Adds one worker's vector to the sum as it arrives.
-async fn gather(stream: &mut Stream, piece: &mut [u8], sum: &RefCell<&mut [u8]>) -> io::Result<()> {
+async fn gather(
+    stream: &mut AsyncTcpStream,
+    piece: &mut [u8],
+    sum: &RefCell<&mut [u8]>,
+) -> io::Result<()> {
     let bytes = sum.borrow().len();
     let (mut done, mut held) = (0, 0);
     while done < bytes {

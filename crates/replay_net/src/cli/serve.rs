@@ -11,13 +11,14 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::log;
-use crate::config::{Secret, ServerConfig};
+use crate::config::ServerConfig;
 use crate::io_error;
 use crate::server::Server;
 use crate::stack::Address;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_wire::RELEASE;
+use replay_wire::auth::Secret;
 
 /// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT.
 ///

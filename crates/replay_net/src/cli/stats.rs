@@ -8,11 +8,11 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::client::{Client, ConnectOptions};
-use crate::config::{Secret, read_token_file};
+use crate::config::read_token_file;
 use crate::stack::Address;
 use replay_core::error::Result;
 use replay_core::replay::{Replay, Wait};
-use replay_wire::auth;
+use replay_wire::auth::{self, Secret};
 
 /// Longest wait for the server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ pub fn run(flags: &StatsFlags) -> Result<()> {
     Ok(())
 }
 
-/// Token of the flags, else that of the environment.
+/// Token of the flags, or else of the environment.
 fn token(flags: &StatsFlags, environment: Option<String>) -> Result<Option<String>> {
     match &flags.token_file {
         Some(path) => read_token_file(path).map(Some),

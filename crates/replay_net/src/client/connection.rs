@@ -14,8 +14,8 @@ use tokio_rustls::TlsConnector;
 use super::keys::{IncarnationTag, Incarnations};
 use super::pipeline::RequestPipeline;
 use super::{ConnectOptions, tls};
-use crate::config::refuse;
 use crate::io_error;
+use crate::refuse;
 use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
@@ -228,7 +228,7 @@ impl Dialer {
         #[cfg(feature = "fstack")]
         if self.reactor.is_some() {
             let peer = fstack::socket_address(&self.address).map_err(io::Error::other)?;
-            return Ok(Box::new(fstack::socket::Stream::connect(peer).await?));
+            return Ok(Box::new(fstack::socket::FstackStream::connect(peer).await?));
         }
         let stream = TcpStream::connect((host, port)).await?;
         // A request is one vectored write, so Nagle's algorithm would only delay it.

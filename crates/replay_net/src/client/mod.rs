@@ -35,7 +35,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::config::Secret;
 pub use crate::stack::Address;
 use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
@@ -50,6 +49,7 @@ use replay_core::replay::{
     UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
+use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
 /// Options of a connection: credentials, timeouts and limits.

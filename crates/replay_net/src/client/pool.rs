@@ -12,7 +12,7 @@ use replay_core::replay::Wait;
 /// deadline or for [`ConnectOptions::reconnect_for`](super::ConnectOptions), whichever ends first.
 ///
 /// # Errors
-/// The error of the last attempt, or that of an interrupt.
+/// Error of the last attempt or of an interrupt.
 pub fn retry<T>(
     dialer: &Dialer,
     wait: &Wait<'_>,

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::{ServerConfig, refuse};
+use super::ServerConfig;
+use crate::refuse;
 use crate::stack::{Address, StackName};
 use gradients::{AggregatorLimits, DpdkConfig};
 use replay_core::error::Result;

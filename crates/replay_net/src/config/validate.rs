@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
 
-use super::{FRAMES, ServerConfig, refuse};
+use super::{FRAMES, ServerConfig};
+use crate::refuse;
 use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::schema::TableConfig;

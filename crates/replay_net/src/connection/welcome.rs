@@ -29,7 +29,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         welcomed
     }
 
-    /// `id` becomes that of the request being answered.
+    /// `id` is set to the request's, so that an error can be answered.
     async fn shake_hands<R, W>(
         &self,
         frames: &mut FrameReader<R>,

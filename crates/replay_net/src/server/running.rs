@@ -15,13 +15,14 @@ use super::{Accepted, Server};
 use crate::aggregators::{Aggregators, ParentServer};
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
-use crate::config::{Secret, ServerConfig};
+use crate::config::ServerConfig;
 use crate::io_error;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use gradients::{dpdk_aggregators, udp_aggregators};
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
+use replay_wire::auth::Secret;
 
 /// Open descriptors of a process besides its connections.
 const OTHER_FILES: u64 = 128;

@@ -9,10 +9,11 @@
 //! | [`socket`] | streams and listeners |
 //! | [`handle`] | calls to the reactor from other threads |
 //!
-//! F-Stack's functions crash on any thread but the reactor's. A [`Fstack`] and a [`socket::Stream`] may be moved to other
+//! F-Stack's functions crash on any thread but the reactor's. A [`Fstack`] and a [`socket::FstackStream`] may be moved to other
 //! threads, but they look their reactor up by the current thread, and elsewhere fail with an error.
 
 pub mod handle;
+mod initialise;
 pub mod reactor;
 mod readiness;
 pub mod socket;
@@ -29,7 +30,7 @@ use crate::io_error;
 pub use handle::ReactorHandle;
 use reactor::{Reactor, Sleep};
 use replay_core::error::{Error, Result};
-use socket::{Listener, Stream};
+use socket::{FstackListener, FstackStream};
 pub use start::{running, start};
 
 /// F-Stack's sockets, on the reactor thread.
@@ -37,25 +38,25 @@ pub use start::{running, start};
 pub struct Fstack(());
 
 impl Stack for Fstack {
-    type Stream = Stream;
-    type Listener = Listener;
-    type Incoming = Stream;
+    type Stream = FstackStream;
+    type Listener = FstackListener;
+    type Incoming = FstackStream;
 
-    fn listen(&self, address: &Address) -> Result<Listener> {
-        Listener::bind(socket_address(address)?, address)
+    fn listen(&self, address: &Address) -> Result<FstackListener> {
+        FstackListener::bind(socket_address(address)?, address)
             .map_err(io_error(format!("cannot listen on {address} with F-Stack")))
     }
 
-    fn address(&self, listener: &Listener) -> Address {
+    fn address(&self, listener: &FstackListener) -> Address {
         listener.address.clone()
     }
 
-    async fn accept(&self, listener: &mut Listener) -> io::Result<(Stream, String)> {
+    async fn accept(&self, listener: &mut FstackListener) -> io::Result<(FstackStream, String)> {
         let (stream, peer) = listener.accept().await?;
         Ok((stream, peer.to_string()))
     }
 
-    fn open(&self, incoming: Stream) -> io::Result<Stream> {
+    fn open(&self, incoming: FstackStream) -> io::Result<FstackStream> {
         incoming.prepare()?;
         Ok(incoming)
     }

@@ -27,7 +27,7 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 pub struct Kernel;
 
 /// A bound TCP or Unix socket.
-pub enum Listener {
+pub enum KernelListener {
     /// TCP, with the bound address.
     Tcp(TcpListener, Address),
     /// Unix; the file is removed with the listener.
@@ -35,7 +35,7 @@ pub enum Listener {
 }
 
 /// An accepted connection, not yet on its I/O thread.
-pub enum Incoming {
+pub enum KernelIncoming {
     /// TCP.
     Tcp(StdTcpStream),
     /// Unix.
@@ -44,10 +44,10 @@ pub enum Incoming {
 
 impl Stack for Kernel {
     type Stream = Box<dyn ByteStream>;
-    type Listener = Listener;
-    type Incoming = Incoming;
+    type Listener = KernelListener;
+    type Incoming = KernelIncoming;
 
-    fn listen(&self, address: &Address) -> Result<Listener> {
+    fn listen(&self, address: &Address) -> Result<KernelListener> {
         let failed = |source| Error::Io {
             what: format!("cannot listen on {address}"),
             source,
@@ -68,11 +68,11 @@ impl Stack for Kernel {
                     tls: *tls,
                     stack: StackName::Kernel,
                 };
-                Ok(Listener::Tcp(listener, address))
+                Ok(KernelListener::Tcp(listener, address))
             }
             Address::Unix { path } => {
                 let (listener, file) = bind_unix(path)?;
-                Ok(Listener::Unix(
+                Ok(KernelListener::Unix(
                     UnixListener::from_std(listener).map_err(failed)?,
                     file,
                 ))
@@ -80,42 +80,42 @@ impl Stack for Kernel {
         }
     }
 
-    fn address(&self, listener: &Listener) -> Address {
+    fn address(&self, listener: &KernelListener) -> Address {
         match listener {
-            Listener::Tcp(_, address) => address.clone(),
-            Listener::Unix(_, file) => Address::Unix {
+            KernelListener::Tcp(_, address) => address.clone(),
+            KernelListener::Unix(_, file) => Address::Unix {
                 path: file.path.clone(),
             },
         }
     }
 
-    async fn accept(&self, listener: &mut Listener) -> io::Result<(Incoming, String)> {
+    async fn accept(&self, listener: &mut KernelListener) -> io::Result<(KernelIncoming, String)> {
         match listener {
-            Listener::Tcp(listener, _) => {
+            KernelListener::Tcp(listener, _) => {
                 let (stream, peer) = listener.accept().await?;
-                Ok((Incoming::Tcp(stream.into_std()?), peer.to_string()))
+                Ok((KernelIncoming::Tcp(stream.into_std()?), peer.to_string()))
             }
-            Listener::Unix(listener, _) => {
+            KernelListener::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = match stream.peer_cred().ok().and_then(|peer| peer.pid()) {
                     Some(pid) => format!("process {pid}"),
                     None => "a local process".to_owned(),
                 };
-                Ok((Incoming::Unix(stream.into_std()?), peer))
+                Ok((KernelIncoming::Unix(stream.into_std()?), peer))
             }
         }
     }
 
-    fn open(&self, incoming: Incoming) -> io::Result<Self::Stream> {
+    fn open(&self, incoming: KernelIncoming) -> io::Result<Self::Stream> {
         match incoming {
-            Incoming::Tcp(stream) => {
+            KernelIncoming::Tcp(stream) => {
                 // A reply is one vectored write, so Nagle's algorithm would only delay it.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream)
                     .set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
                 Ok(Box::new(TcpStream::from_std(stream)?))
             }
-            Incoming::Unix(stream) => Ok(Box::new(UnixStream::from_std(stream)?)),
+            KernelIncoming::Unix(stream) => Ok(Box::new(UnixStream::from_std(stream)?)),
         }
     }
 

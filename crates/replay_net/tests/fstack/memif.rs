@@ -8,8 +8,8 @@ use std::time::Duration;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Replay, Wait};
 use replay_net::client::{Client, ConnectOptions, connect};
-use replay_net::config::Secret;
 use replay_net::stack::Address;
+use replay_wire::auth::Secret;
 
 use crate::client::exercise;
 use crate::links::SEGMENTS;

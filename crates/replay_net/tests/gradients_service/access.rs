@@ -11,8 +11,8 @@ use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
 use replay_net::client::gradients::{JoinedJob, join_job};
 use replay_net::client::{Client, GradientWorker, connect};
-use replay_net::config::Secret;
 use replay_net::stack::Address;
+use replay_wire::auth::Secret;
 
 use crate::support::{LONG, Serving, request, requests, sum_rounds};
 

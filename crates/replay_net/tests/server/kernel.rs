@@ -9,10 +9,11 @@ use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, Wait};
 use replay_core::{Error, ErrorCode, Result};
 use replay_net::client::{Client, ConnectOptions, connect};
-use replay_net::config::{Secret, ServerConfig};
+use replay_net::config::ServerConfig;
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 use replay_wire::RequestBody;
+use replay_wire::auth::Secret;
 
 use crate::suite::{config, draw, refused, table};
 

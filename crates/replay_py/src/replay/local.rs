@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 
 use replay_core::memory::Memory;
 use replay_core::snapshot;
-use replay_net::config::{Secret, ServerConfig};
+use replay_net::config::ServerConfig;
+use replay_wire::auth::Secret;
 
 use super::PyReplay;
 use crate::server::{self, PyServer};

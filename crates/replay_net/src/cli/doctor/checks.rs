@@ -40,7 +40,7 @@ const BUILD_AGAIN: &str = "build this program again, with the F-Stack that it is
 const NOT_NEEDED: &str = "not needed: the configuration names virtual devices alone";
 
 /// Description of a part that is there, or of one that is missing.
-type Checked = Result<String, Missing>;
+type CheckResult = Result<String, Missing>;
 
 /// A missing part.
 struct Missing {
@@ -125,7 +125,7 @@ impl Machine {
         findings.into()
     }
 
-    fn support(&self) -> Checked {
+    fn support(&self) -> CheckResult {
         let Some(linked) = &self.fstack else {
             return missing(
                 "this program was built without it",
@@ -157,7 +157,7 @@ impl Machine {
         }
     }
 
-    fn dpdk(&self) -> Checked {
+    fn dpdk(&self) -> CheckResult {
         for folder in LIBRARY_FOLDERS {
             let mut files = names(&self.at(folder)).into_iter();
             if let Some(name) = files.find(|name| name.starts_with("librte_eal.so")) {
@@ -170,7 +170,7 @@ impl Machine {
         )
     }
 
-    fn hugepages(&self, config: &Config) -> Checked {
+    fn hugepages(&self, config: &Config) -> CheckResult {
         if config.no_huge {
             return Ok("not needed: the configuration says no_huge".to_owned());
         }
@@ -212,7 +212,7 @@ impl Machine {
         Ok(found)
     }
 
-    fn driver(&self, config: &Config) -> Checked {
+    fn driver(&self, config: &Config) -> CheckResult {
         if config.virtual_only {
             return Ok(NOT_NEEDED.to_owned());
         }
@@ -264,7 +264,7 @@ impl Machine {
         names(&self.at("sys/kernel/iommu_groups")).len()
     }
 
-    fn devices(&self, config: &Config) -> Checked {
+    fn devices(&self, config: &Config) -> CheckResult {
         if config.virtual_only {
             return Ok(NOT_NEEDED.to_owned());
         }
@@ -304,7 +304,7 @@ impl Machine {
         )
     }
 
-    fn rights(&self) -> Checked {
+    fn rights(&self) -> CheckResult {
         // Real, effective, saved and file system user.
         if self.status("Uid:").split_whitespace().nth(1) == Some("0") {
             return Ok("root".to_owned());
@@ -328,7 +328,7 @@ impl Machine {
         )
     }
 
-    fn cores(&self, config: &Config) -> Checked {
+    fn cores(&self, config: &Config) -> CheckResult {
         let isolated = match self.text("sys/devices/system/cpu/isolated").as_str() {
             "" => "none of them isolated".to_owned(),
             list => format!("isolated: {list}"),

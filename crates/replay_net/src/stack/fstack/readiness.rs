@@ -74,7 +74,7 @@ impl DirectionState {
 }
 
 #[derive(Default)]
-struct Socket {
+struct SocketState {
     generation: u32,
     fd: c_int,
     read: DirectionState,
@@ -84,7 +84,7 @@ struct Socket {
 /// All sockets of a reactor.
 #[derive(Default)]
 pub(super) struct Sockets {
-    all: Vec<Socket>,
+    all: Vec<SocketState>,
     free: Vec<usize>,
 }
 
@@ -92,7 +92,7 @@ impl Sockets {
     /// Adds a socket. `ready` says whether an operation may be tried before the first event.
     pub fn insert(&mut self, fd: c_int, ready: bool) -> Token {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.all.push(Socket::default());
+            self.all.push(SocketState::default());
             self.all.len() - 1
         });
         let socket = &mut self.all[index];
@@ -105,15 +105,15 @@ impl Sockets {
     /// Removes a closed socket; does nothing if it is removed already.
     pub fn forget(&mut self, token: Token) {
         if let Some(socket) = self.socket(token) {
-            *socket = Socket {
+            *socket = SocketState {
                 generation: socket.generation.wrapping_add(1),
-                ..Socket::default()
+                ..SocketState::default()
             };
             self.free.extend(token.index());
         }
     }
 
-    fn socket(&mut self, token: Token) -> Option<&mut Socket> {
+    fn socket(&mut self, token: Token) -> Option<&mut SocketState> {
         let socket = self.all.get_mut(token.index()?)?;
         (socket.generation == token.generation()).then_some(socket)
     }

@@ -160,12 +160,12 @@ fn bind(fd: c_int, at: SocketAddr) -> io::Result<SocketAddr> {
 }
 
 /// A bound address.
-pub struct Listener {
+pub struct FstackListener {
     descriptor: Descriptor,
     pub(super) address: Address,
 }
 
-impl Listener {
+impl FstackListener {
     pub(super) fn bind(at: SocketAddr, address: &Address) -> io::Result<Self> {
         let fd = socket(&at)?;
         let descriptor = Descriptor::watch(fd, true)?;
@@ -179,13 +179,13 @@ impl Listener {
             *host = bound.ip().to_string();
             *port = bound.port();
         }
-        Ok(Listener {
+        Ok(FstackListener {
             descriptor,
             address,
         })
     }
 
-    pub(super) async fn accept(&mut self) -> io::Result<(Stream, SocketAddr)> {
+    pub(super) async fn accept(&mut self) -> io::Result<(FstackStream, SocketAddr)> {
         let fd = self.descriptor.fd;
         poll_fn(|context| {
             self.descriptor.poll(Direction::Read, context, || {
@@ -194,7 +194,7 @@ impl Listener {
                     address_from(|address, length| unsafe { ff::ff_accept(fd, address, length) })?;
                 // Only some releases let it inherit the listener's non-blocking mode.
                 unblock(accepted).inspect_err(|_| close(accepted))?;
-                let stream = Stream(Descriptor::watch(accepted, true)?);
+                let stream = FstackStream(Descriptor::watch(accepted, true)?);
                 Ok((stream, peer))
             })
         })
@@ -203,9 +203,9 @@ impl Listener {
 }
 
 /// An open connection.
-pub struct Stream(Descriptor);
+pub struct FstackStream(Descriptor);
 
-impl Stream {
+impl FstackStream {
     /// Connects to `peer`.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl Stream {
                 _ => Ok(()),
             }
         })?;
-        let stream = Stream(Descriptor::watch(fd, false)?);
+        let stream = FstackStream(Descriptor::watch(fd, false)?);
         // The socket is writable once it is connected or refused.
         poll_fn(|context| stream.0.poll(Direction::Write, context, || Ok(()))).await?;
         stream.take_error()?;
@@ -260,7 +260,7 @@ impl Stream {
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for FstackStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -285,7 +285,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for FstackStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use fstack_sys::fstack as ff;
 
+use super::initialise::initialise;
 use super::reactor::end_loop;
-use super::start::initialise;
 use crate::stack::fstack_config::Config;
 use replay_core::error::{Error, Result};
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use replay_core::ErrorCode;
-use replay_net::config::{Secret, ServerConfig};
+use replay_net::config::ServerConfig;
+use replay_wire::auth::Secret;
 use replay_wire::{PROTOCOL, RELEASE, RequestBody};
 
 use super::*;

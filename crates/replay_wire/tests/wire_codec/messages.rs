@@ -1,13 +1,12 @@
-//! The codec: messages come back as they went, and no bytes make a decoder panic or allocate.
+//! Random messages, and replies in a form that tests can compare.
 
 use bytes::Bytes;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use proptest::sample::Index;
 
 use gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
-use replay_core::error::{Error, ErrorCode};
+use replay_core::error::ErrorCode;
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_wire::*;
@@ -90,7 +89,7 @@ prop_compose! {
     }
 }
 
-fn bytes() -> impl Strategy<Value = Bytes> {
+pub fn bytes() -> impl Strategy<Value = Bytes> {
     vec(any::<u8>(), 0..200).prop_map(Bytes::from)
 }
 
@@ -165,7 +164,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
 }
 
 prop_compose! {
-    fn request()(id: u64, deadline_ms: u32, body in request_body()) -> Request {
+    pub fn request()(id: u64, deadline_ms: u32, body in request_body()) -> Request {
         Request { id, deadline_ms, body }
     }
 }
@@ -181,7 +180,7 @@ prop_compose! {
 
 /// What a test compares of a reply: everything but the credit, with the blobs in one piece.
 #[derive(Debug, Clone, PartialEq)]
-enum Answer {
+pub enum Answer {
     Plain(String),
     Challenge(Challenge),
     Table(TableConfig),
@@ -203,7 +202,7 @@ enum Answer {
     Gradients(GradientsJoined),
 }
 
-fn answer() -> impl Strategy<Value = Answer> {
+pub fn answer() -> impl Strategy<Value = Answer> {
     let proof = || option::of(any::<[u8; 32]>());
     prop_oneof![
         prop::sample::select(vec!["welcome", "done"]).prop_map(|name| Answer::Plain(name.into())),
@@ -292,7 +291,7 @@ fn answer() -> impl Strategy<Value = Answer> {
     ]
 }
 
-fn body(answer: Answer) -> ReplyBody {
+pub fn body(answer: Answer) -> ReplyBody {
     match answer {
         Answer::Plain(name) if name == "welcome" => ReplyBody::Welcome,
         Answer::Plain(_) => ReplyBody::Done,
@@ -324,7 +323,7 @@ fn body(answer: Answer) -> ReplyBody {
     }
 }
 
-fn seen(reply: Reply) -> Answer {
+pub fn seen(reply: Reply) -> Answer {
     let name = reply.body.name();
     match reply.body {
         ReplyBody::Welcome | ReplyBody::Done => Answer::Plain(name.into()),
@@ -356,261 +355,11 @@ fn seen(reply: Reply) -> Answer {
 }
 
 /// The frame as the other end has it.
-fn received(outgoing: &OutgoingFrame) -> Frame {
+pub fn received(outgoing: &OutgoingFrame) -> Frame {
     let payload = outgoing
         .payload()
         .iter()
         .flat_map(|s| s.as_ref().to_vec())
         .collect();
     Frame::new(outgoing.control(), payload)
-}
-
-proptest! {
-    #[test]
-    fn requests_come_back_as_they_went(request in request()) {
-        let outgoing = encode_request(&request).unwrap();
-        prop_assert_eq!(decode_request(received(&outgoing)).unwrap(), request);
-    }
-
-    #[test]
-    fn replies_come_back_as_they_went(id: u64, answer in answer()) {
-        let outgoing = encode_reply(Reply { id, body: body(answer.clone()) }).unwrap();
-        let reply = decode_reply(received(&outgoing)).unwrap();
-        prop_assert_eq!(reply.id, id);
-        let expected = match answer {
-            Answer::Sampled { items, live_items, min, rows, blobs } => {
-                Answer::Sampled { items, live_items, min, rows, blobs: vec![blobs.concat().into()] }
-            }
-            other => other,
-        };
-        prop_assert_eq!(seen(reply), expected);
-    }
-
-    #[test]
-    fn random_bytes_do_not_panic(control in vec(any::<u8>(), 0..400), payload in bytes()) {
-        let frame = Frame::new(&control, payload);
-        let _ = decode_request(frame.clone());
-        let _ = decode_reply(frame);
-    }
-
-    #[test]
-    fn mutated_and_truncated_messages_do_not_panic(
-        request in request(),
-        id: u64,
-        answer in answer(),
-        mutations in vec((any::<Index>(), any::<u8>()), 0..6),
-        keep in any::<Index>(),
-        truncate: bool,
-    ) {
-        let reply = encode_reply(Reply { id, body: body(answer) }).unwrap();
-        for outgoing in [encode_request(&request).unwrap(), reply] {
-            let mut control = outgoing.control().to_vec();
-            for (at, byte) in &mutations {
-                let at = at.index(control.len());
-                control[at] = *byte;
-            }
-            if truncate {
-                control.truncate(keep.index(control.len()));
-            }
-            let frame = Frame::new(&control, Bytes::from_static(b"payload"));
-            let _ = decode_request(frame.clone());
-            let _ = decode_reply(frame);
-        }
-    }
-}
-
-#[test]
-fn every_error_code_crosses() {
-    for number in 0..=ErrorCode::Gradients as u16 {
-        let code = code(number);
-        let error = Error::Remote {
-            code,
-            message: "why".into(),
-        };
-        let outgoing = encode_reply(Reply {
-            id: 1,
-            body: (&error).into(),
-        })
-        .unwrap();
-        let reply = decode_reply(received(&outgoing)).unwrap();
-        assert_eq!(seen(reply), Answer::Error(code, "why".into()));
-    }
-}
-
-/// The code of a number, by the order that the wire and the enum share.
-fn code(number: u16) -> ErrorCode {
-    use ErrorCode::*;
-    let all = [
-        Internal,
-        Priority,
-        NoMass,
-        UnknownTable,
-        TableDiffers,
-        Table,
-        Schema,
-        TooLarge,
-        Deadline,
-        View,
-        Fenced,
-        Expired,
-        Protocol,
-        Version,
-        Authentication,
-        Connect,
-        Disconnected,
-        Corrupt,
-        Config,
-        Parameters,
-        Closed,
-        Io,
-        Interrupted,
-        Gradients,
-    ];
-    assert_eq!(all[number as usize] as u16, number);
-    all[number as usize]
-}
-
-#[test]
-fn a_list_of_half_a_billion_empty_structs_is_refused() {
-    let column = Column {
-        name: "x".into(),
-        dtype: Dtype::Uint8,
-        shape: vec![],
-        codec: Codec::None,
-    };
-    let config = TableConfig::new("t", vec![column], 1);
-    let request = Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::CreateTable(config),
-    };
-    let mut control = encode_request(&request).unwrap().control().to_vec();
-
-    // The list's tag: one element of one data word and two pointers. It becomes 2^29 - 1 of nothing.
-    let tag = (1u64 << 2 | 1 << 32 | 2 << 48).to_le_bytes();
-    let at = (0..control.len())
-        .step_by(8)
-        .find(|&i| control[i..i + 8] == tag)
-        .unwrap();
-    control[at..at + 8].copy_from_slice(&(u64::from(u32::MAX >> 3) << 2).to_le_bytes());
-
-    let error = decode_request(Frame::new(&control, Bytes::new())).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
-}
-
-#[test]
-fn a_codec_of_a_later_release_is_named() {
-    let column = Column {
-        name: "frame".into(),
-        dtype: Dtype::Float64,
-        shape: vec![],
-        codec: Codec::Lz4,
-    };
-    let request = Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)),
-    };
-    let mut control = encode_request(&request).unwrap().control().to_vec();
-    // The column's data word: element type 11, codec 1.
-    let word = (11u64 | 1 << 16).to_le_bytes();
-    let at = (0..control.len())
-        .step_by(8)
-        .find(|&i| control[i..i + 8] == word)
-        .unwrap();
-    control[at + 2] = 99;
-    let error = decode_request(Frame::new(&control, Bytes::new())).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::Protocol);
-    assert!(
-        error
-            .to_string()
-            .contains("column \"frame\" has codec 99, which this release does not know")
-    );
-}
-
-#[test]
-fn lists_of_different_lengths_are_refused() {
-    let body = RequestBody::UpdatePriorities {
-        table: "t".into(),
-        keys: vec![1, 2],
-        priorities: vec![1.0],
-    };
-    let outgoing = encode_request(&Request {
-        id: 1,
-        deadline_ms: 0,
-        body,
-    })
-    .unwrap();
-    let error = decode_request(received(&outgoing)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "protocol error: an update has 2 keys and 1 priorities"
-    );
-}
-
-#[test]
-fn rows_beyond_the_payload_are_refused() {
-    let sampled = Sampled {
-        items: vec![],
-        live_items: 0,
-        min_probability: None,
-        rows: Bytes::from_static(b"four"),
-        blobs: vec![],
-        credit: None,
-    };
-    let outgoing = encode_reply(Reply {
-        id: 1,
-        body: ReplyBody::Sampled(sampled),
-    })
-    .unwrap();
-    let short = Frame::new(outgoing.control(), Bytes::from_static(b"fou"));
-    let error = decode_reply(short).err().unwrap();
-    assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
-}
-
-#[test]
-fn a_payload_that_no_message_speaks_of_is_refused() {
-    let outgoing = encode_request(&Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::Stats,
-    })
-    .unwrap();
-    let frame = Frame::new(outgoing.control(), Bytes::from_static(b"x"));
-    assert_eq!(
-        decode_request(frame).unwrap_err().code(),
-        ErrorCode::Protocol
-    );
-}
-
-#[test]
-fn a_priority_that_the_wire_would_read_as_none_is_refused() {
-    for value in [-1.0, f32::NAN, f32::INFINITY] {
-        let item = NewItem {
-            anchor: 0,
-            stream: 0,
-            before: 0,
-            after: 0,
-            priority: Some(value),
-        };
-        let push = Push {
-            table: "t".into(),
-            writer: 1,
-            epoch: 1,
-            sequence: 1,
-            body: PushBody {
-                items: vec![item],
-                ..PushBody::default()
-            },
-        };
-        let request = Request {
-            id: 1,
-            deadline_ms: 0,
-            body: RequestBody::Push(push),
-        };
-        assert_eq!(
-            encode_request(&request).err().unwrap().code(),
-            ErrorCode::Priority
-        );
-    }
 }

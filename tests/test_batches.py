@@ -1,0 +1,125 @@
+"""Iterators of batches: prefetching, timeouts, devices, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from conftest import MakeReplay
+from innet_drl import errors
+from steps import VIEW, fill, step, table
+
+
+def test_batches_prefetch_and_close(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 100)
+    for prefetch in (0, 1, 4):
+        with replay.batches("t", 32, VIEW, prefetch=prefetch, timeout=5) as batches:
+            assert iter(batches) is batches
+            for _, batch in zip(range(10), batches, strict=False):
+                assert batch.observation.shape == (32, 4, 12, 8)
+            assert "32 items" in repr(batches)
+        with pytest.raises(errors.ClosedError):
+            next(batches)
+        batches.close()
+
+
+def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=50)])
+    for prefetch in (0, 2):
+        with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
+            with pytest.raises(errors.DeadlineError, match="50"):
+                next(batches)
+    # A deadline is not the end: the same iterator goes on when there is something to draw.
+    with replay.batches("t", 4, VIEW, timeout=0.3) as batches:
+        with pytest.raises(errors.DeadlineError):
+            next(batches)
+        fill(replay, 60)
+        while True:
+            try:
+                assert len(next(batches)) == 4
+                break
+            except errors.DeadlineError:
+                continue
+
+
+def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    fill(replay, 20, priority=0.0)
+    with replay.batches("t", 4, VIEW, timeout=5) as batches:
+        with pytest.raises(errors.EmptyError, match="priority"):
+            next(batches)
+        with pytest.raises(errors.ClosedError):
+            next(batches)
+
+
+def test_batches_ask_the_schedule_for_beta() -> None:
+    with innet.Replay([table(priority_exponent=1.0)]) as replay:
+        with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+            for t in range(10):
+                writer.append(**step(t, priority=np.array([t + 1.0])))
+        betas = iter([0.0, 0.0, 1.0])
+        view = innet.NStep(stack=4, n=1)
+        with replay.batches("t", 64, view, prefetch=0, beta=lambda: next(betas)) as batches:
+            assert (next(batches).weight == 1).all()
+            batch = next(batches)
+            np.testing.assert_allclose(batch.weight, batch.probability.min() / batch.probability, rtol=1e-4)
+
+
+def test_undelivered_batches_give_their_draws_back() -> None:
+    with innet.Replay([table(samples_per_insert=1.0, slack=32.0)]) as replay:
+        with replay.writer("t", 1, VIEW) as writer:
+            for t in range(30):
+                writer.append(**step(t))
+        with replay.batches("t", 4, VIEW, prefetch=4, timeout=5) as batches:
+            next(batches)
+        # 30 inserted and 32 of slack allow 62 draws: 4 are used, and 14 more batches have to fit.
+        for _ in range(14):
+            replay.sample("t", 4, VIEW, timeout=1)
+        with pytest.raises(errors.DeadlineError):
+            replay.sample("t", 4, VIEW, timeout=0)
+
+
+def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay([table()])
+    fill(replay, 100)
+    with replay.batches("t", 32, VIEW, device="cpu", timeout=5) as batches:
+        batch = next(batches)
+    assert len(batch) == 32
+    assert batch.observation.dtype == torch.uint8
+    assert batch.observation.shape == (32, 4, 12, 8)
+    shared = batch.observation.untyped_storage().data_ptr(), batch.observation.untyped_storage().nbytes()
+    assert shared[0] <= batch.next_observation.data_ptr() < shared[0] + shared[1] + 32 * 8 * 96
+    assert replay.update_priorities("t", batch.key, batch.weight).stale == 0
+    with pytest.raises(AttributeError, match="no array"):
+        _ = batch.colour
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
+def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
+    with innet.Replay([table()], seed=3) as replay:
+        fill(replay, 100)
+        with replay.batches("t", 32, VIEW, device="cuda", prefetch=2, timeout=5) as batches:
+            kept = [next(batches) for _ in range(20)]
+        for batch in kept:
+            newest = batch.observation[:, -1, 0, 0].cpu().numpy()
+            assert (newest == batch.action.cpu().numpy()).all()
+            assert batch.reward.dtype.is_floating_point
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_threads_take_turns_at_an_iterator_of_batches(make_replay: MakeReplay, prefetch: int) -> None:
+    replay = make_replay([table(min_size=20)])
+    drawn: list[innet.Batch] = []
+    with replay.batches("t", 4, VIEW, prefetch=prefetch) as batches:
+        readers = [threading.Thread(target=lambda: drawn.append(next(batches))) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        fill(replay, 40)
+        for reader in readers:
+            reader.join()
+    assert [len(batch) for batch in drawn] == [4, 4, 4]

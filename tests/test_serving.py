@@ -1,0 +1,108 @@
+"""One memory for several processes: forked and spawned children, serving, tokens, logs."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from typing import Any
+
+import pytest
+
+import innet_drl as innet
+from conftest import MakeReplay
+from innet_drl import errors
+from steps import VIEW, connect_and_fill, fill, table
+
+
+def use_in_child(replay: innet.Replay, failures: Any) -> None:
+    try:
+        replay.stats()
+    except errors.ForkError as error:
+        failures.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fork = multiprocessing.get_context("fork")
+    failures = fork.Queue()
+    child = fork.Process(target=use_in_child, args=(replay, failures))
+    child.start()
+    assert "spawn" in failures.get(timeout=30)
+    child.join(30)
+    assert child.exitcode == 0
+    # The parent's own use goes on.
+    fill(replay, 20)
+    assert len(replay.sample("t", 4, VIEW, timeout=5)) == 4
+
+
+def test_spawned_children_connect_to_their_parent(tmp_path: Any) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with innet.Replay([table()]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+        child = spawn.Process(target=connect_and_fill, args=(server.addresses[0],))
+        child.start()
+        assert len(replay.sample("t", 8, VIEW, timeout=60)) == 8
+        child.join(30)
+        assert child.exitcode == 0
+
+
+def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
+    with innet.Replay([table()]) as replay:
+        with replay.serve(["innet://127.0.0.1:0", f"unix://{tmp_path}/s"], token="secret") as server:
+            assert len(server.addresses) == 2
+            for address in server.addresses:
+                with innet.connect(address, token="secret") as client:
+                    assert client.table("t") == table()
+                for wrong in (None, "guess"):
+                    with pytest.raises(errors.AuthenticationError):
+                        innet.connect(address, token=wrong)
+        assert "closed" in repr(server)
+        with pytest.raises(errors.ConnectError) as caught:
+            innet.connect(server.addresses[0], token="secret", timeout=2)
+        assert isinstance(caught.value, ConnectionError)
+
+
+def test_the_environments_token_is_taken_where_none_is_given(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with innet.Replay() as replay, replay.serve(f"unix://{tmp_path}/guarded", token="secret") as guarded:
+        with replay.serve(f"unix://{tmp_path}/open") as unguarded:
+            for empty in (None, "", " "):
+                if empty is not None:
+                    monkeypatch.setenv("INNET_TOKEN", empty)
+                innet.connect(unguarded.addresses[0]).close()
+                with pytest.raises(errors.AuthenticationError, match="set the environment variable INNET_TOKEN"):
+                    innet.connect(guarded.addresses[0])
+            monkeypatch.setenv("INNET_TOKEN", "secret\n")
+            innet.connect(guarded.addresses[0]).close()
+            innet.connect(unguarded.addresses[0], token="").close()
+            with pytest.raises(errors.AuthenticationError, match="unset INNET_TOKEN"):
+                innet.connect(unguarded.addresses[0])
+            with pytest.raises(errors.AuthenticationError, match="another token"):
+                innet.connect(guarded.addresses[0], token="guess")
+
+
+def test_serving_is_for_a_memory_of_this_process(make_replay: MakeReplay, tmp_path: Any) -> None:
+    replay = make_replay()
+    if repr(replay) == "<Replay in this process>":
+        with replay.serve(f"unix://{tmp_path}/again") as server:
+            assert server.addresses == [f"unix://{tmp_path}/again"]
+    else:
+        with pytest.raises(errors.ConfigError, match="client of a server"):
+            replay.serve(f"unix://{tmp_path}/again")
+
+
+def test_a_server_logs_to_the_loggers_of_python(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="innet_drl"), innet.Replay([table()]) as replay:
+        replay.serve("innet://127.0.0.1:0").close()
+    assert "listening" in caplog.text
+
+
+def test_a_servers_deadline_is_reported_once() -> None:
+    with innet.Replay([table(min_size=1)]) as replay, replay.serve("innet://127.0.0.1:0") as server:
+        client = innet.connect(server.addresses[0])
+        with (
+            client,
+            client.batches("t", 1, VIEW, timeout=0.5) as batches,
+            pytest.raises(errors.DeadlineError) as caught,
+        ):
+            next(batches)
+    assert str(caught.value).count("the deadline passed") == 1
