@@ -8,7 +8,7 @@ use replay_core::TableConfig;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest, Sampled};
 use replay_core::schema::{Codec, Column, Dtype};
-use replay_core::table::{Attempt, Table};
+use replay_core::table::{Attempt, Table, Turn};
 
 const ITEMS: u64 = 1 << 20;
 const BATCH: u32 = 512;
@@ -92,7 +92,7 @@ fn filled() -> Arc<Table> {
     let payload = payload();
     for sequence in 1..=ITEMS / u64::from(CHUNK) {
         table
-            .try_push(&push(sequence, &payload))
+            .try_push(&push(sequence, &payload), &mut Turn::default())
             .expect("a valid push");
     }
     table
@@ -109,7 +109,10 @@ fn draw(before: u16) -> Sampled {
         allow_short: false,
         min_probability: false,
     };
-    match TABLE.try_sample(&request, false).expect("items to draw") {
+    match TABLE
+        .try_sample(&request, false, &mut Turn::default())
+        .expect("items to draw")
+    {
         Attempt::Ready(sampled) => sampled,
         Attempt::Blocked(waits) => unreachable!("nothing limits the draw: {waits}"),
     }
@@ -140,5 +143,5 @@ fn push_50(bencher: Bencher) {
             sequence += 1;
             push(sequence, &payload)
         })
-        .bench_local_values(|push| TABLE.try_push(&push));
+        .bench_local_values(|push| TABLE.try_push(&push, &mut Turn::default()));
 }

@@ -237,6 +237,20 @@ pub fn check_priority(priority: impl Into<f64>) -> Result<f64> {
     }
 }
 
+/// Checks priorities, whose common case takes no branch for each.
+///
+/// # Errors
+/// As [`check_priority`], for the first one that is refused.
+pub fn check_priorities(priorities: &[f64]) -> Result<()> {
+    let good = |priority: &f64| (0.0..f64::INFINITY).contains(priority);
+    if priorities.iter().fold(true, |all, one| all & good(one)) {
+        return Ok(());
+    }
+    priorities
+        .iter()
+        .try_for_each(|&priority| check_priority(priority).map(drop))
+}
+
 impl Error {
     /// Data that does not fit the columns of `table`.
     pub fn schema(table: &str, reason: String) -> Self {

@@ -42,10 +42,12 @@ pub(crate) fn importance_weights(
     check_beta(beta)?;
     let drawn = |p: f64| p > 0.0 && p.is_finite();
     let smallest = match normalization {
+        // Positive floats are ordered as their bits, whose minimum is found in parallel.
         Normalization::Batch => probabilities
             .clone()
-            .filter(|&p| drawn(p))
-            .fold(f64::INFINITY, f64::min),
+            .map(|p| if drawn(p) { p } else { f64::INFINITY }.to_bits())
+            .min()
+            .map_or(f64::INFINITY, f64::from_bits),
         Normalization::Memory => min_probability.filter(|&p| drawn(p)).ok_or_else(|| {
             Error::Config(
                 "weights over the whole memory need a draw that asks for the smallest probability"

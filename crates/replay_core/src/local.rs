@@ -13,32 +13,29 @@ use crate::replay::{
     SampleRequest, Sampled, UpdateReceipt, Wait,
 };
 use crate::schema::TableConfig;
-use crate::table::{Attempt, Table};
+use crate::table::{Attempt, Table, Turn};
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument says whether
 /// it is the last one before the deadline's error.
 fn block_on<T>(
-    table: &Table,
     wait: &Wait<'_>,
-    mut attempt: impl FnMut(bool) -> Result<Attempt<T>>,
+    mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
 ) -> Result<T> {
-    let is_over = || wait.deadline.is_some_and(|end| Instant::now() >= end);
-    if !is_over()
-        && let Attempt::Ready(done) = attempt(false)?
-    {
-        return Ok(done);
-    }
+    let mut turn = Turn::default();
     let mut slices = wait.slices(wait.deadline);
     loop {
-        let changed = table.changed();
-        let last = is_over();
-        match attempt(last)? {
+        let changed = turn.changed();
+        let last = wait.deadline.is_some_and(|end| Instant::now() >= end);
+        match attempt(last, &mut turn)? {
             Attempt::Ready(done) => return Ok(done),
             Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
             Attempt::Blocked(_) => {}
         }
-        // A change or the end of the slice: either way it tries again.
-        let _ = changed.wait_deadline(slices.next_wake(Instant::now())?);
+        // Without a listener it was the first attempt: a change since then would be missed.
+        if let Some(changed) = changed {
+            // A change or the end of the slice: either way it tries again.
+            let _ = changed.wait_deadline(slices.next_wake(Instant::now())?);
+        }
     }
 }
 
@@ -72,7 +69,7 @@ impl Replay for Memory {
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
         let table = self.table(&request.table)?;
-        block_on(&table, wait, |last| table.try_sample(request, last))
+        block_on(wait, |last, turn| table.try_sample(request, last, turn))
     }
 
     /// Each `next` draws: in process no requests are in flight between calls.
@@ -141,7 +138,7 @@ impl PushChannel for LocalPushes {
             sequence: self.last_sequence + 1,
             body,
         };
-        block_on(&self.table, wait, |_| self.table.try_push(&push))?;
+        block_on(wait, |_, turn| self.table.try_push(&push, turn))?;
         self.last_sequence = push.sequence;
         Ok(())
     }
@@ -163,8 +160,8 @@ struct LocalSamples {
 
 impl SampleChannel for LocalSamples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
-        block_on(&self.table, wait, |last| {
-            self.table.try_sample(&self.request, last)
+        block_on(wait, |last, turn| {
+            self.table.try_sample(&self.request, last, turn)
         })
     }
 }

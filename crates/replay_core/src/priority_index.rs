@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result, check_priority};
+use crate::error::{Error, Result, check_priorities};
 use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
@@ -75,9 +75,7 @@ impl PriorityIndex {
                 capacity - 1
             )));
         }
-        for &priority in &priorities {
-            check_priority(priority)?;
-        }
+        check_priorities(&priorities)?;
         if self.exponent == 0.0 {
             priorities.fill(1.0);
         } else {
@@ -88,7 +86,7 @@ impl PriorityIndex {
             updates.push(Update {
                 slot: index as u32,
                 generation: GENERATION,
-                units: self.tree.to_units(mass)?,
+                units: self.tree.units_of(mass),
             });
         }
         self.tree.set_batch(&updates);

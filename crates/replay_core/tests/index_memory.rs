@@ -7,7 +7,7 @@ use bytes::Bytes;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody};
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
-use replay_core::table::{Attempt, Table};
+use replay_core::table::{Attempt, Table, Turn};
 
 /// The system's allocator, which counts the bytes that are allocated.
 struct Counting;
@@ -111,7 +111,7 @@ fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
         };
         table.open_writer(&open).unwrap();
         for step in 0..2 * STEPS {
-            let pushed = table.try_push(&push(step));
+            let pushed = table.try_push(&push(step), &mut Turn::default());
             assert!(matches!(pushed, Ok(Attempt::Ready(_))));
         }
         assert_eq!(

@@ -24,6 +24,7 @@ use crate::service::Service;
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::table::Turn;
 use replay_wire::handshake::Handshake;
 use replay_wire::{FrameLimits, NO_REQUEST, OutgoingFrame, Reply, ReplyBody, Request, RequestBody};
 
@@ -238,13 +239,16 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 Some((received, reply)) = waiting.next() => self.reply(&replies, received, reply),
                 received = incoming.recv() => match received {
                     None => return Ok(()),
-                    Some(Ok(received)) => match self.try_at_once(&received, &mut writers, &membership) {
-                        Some(reply) => self.reply(&replies, received, reply),
-                        None => {
-                            let position = writers.enter(&received.request.body);
-                            waiting.push(self.wait(received, position, &membership));
+                    Some(Ok(received)) => {
+                        let mut turn = Turn::default();
+                        match self.try_at_once(&received, &mut writers, &membership, &mut turn) {
+                            Some(reply) => self.reply(&replies, received, reply),
+                            None => {
+                                let position = writers.enter(&received.request.body);
+                                waiting.push(self.wait(received, position, turn, &membership));
+                            }
                         }
-                    },
+                    }
                     Some(Err(error)) => {
                         self.count_bad_frame(&error);
                         self.reply_error(&replies, NO_REQUEST, &error, None);
@@ -265,13 +269,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         received: &Received,
         writers: &mut WriterOrder,
         membership: &Membership<'_>,
+        turn: &mut Turn,
     ) -> Option<Result<ReplyBody>> {
         let body = &received.request.body;
         if !writers.is_free(body) {
             return None;
         }
         let last = received.request.deadline_ms == 0;
-        let reply = membership.attempt(body, last).transpose()?;
+        let reply = membership.attempt(body, last, turn).transpose()?;
         log_opened(body, &reply);
         Some(reply)
     }
@@ -281,6 +286,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: Received,
         position: Position,
+        turn: Turn,
         membership: &Membership<'_>,
     ) -> (Received, Result<ReplyBody>) {
         let Position { ahead, done } = position;
@@ -288,7 +294,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             // An error is the normal end: the sender is dropped.
             let _ = ahead.await;
         }
-        let reply = self.wait_for_change(&received, membership).await;
+        let reply = self.wait_for_change(&received, turn, membership).await;
         drop(done);
         (received, reply)
     }
@@ -296,6 +302,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     async fn wait_for_change(
         &self,
         received: &Received,
+        mut turn: Turn,
         membership: &Membership<'_>,
     ) -> Result<ReplyBody> {
         let service = &self.context.service;
@@ -307,16 +314,20 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 return Err(Error::Closed("the server"));
             }
             let last = self.stack.now() >= received.deadline;
-            if let Some(reply) = membership.attempt(body, last)? {
+            if let Some(reply) = membership.attempt(body, last, &mut turn)? {
                 return Ok(reply);
             }
             let Some(changed) = listening.take() else {
                 // A change between the attempt and `changed` is not reported: attempt once more.
-                listening = Some(service.changed(body)?);
+                listening = Some(service.changed(body, &turn)?);
                 continue;
             };
-            // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
-            let again = self.stack.now() + Wait::CHECK_EVERY;
+            // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one. A request
+            // behind others is woken when its turn comes, and looks no earlier.
+            let again = match turn.is_behind() {
+                true => received.deadline,
+                false => self.stack.now() + Wait::CHECK_EVERY,
+            };
             tokio::select! {
                 biased;
                 () = reached(&mut phase, Phase::Draining) => {}

@@ -16,7 +16,7 @@ use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_core::table::Attempt;
+use replay_core::table::{Attempt, Turn};
 use replay_wire::{RELEASE, ReplyBody, RequestBody};
 
 /// The memory and the gradient aggregators behind a server.
@@ -110,11 +110,16 @@ impl Service {
     }
 
     /// One attempt at a request. `last` says that no other attempt follows: a request with `allow_short` then samples the
-    /// available items.
+    /// available items. `turn` is the request's from its first attempt to its answer.
     ///
     /// # Errors
     /// The error to answer the request with.
-    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Attempt<ReplyBody>> {
+    pub fn attempt(
+        &self,
+        request: &RequestBody,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
         let reply = match request {
             RequestBody::CreateTable(config) => self.create_table(config)?,
@@ -133,11 +138,13 @@ impl Service {
                     false => table.open_writer(open)?,
                 })
             }
-            RequestBody::Push(push) => match self.memory.table(&push.table)?.try_push(push)? {
-                Attempt::Ready(steps) => ReplyBody::Pushed { steps },
-                Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
-            },
-            RequestBody::Sample(request) => match self.sample(request, last)? {
+            RequestBody::Push(push) => {
+                match self.memory.table(&push.table)?.try_push(push, turn)? {
+                    Attempt::Ready(steps) => ReplyBody::Pushed { steps },
+                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
+                }
+            }
+            RequestBody::Sample(request) => match self.sample(request, last, turn)? {
                 Attempt::Ready(sampled) => ReplyBody::Sampled(sampled),
                 Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
             },
@@ -188,18 +195,17 @@ impl Service {
         Ok(Attempt::Ready(reply))
     }
 
-    /// Listens for the next change that may unblock a request. Attempt again after this call, so that no change is missed.
+    /// Listens for the next change that may unblock a request that was blocked. Attempt again after this call, so that no
+    /// change is missed.
     ///
     /// # Errors
-    /// [`Error::UnknownTable`] when the table is gone.
-    pub fn changed(&self, request: &RequestBody) -> Result<EventListener> {
-        let table = match request {
-            RequestBody::Push(push) => &push.table,
-            RequestBody::Sample(request) => &request.table,
-            RequestBody::JoinGradients { .. } => return Ok(self.aggregators()?.changed()),
-            _ => return Err(Error::Internal("a request that never blocks waits".into())),
-        };
-        Ok(self.memory.table(table)?.changed())
+    /// [`Error::Internal`] for a request that never blocks.
+    pub fn changed(&self, request: &RequestBody, turn: &Turn) -> Result<EventListener> {
+        if let RequestBody::JoinGradients { .. } = request {
+            return Ok(self.aggregators()?.changed());
+        }
+        let changed = turn.changed();
+        changed.ok_or_else(|| Error::Internal("a request that never blocks waits".into()))
     }
 
     /// Ends the membership of a gradient worker whose connection has ended.
@@ -270,7 +276,12 @@ impl Service {
         Ok(ReplyBody::Done)
     }
 
-    fn sample(&self, request: &SampleRequest, last: bool) -> Result<Attempt<Sampled>> {
+    fn sample(
+        &self,
+        request: &SampleRequest,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<Sampled>> {
         let table = self.memory.table(&request.table)?;
         let rows = 1 + u64::from(request.before) + u64::from(request.after);
         let bytes = u64::from(request.count)
@@ -284,7 +295,7 @@ impl Service {
                 advice: "draw fewer items at a time, or start the server with a larger --max-frame-bytes",
             });
         }
-        table.try_sample(request, last)
+        table.try_sample(request, last, turn)
     }
 }
 

@@ -158,15 +158,20 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// # Errors
     /// [`Error::Priority`] when it is NaN, infinite or negative.
     pub fn to_units(&self, priority: f64) -> Result<u64> {
-        let priority = check_priority(priority)?;
+        Ok(self.units_of(check_priority(priority)?))
+    }
+
+    /// As [`Self::to_units`], of a priority that was checked.
+    #[inline]
+    pub fn units_of(&self, priority: f64) -> u64 {
         let exact = priority * self.units_per_one;
         if exact > Self::MAX_UNITS as f64 {
             self.saturated.0.fetch_add(1, Ordering::Relaxed);
-            return Ok(Self::MAX_UNITS);
+            return Self::MAX_UNITS;
         }
         let at_least = u64::from(priority > 0.0);
         // Half up, which needs no call as `round` does.
-        Ok(((exact + 0.5) as u64).max(at_least))
+        ((exact + 0.5) as i64 as u64).max(at_least)
     }
 
     /// Makes a dead slot live with `units` (at most [`SumTree::MAX_UNITS`]) and returns its generation. Only the

@@ -82,7 +82,7 @@ impl Table {
             self.retire(&mut removed);
             residents = lock(&self.residents);
         }
-        self.held.changed.notify(usize::MAX);
+        self.held.wake();
     }
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.

@@ -12,6 +12,7 @@
 //! | `sample` | sampling: no lock, but for the samplers that keep a heap |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
+//! | `waiting` | the order of calls that wait |
 //! | `stats` | counters |
 
 pub mod items;
@@ -30,12 +31,11 @@ mod save;
 mod stats;
 mod streams;
 mod update;
+mod waiting;
 mod writers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-
-use event_listener::EventListener;
 
 use crate::budget::Reservation;
 use crate::chunk::RowBlobs;
@@ -46,6 +46,7 @@ use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 
+pub use waiting::Turn;
 pub use writers::Writers;
 
 use items::{ItemKey, Items};
@@ -59,7 +60,7 @@ use stored::{Chunks, Held};
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. The text names what is missing, and how much. Try again after [`Table::changed`], made before
+    /// Nothing was done. The text names what is missing, and how much. Try again after [`Turn::changed`], made before
     /// the attempt.
     Blocked(String),
 }
@@ -166,17 +167,12 @@ impl Table {
         self.writers.close(writer, epoch)
     }
 
-    /// A listener for the next change that may end an [`Attempt::Blocked`]: an insert, a draw, a returned credit, freed
-    /// bytes, the table emptied or dropped. Make it before the attempt, so that no change is missed, and wait in
-    /// slices of [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
-    pub fn changed(&self) -> EventListener {
-        self.held.changed.listen()
-    }
-
     /// Ends a table that was dropped: calls on it fail from now on, its steps are removed.
     pub(crate) fn close(&self) {
         self.dropped.store(true, Ordering::Release);
         self.empty();
+        self.held.pushes.wake_all();
+        self.held.draws.wake_all();
     }
 
     fn check_open(&self) -> Result<()> {

@@ -231,7 +231,7 @@ mod tests {
     use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
     use crate::sync::lock;
-    use crate::table::Attempt;
+    use crate::table::{Attempt, Turn};
 
     use super::*;
 
@@ -274,7 +274,10 @@ mod tests {
                     payload: vec![0; 2 * ROWS as usize].into(),
                 },
             };
-            assert!(matches!(table.try_push(&push), Ok(Attempt::Ready(_))));
+            assert!(matches!(
+                table.try_push(&push, &mut Turn::default()),
+                Ok(Attempt::Ready(_))
+            ));
         };
         let room = || {
             let mut residents = lock(&table.residents);

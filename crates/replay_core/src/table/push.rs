@@ -15,35 +15,50 @@ use super::evict::EVICTED_AT_ONCE;
 use super::prepare::Prepared;
 use super::residents::Residents;
 use super::streams::FirstChunk;
-use super::{Attempt, Table};
+use super::writers::TableWriter;
+use super::{Attempt, Table, Turn};
 
 impl Table {
     /// Applies a push, once, and returns the steps that the table has taken from this writer so far; a push that
-    /// was applied before is answered and not applied again. Blocked by the rate limiter, or by evicted chunks that
-    /// readers still hold.
+    /// was applied before is answered and not applied again. Blocked by the rate limiter, by evicted chunks that
+    /// readers still hold, or by earlier pushes that wait; only one without items, which is not limited, passes these.
     ///
     /// # Errors
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
     /// [`crate::Error::Protocol`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
     /// fit the columns, the streams or the windows), [`crate::Error::Priority`], [`crate::Error::TooLarge`] (more steps, items or
     /// bytes than the table holds) or [`crate::Error::UnknownTable`] (the table was dropped).
-    pub fn try_push(&self, push: &Push) -> Result<Attempt<u64>> {
+    pub fn try_push(&self, push: &Push, turn: &mut Turn) -> Result<Attempt<u64>> {
         self.check_open()?;
         let writer = self.writers.get(push.writer)?;
         let mut writer = lock(&writer);
         if writer.has_applied(push.epoch, push.sequence)? {
             return Ok(Attempt::Ready(writer.steps));
         }
+        let (passes, waited) = (push.body.items.is_empty(), turn.waits());
+        let attempt = turn.attempt(&self.held.pushes, passes, || self.apply(&mut writer, push))?;
+        match &attempt {
+            Attempt::Ready(_) => writer.count_wait(turn.waited()),
+            Attempt::Blocked(_) if waited => {}
+            Attempt::Blocked(_) => {
+                self.counters.blocked_pushes.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(attempt)
+    }
+
+    /// Applies the next push of a writer.
+    fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
         let inserting = match self.admit_push(push.body.items.len()) {
             Ok(inserting) => inserting,
-            Err(waits) => return Ok(self.blocked_push(waits)),
+            Err(waits) => return Ok(Attempt::Blocked(waits)),
         };
-        let mut prepared = match self.prepare(&mut writer, &push.body) {
+        let mut prepared = match self.prepare(writer, &push.body) {
             Ok(prepared) => prepared,
             Err(error) => {
                 // Other pushes may have been refused because of these items.
                 drop(inserting);
-                self.held.changed.notify(usize::MAX);
+                self.held.wake();
                 return Err(error);
             }
         };
@@ -64,7 +79,7 @@ impl Table {
                     for handle in prepared.chunks.iter().filter_map(|c| c.new.handle()) {
                         self.chunks.retire(handle);
                     }
-                    return Ok(self.blocked_push(waits));
+                    return Ok(Attempt::Blocked(waits));
                 }
             }
         }
@@ -74,7 +89,7 @@ impl Table {
             writer.streams[chunk.stream as usize].push(chunk.span);
         }
         writer.applied(prepared.rows);
-        self.held.changed.notify(usize::MAX);
+        self.held.wake();
         Ok(Attempt::Ready(writer.steps))
     }
 
@@ -86,11 +101,6 @@ impl Table {
         let needed = self.items.draws_left() < i64::from(wanted);
         self.limiter
             .admit_insert(self.items.live(), items as u64, needed)
-    }
-
-    fn blocked_push<T>(&self, waits: String) -> Attempt<T> {
-        self.counters.blocked_pushes.fetch_add(1, Ordering::Relaxed);
-        Attempt::Blocked(waits)
     }
 
     /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left

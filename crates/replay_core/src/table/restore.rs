@@ -196,7 +196,7 @@ impl Staged {
         }
         table.go_on_from(&state, &self.saved);
         drop(residents);
-        table.held.changed.notify(usize::MAX);
+        table.held.wake();
         Ok(table)
     }
 

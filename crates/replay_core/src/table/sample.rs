@@ -19,7 +19,7 @@ use crate::sync::lock;
 use super::items::{Claim, ItemKey, ItemRows, Metadata};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::{Held, StoredChunk};
-use super::{Attempt, Table};
+use super::{Attempt, Table, Turn};
 
 /// Largest number of attempts to replace items of a batch that are evicted while it is sampled.
 const ROUNDS: usize = 32;
@@ -78,7 +78,7 @@ impl Table {
     pub const MAX_BATCH_BYTES: u64 = 1 << 30;
 
     /// Draws `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer
-    /// draws than asked for are allowed by the rate limiter or by `max_times_sampled`. With `last_try` (the
+    /// draws than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier draws that wait. With `last_try` (the
     /// caller's deadline has come) and `request.allow_short` it draws as many as are allowed, at least one.
     ///
     /// Prioritized and uniform batches are stratified: the total mass is cut into `count` equal ranges and one item
@@ -91,12 +91,18 @@ impl Table {
     /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter or
     /// `max_times_sampled` can ever admit;
     /// [`Error::UnknownTable`] when the table was dropped.
-    pub fn try_sample(&self, request: &SampleRequest, last_try: bool) -> Result<Attempt<Sampled>> {
+    pub fn try_sample(
+        &self,
+        request: &SampleRequest,
+        last_try: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<Sampled>> {
         self.check_open()?;
         self.check_request(request)?;
         let short = request.allow_short && last_try;
-        let attempt = self.draw(request, short)?;
-        if let Attempt::Blocked(_) = attempt {
+        let waited = turn.waits();
+        let attempt = turn.attempt(&self.held.draws, false, || self.draw(request, short))?;
+        if let (Attempt::Blocked(_), false) = (&attempt, waited) {
             self.counters.blocked_draws.fetch_add(1, Ordering::Relaxed);
         }
         Ok(attempt)
@@ -124,7 +130,7 @@ impl Table {
     /// Lets pushes through, whatever the limiter says, until there are so many draws.
     fn want_draws(&self, count: u32) {
         if self.draws_wanted.fetch_max(count, Ordering::Relaxed) < count {
-            self.held.changed.notify(usize::MAX);
+            self.held.wake();
         }
     }
 
@@ -471,7 +477,7 @@ impl Drop for Sampling<'_> {
         table.items.end_batch();
         // No notice of an attempt that found too little: it would wake its own caller, again and again.
         if self.finished {
-            table.held.changed.notify(usize::MAX);
+            table.held.wake();
         }
     }
 }
@@ -494,7 +500,7 @@ impl Drop for Credit {
     fn drop(&mut self) {
         if let Some(admitted) = self.admitted.take() {
             self.limiter.give_back(admitted);
-            self.held.changed.notify(usize::MAX);
+            self.held.wake();
         }
     }
 }

@@ -67,6 +67,7 @@ impl Table {
             "capacity_bytes": self.capacity_bytes,
             "writers": writers,
             "streams": streams,
+            "by_writer": self.writers.stats(),
             "total_priority": self.items.tree.from_units(self.items.tree.total()),
             "max_priority": self.max_priority(),
             "limiter_drawn": limiter_drawn,

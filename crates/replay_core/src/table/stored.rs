@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use event_listener::Event;
 
 use crate::budget::Reservation;
 use crate::chunk::{PackedRows, RowBlobs};
@@ -14,6 +13,7 @@ use crate::slab::{Handle, Slab};
 use super::items::ItemKey;
 use super::residents::{EXTRA_ITEMS, Resident};
 use super::streams::ChunkSpan;
+use super::waiting::WaitingLine;
 use super::writers::WriterIdentity;
 
 /// Names no chunk.
@@ -117,8 +117,10 @@ impl NewChunk {
 /// Bytes that a table holds: live chunks, and the payloads of evicted ones while a drawn batch refers to them.
 pub struct Held {
     bytes: AtomicU64,
-    /// Notified after each change that a waiting push or draw may need.
-    pub changed: Event,
+    /// Pushes that wait.
+    pub pushes: Arc<WaitingLine>,
+    /// Draws that wait.
+    pub draws: Arc<WaitingLine>,
     /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
     _reservation: Reservation,
 }
@@ -128,9 +130,15 @@ impl Held {
     pub fn new(reservation: Reservation) -> Arc<Self> {
         Arc::new(Held {
             bytes: AtomicU64::new(0),
-            changed: Event::new(),
+            pushes: Arc::default(),
+            draws: Arc::default(),
             _reservation: reservation,
         })
+    }
+
+    /// Wakes the calls whose turn it is, after a change that a waiting push or draw may need.
+    pub fn wake(&self) {
+        WaitingLine::wake_first([&self.pushes, &self.draws]);
     }
 
     /// Bytes held now.
@@ -189,7 +197,7 @@ impl Drop for Charge {
         let bytes = *self.bytes.get_mut();
         if bytes > 0 {
             self.held.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            self.held.changed.notify(usize::MAX);
+            self.held.wake();
         }
     }
 }

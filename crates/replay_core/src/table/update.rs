@@ -48,7 +48,7 @@ impl Table {
             .stale_updates
             .fetch_add(stale as u64, Ordering::Relaxed);
         // A draw may be waiting for more items with mass.
-        self.held.changed.notify(usize::MAX);
+        self.held.wake();
         Ok(UpdateReceipt {
             applied: applied as u32,
             stale: stale as u32,

@@ -4,6 +4,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result, check_size};
 use crate::replay::{OpenWriter, WriterOpened};
@@ -31,6 +34,10 @@ pub struct TableWriter {
     pub streams: Vec<Stream>,
     /// Steps the table has taken from it.
     pub steps: u64,
+    /// Pushes that had to wait.
+    blocked: u64,
+    /// Time that they have waited.
+    waited: Duration,
     epoch: u32,
     last_sequence: u64,
 }
@@ -50,6 +57,12 @@ impl TableWriter {
             )));
         }
         Ok(sequence <= self.last_sequence)
+    }
+
+    /// Counts the wait of a push that was applied; `None` if it did not have to.
+    pub fn count_wait(&mut self, waited: Option<Duration>) {
+        self.blocked += u64::from(waited.is_some());
+        self.waited += waited.unwrap_or_default();
     }
 
     /// Notes that the next push was applied.
@@ -92,6 +105,8 @@ pub struct Writers {
 impl Writers {
     /// Most streams of all writers of a table. To stay within it, a new writer expires the longest idle ones.
     pub const MAX_STREAMS: u32 = 65_536;
+    /// Most writers in [`Self::stats`].
+    pub const MOST_LISTED: usize = 256;
     /// Most bytes of a writer's name.
     pub const MAX_NAME_BYTES: usize = 256;
 
@@ -141,6 +156,8 @@ impl Writers {
             }),
             streams: (0..open.streams).map(|_| Stream::default()).collect(),
             steps: 0,
+            blocked: 0,
+            waited: Duration::ZERO,
             epoch: 1,
             last_sequence: 0,
         };
@@ -201,6 +218,38 @@ impl Writers {
         let entries = lock(&self.entries);
         let streams = entries.values().map(|e| u64::from(e.streams)).sum();
         (entries.len(), streams)
+    }
+
+    /// Of each writer its name, its steps, and the pushes and seconds that it had to wait; of [`Self::MOST_LISTED`] at most, those that
+    /// have waited longest.
+    pub fn stats(&self) -> Vec<Value> {
+        let writers: Vec<_> = lock(&self.entries)
+            .values()
+            .map(|known| known.writer.clone())
+            .collect();
+        let mut waits: Vec<_> = writers
+            .iter()
+            .map(|writer| {
+                let writer = lock(writer);
+                (
+                    writer.waited,
+                    writer.identity.clone(),
+                    writer.steps,
+                    writer.blocked,
+                )
+            })
+            .collect();
+        waits.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.name.cmp(&other.1.name)));
+        waits.truncate(Self::MOST_LISTED);
+        let listed = waits.iter().map(|(waited, identity, steps, blocked)| {
+            json!({
+                "name": identity.name,
+                "steps": steps,
+                "blocked_pushes": blocked,
+                "waited_s": waited.as_secs_f64(),
+            })
+        });
+        listed.collect()
     }
 
     fn expire_for(&self, entries: &mut HashMap<u64, KnownWriter>, streams: u32) {

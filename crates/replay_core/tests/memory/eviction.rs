@@ -6,7 +6,7 @@ use std::time::Duration;
 use event_listener::Listener;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::SampleRequest;
-use replay_core::table::Table;
+use replay_core::table::{Table, Turn};
 use replay_core::{Error, ErrorCode, TableConfig};
 
 use crate::support::*;
@@ -91,7 +91,9 @@ fn pinned_bytes_count_until_the_reader_lets_go() {
         (16, chunk)
     );
     let second = sample(&table, 1);
-    let text = blocked(actor.try_push(Body::default().chunk(0, 48, 16).chunk(1, 0, 16)));
+    let mut turn = Turn::default();
+    let two = Body::default().chunk(0, 48, 16).chunk(1, 0, 16);
+    let text = blocked(actor.try_push_in_turn(two, &mut turn));
     assert!(text.contains("readers still hold"), "{text}");
     assert_eq!(
         stat(&table, "steps"),
@@ -100,7 +102,7 @@ fn pinned_bytes_count_until_the_reader_lets_go() {
     );
     assert_eq!(stat(&table, "blocked_pushes"), 1);
 
-    let changed = table.changed();
+    let changed = turn.changed().unwrap();
     assert!(anchors(&first)[0] < 16);
     drop(first);
     let heard = changed.wait_timeout(Duration::ZERO).is_some();
@@ -223,7 +225,7 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
     );
     for error in [
         refusal(actor.try_push(actor.next(1))),
-        refusal(table.try_sample(&request(1), false)),
+        refusal(table.try_sample(&request(1), false, &mut Turn::default())),
         refusal(table.update_priorities(&[1], &[1.0])),
         refusal(table.open_writer(&open(2))),
         refusal(memory.drop_table("t")),

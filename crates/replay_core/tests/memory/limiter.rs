@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use event_listener::Listener;
 use replay_core::memory::Memory;
 use replay_core::replay::{PushBody, SampleRequest, Wait};
-use replay_core::table::Attempt;
+use replay_core::table::{Attempt, Turn};
 use replay_core::{Error, Replay, TableConfig};
 
 use crate::support::*;
@@ -41,10 +41,12 @@ fn deadline(result: replay_core::Result<impl Sized>) -> String {
 }
 
 #[test]
-fn a_push_that_fails_wakes_the_pushes_that_were_refused_because_of_it() {
+fn a_push_that_fails_wakes_the_calls_that_wait() {
     let table = table(&limited());
     let mut actor = Actor::open(&table, 1);
-    let changed = table.changed();
+    let mut turn = Turn::default();
+    blocked(table.try_sample(&request(1), false, &mut turn));
+    let changed = turn.changed().unwrap();
     // Admitted, then refused: the stream has no such step.
     let missing = Body::default().item(0, 3, 1.0);
     assert!(actor.try_push(missing).is_err());
@@ -105,13 +107,13 @@ fn steps_without_items_are_not_limited() {
 fn a_draw_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
     let table = table(&limited());
     Actor::open(&table, 1).push_next(8);
-    let error = refusal(table.try_sample(&request(15), false));
+    let error = refusal(table.try_sample(&request(15), false, &mut Turn::default()));
     assert!(error.to_string().contains("a slack of 9"), "{error}");
     let asked = SampleRequest {
         allow_short: true,
         ..request(100)
     };
-    blocked(table.try_sample(&asked, false));
+    blocked(table.try_sample(&asked, false, &mut Turn::default()));
     let memory = memory_with(&limited());
     let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
     writer.push(body(0, 8), &one_try()).unwrap();
@@ -212,7 +214,9 @@ fn draws_that_went_with_evicted_items_do_not_stop_the_table() {
     let mut actor = Actor::open(&table, 1);
     let mut drawn = 0;
     for _ in 0..400 {
-        let draw = table.try_sample(&request(6), false).unwrap();
+        let draw = table
+            .try_sample(&request(6), false, &mut Turn::default())
+            .unwrap();
         if let Attempt::Ready(batch) = draw {
             batch.credit.unwrap().delivered();
             drawn += 1;
@@ -224,7 +228,7 @@ fn draws_that_went_with_evicted_items_do_not_stop_the_table() {
     }
     assert!(drawn > 180, "{drawn}");
 
-    let error = refusal(table.try_sample(&request(9), false));
+    let error = refusal(table.try_sample(&request(9), false, &mut Turn::default()));
     assert!(matches!(error, Error::Config(_)), "{error}");
     assert!(error.to_string().contains("capacity of 8"), "{error}");
 }
@@ -302,4 +306,60 @@ fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
     let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
     let text = deadline(memory.sample(&asked, &soon));
     assert!(text.contains("holds 0 items"), "{text}");
+}
+
+#[test]
+fn a_push_that_waits_is_passed_by_no_later_one() {
+    let table = table(&limited());
+    let [mut first, mut second] = [1, 2].map(|number| Actor::open(&table, number));
+    while let Attempt::Ready(_) = first.try_push(first.next(1)).unwrap() {
+        first.next_step += 1;
+    }
+    let (mut early, mut late) = (Turn::default(), Turn::default());
+    blocked(first.try_push_in_turn(first.next(1), &mut early));
+    sample(&table, 8).credit.unwrap().delivered();
+    let text = blocked(second.try_push_in_turn(second.next(1), &mut late));
+    assert!(text.starts_with("1 earlier calls wait: table"), "{text}");
+    let empty = second.try_push(Body::default().chunk(1, 0, 1)).unwrap();
+    assert!(
+        matches!(empty, Attempt::Ready(1)),
+        "a push without items is not limited"
+    );
+    let woken = late.changed().unwrap();
+    assert!(second.try_push_in_turn(second.next(1), &mut late).is_ok());
+    let pushed = first.try_push_in_turn(first.next(1), &mut early).unwrap();
+    assert!(matches!(pushed, Attempt::Ready(_)));
+    drop(early);
+    assert!(woken.wait_timeout(Duration::ZERO).is_some());
+    let pushed = second.try_push_in_turn(second.next(1), &mut late).unwrap();
+    assert!(matches!(pushed, Attempt::Ready(_)));
+
+    let writers = &table.stats()["by_writer"];
+    for (writer, steps) in [("actor 1", first.next_step + 1), ("actor 2", 2)] {
+        let found = writers.as_array().unwrap().iter();
+        let found = found.filter(|found| found["name"] == writer);
+        let [found] = found.collect::<Vec<_>>()[..] else {
+            panic!("{writers}")
+        };
+        assert_eq!(
+            (&found["steps"], &found["blocked_pushes"]),
+            (&steps.into(), &1.into())
+        );
+        assert!(found["waited_s"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_draw_that_waits_is_passed_by_no_later_one() {
+    let table = table(&limited());
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(4);
+    let (mut early, mut late) = (Turn::default(), Turn::default());
+    blocked(table.try_sample(&request(14), false, &mut early));
+    let text = blocked(table.try_sample(&request(1), true, &mut late));
+    assert!(text.starts_with("1 earlier calls wait: table"), "{text}");
+    assert!(late.is_behind() && !early.is_behind());
+    drop(early);
+    let drawn = table.try_sample(&request(1), false, &mut late).unwrap();
+    assert!(matches!(drawn, Attempt::Ready(_)));
 }

@@ -1,6 +1,7 @@
 //! Pushes apply once, in order, as a whole or not at all; windows are found wherever their rows lie.
 
 use replay_core::replay::{OpenWriter, SampleRequest};
+use replay_core::table::Turn;
 use replay_core::{Error, ErrorCode};
 
 use crate::support::*;
@@ -179,7 +180,7 @@ fn a_request_wider_than_the_writers_window_is_an_error_and_takes_nothing() {
             after,
             ..request(1)
         };
-        let error = refusal(table.try_sample(&request, false));
+        let error = refusal(table.try_sample(&request, false, &mut Turn::default()));
         assert!(
             matches!(
                 error,

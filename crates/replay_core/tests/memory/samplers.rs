@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::Sampler;
 use replay_core::snapshot::{restore, save};
-use replay_core::table::{Attempt, Table};
+use replay_core::table::{Attempt, Table, Turn};
 use replay_core::{Error, TableConfig};
 
 use crate::support::*;
@@ -102,7 +102,7 @@ fn a_draw_that_fails_gives_its_items_back_in_their_order() {
             before: 1,
             ..request(3)
         };
-        let error = refusal(actor.table.try_sample(&wide, false));
+        let error = refusal(actor.table.try_sample(&wide, false, &mut Turn::default()));
         assert!(matches!(error, Error::View { .. }), "{error}");
         assert_eq!(draw(&actor.table, 3), [0, 1, 0], "{sampler:?}");
         actor.table.check_at_rest().unwrap();
@@ -273,7 +273,7 @@ proptest! {
                     actor.next_step += priorities.len() as u64;
                 }
                 Step::Draw(count) => {
-                    let drawn = match actor.table.try_sample(&request(count), false).unwrap() {
+                    let drawn = match actor.table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
                         Attempt::Ready(batch) => {
                             known.extend(keys(&batch).into_iter().zip(anchors(&batch)));
                             Some(anchors(&batch))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use replay_core::replay::SampleRequest;
 use replay_core::schema::Sampler;
-use replay_core::table::Attempt;
+use replay_core::table::{Attempt, Turn};
 use replay_core::{Error, TableConfig};
 
 use crate::support::*;
@@ -157,10 +157,14 @@ fn as_the_current_maximum_is_the_largest_priority_ever_held() {
 #[test]
 fn a_table_without_mass_says_so() {
     let actor = filled(&config(100), &[0.0, 0.0]);
-    let error = refusal(actor.table.try_sample(&request(1), false));
+    let error = refusal(
+        actor
+            .table
+            .try_sample(&request(1), false, &mut Turn::default()),
+    );
     assert!(matches!(error, Error::NoMass { items: 2, .. }), "{error}");
     let fresh = table(&config(100));
-    let text = blocked(fresh.try_sample(&request(1), false));
+    let text = blocked(fresh.try_sample(&request(1), false, &mut Turn::default()));
     assert!(text.contains("holds 0 items of the 1"), "{text}");
 }
 
@@ -198,7 +202,11 @@ fn fifo_draws_in_the_order_of_insertion_as_often_as_it_may() {
     let draw = |actor: &Actor, n| anchors(&sample(&actor.table, n));
     assert_eq!(draw(&actor, 3), [0, 0, 1]);
     assert_eq!(draw(&actor, 3), [1, 2, 2]);
-    let text = blocked(actor.table.try_sample(&request(3), false));
+    let text = blocked(
+        actor
+            .table
+            .try_sample(&request(3), false, &mut Turn::default()),
+    );
     assert!(text.contains("has 2 draws left of the 3"), "{text}");
     actor.push_next(4);
     assert_eq!(draw(&actor, 4), [3, 3, 4, 4]);
@@ -232,7 +240,11 @@ fn an_item_leaves_with_its_last_draw() {
     drawn.sort_unstable();
     assert_eq!(drawn.len(), 8);
     assert!((0..3).all(|step| drawn.iter().filter(|&&s| s == step).count() <= 3));
-    blocked(actor.table.try_sample(&request(2), false));
+    blocked(
+        actor
+            .table
+            .try_sample(&request(2), false, &mut Turn::default()),
+    );
     assert_eq!(sample(&actor.table, 1).items[0].times_sampled, 3);
     assert_eq!(stat(&actor.table, "items"), 0);
     actor.table.check_at_rest().unwrap();
@@ -249,12 +261,16 @@ fn a_short_draw_takes_what_is_left_on_the_last_try_only() {
         allow_short: true,
         ..request(5)
     };
-    blocked(actor.table.try_sample(&asked, false));
-    let Attempt::Ready(batch) = actor.table.try_sample(&asked, true).unwrap() else {
+    blocked(actor.table.try_sample(&asked, false, &mut Turn::default()));
+    let Attempt::Ready(batch) = actor
+        .table
+        .try_sample(&asked, true, &mut Turn::default())
+        .unwrap()
+    else {
         panic!("three items can be drawn");
     };
     assert_eq!(batch.items.len(), 3);
-    blocked(actor.table.try_sample(&asked, true));
+    blocked(actor.table.try_sample(&asked, true, &mut Turn::default()));
 }
 
 #[test]
@@ -264,10 +280,18 @@ fn items_without_mass_do_not_make_a_limited_draw_fail_as_massless() {
         ..config(100)
     };
     let actor = filled(&limited, &[1.0, 0.0]);
-    let text = blocked(actor.table.try_sample(&request(2), false));
+    let text = blocked(
+        actor
+            .table
+            .try_sample(&request(2), false, &mut Turn::default()),
+    );
     assert!(text.contains("1 items to draw"), "{text}");
     assert_eq!(anchors(&sample(&actor.table, 1)), [0], "the draw came back");
-    let error = refusal(actor.table.try_sample(&request(1), false));
+    let error = refusal(
+        actor
+            .table
+            .try_sample(&request(1), false, &mut Turn::default()),
+    );
     assert!(matches!(error, Error::NoMass { items: 1, .. }), "{error}");
 }
 
@@ -287,7 +311,13 @@ fn the_same_seed_draws_the_same_items() {
 #[test]
 fn draws_of_nothing_and_of_too_much_are_refused() {
     let actor = filled(&config(100), &[1.0]);
-    let refused = |count| refusal(actor.table.try_sample(&request(count), false));
+    let refused = |count| {
+        refusal(
+            actor
+                .table
+                .try_sample(&request(count), false, &mut Turn::default()),
+        )
+    };
     assert!(matches!(refused(0), Error::Config(_)));
     assert!(matches!(refused(u32::MAX), Error::TooLarge { .. }));
 }

@@ -9,6 +9,8 @@ use replay_core::snapshot::restore;
 use replay_core::{Error, ErrorCode};
 
 use crate::snapshots::{Case, wide};
+use replay_core::table::Turn;
+
 use crate::support::*;
 
 /// A small snapshot with all there is in one, and a memory to restore it into.
@@ -158,7 +160,7 @@ fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
                 table.check_at_rest().unwrap();
                 // Whatever its rows hold, they are all there; or it has another name now.
                 for view in [request(8), wide(8)] {
-                    drop(table.try_sample(&view, false));
+                    drop(table.try_sample(&view, false, &mut Turn::default()));
                 }
                 let mut actor = Actor::open(&table, 1);
                 (0..9).for_each(|_| drop(actor.try_push(actor.next(3))));

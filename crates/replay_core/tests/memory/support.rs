@@ -9,7 +9,7 @@ use replay_core::replay::{
     ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest, Sampled, SampledItem,
 };
 use replay_core::schema::{Codec, Column, Dtype, flags};
-use replay_core::table::{Attempt, Table};
+use replay_core::table::{Attempt, Table, Turn};
 use replay_core::{Error, Result, TableConfig};
 
 /// Flags, stream, step and one blob length.
@@ -152,13 +152,18 @@ impl Actor {
     }
 
     pub fn try_push(&mut self, body: Body) -> Result<Attempt<u64>> {
-        let attempt = self.table.try_push(&Push {
+        self.try_push_in_turn(body, &mut Turn::default())
+    }
+
+    pub fn try_push_in_turn(&mut self, body: Body, turn: &mut Turn) -> Result<Attempt<u64>> {
+        let push = Push {
             table: "t".into(),
             writer: self.writer,
             epoch: self.epoch,
             sequence: self.sequence + 1,
             body: body.build(),
-        })?;
+        };
+        let attempt = self.table.try_push(&push, turn)?;
         if let Attempt::Ready(_) = attempt {
             self.sequence += 1;
         }
@@ -209,7 +214,10 @@ pub fn request(count: u32) -> SampleRequest {
 }
 
 pub fn sample_as(table: &Table, request: &SampleRequest) -> Sampled {
-    match table.try_sample(request, false).unwrap() {
+    match table
+        .try_sample(request, false, &mut Turn::default())
+        .unwrap()
+    {
         Attempt::Ready(sampled) => sampled,
         Attempt::Blocked(waits) => panic!("blocked: {waits}"),
     }

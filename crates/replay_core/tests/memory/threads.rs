@@ -8,7 +8,7 @@ use std::thread;
 use replay_core::TableConfig;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::Sampler;
-use replay_core::table::Attempt;
+use replay_core::table::{Attempt, Turn};
 
 use crate::support::*;
 
@@ -50,7 +50,7 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
                     let mut drawn = 0;
                     // On a busy machine the writers may end before this thread has begun.
                     while drawn == 0 || !done.load(Ordering::Acquire) {
-                        match table.try_sample(&asked, false) {
+                        match table.try_sample(&asked, false, &mut Turn::default()) {
                             Ok(Attempt::Ready(batch)) => {
                                 drawn += windows(&batch).len();
                                 held.push_back(batch);
@@ -101,7 +101,9 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
-                    let Attempt::Ready(batch) = table.try_sample(&request(64), false).unwrap()
+                    let Attempt::Ready(batch) = table
+                        .try_sample(&request(64), false, &mut Turn::default())
+                        .unwrap()
                     else {
                         continue;
                     };
@@ -154,7 +156,10 @@ fn no_item_is_drawn_more_often_than_it_may_be() {
                             allow_short: true,
                             ..request(7)
                         };
-                        let Attempt::Ready(batch) = table.try_sample(&asked, true).unwrap() else {
+                        let Attempt::Ready(batch) = table
+                            .try_sample(&asked, true, &mut Turn::default())
+                            .unwrap()
+                        else {
                             thread::yield_now();
                             continue;
                         };
@@ -195,7 +200,9 @@ fn a_table_is_emptied_under_its_writers_and_readers() {
             };
             while !done.load(Ordering::Acquire) {
                 // The few items there are may all have priority 0.
-                if let Ok(Attempt::Ready(batch)) = table.try_sample(&asked, false) {
+                if let Ok(Attempt::Ready(batch)) =
+                    table.try_sample(&asked, false, &mut Turn::default())
+                {
                     windows(&batch);
                 }
             }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::Phase;
 use crate::service::Service;
 use replay_core::error::{Error, Result};
-use replay_core::table::Attempt;
+use replay_core::table::{Attempt, Turn};
 use replay_wire::{ReplyBody, RequestBody};
 
 /// Requests of one connection, and the gradient job that it may have joined.
@@ -33,13 +33,18 @@ impl<'a> Membership<'a> {
     ///
     /// # Errors
     /// Any. The error is the request's answer; for a request that is still blocked, [`Error::Deadline`].
-    pub fn attempt(&self, request: &RequestBody, last: bool) -> Result<Option<ReplyBody>> {
+    pub fn attempt(
+        &self,
+        request: &RequestBody,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Option<ReplyBody>> {
         if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.session.get()) {
             return Err(Error::Protocol(
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
         }
-        let reply = match self.service.attempt(request, last)? {
+        let reply = match self.service.attempt(request, last, turn)? {
             Attempt::Ready(reply) => reply,
             Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
             Attempt::Blocked(_) => return Ok(None),

@@ -2,6 +2,7 @@
 //! simulated network and over the kernel's sockets here, and over F-Stack from `tests/fstack`.
 
 mod client;
+mod fairness;
 mod faults;
 mod handshake;
 mod messages;

@@ -1,0 +1,209 @@
+//! The order of calls that wait: a table has a line for its pushes and one for its draws, and only the first call of a
+//! line is tried. So a call is passed by no later one, however fast that is, and a change wakes two calls, not all.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use event_listener::{Event, EventListener};
+
+use crate::error::Result;
+use crate::sync::lock;
+
+use super::Attempt;
+
+/// Calls of one kind that wait for a table.
+#[derive(Default)]
+pub struct WaitingLine {
+    waiting: Mutex<Waiting>,
+    /// Number of places, for calls that only ask whether there are any.
+    length: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    places: VecDeque<Arc<Place>>,
+    /// The cause of the first call's wait.
+    reason: String,
+}
+
+struct Place {
+    /// Notified when the call is to be tried again.
+    woken: Event,
+    since: Instant,
+}
+
+impl WaitingLine {
+    /// Wakes the first calls of these lines, after a change that may let them through.
+    pub fn wake_first(lines: [&Self; 2]) {
+        // SeqCst: pairs with the fence in `Turn::enter`. Either the loads below see the new place, or the attempt that
+        // follows its entry sees the change.
+        fence(Ordering::SeqCst);
+        for line in lines {
+            if line.length.load(Ordering::Relaxed) > 0 {
+                lock(&line.waiting).wake_first();
+            }
+        }
+    }
+
+    /// Wakes every call: the table is gone.
+    pub fn wake_all(&self) {
+        for place in &lock(&self.waiting).places {
+            place.woken.notify(usize::MAX);
+        }
+    }
+}
+
+/// The turn of one call. Its place in a line begins with the first blocked attempt, and ends with the call: dropping the turn
+/// lets the next one try.
+#[derive(Default)]
+pub struct Turn(Option<(Arc<WaitingLine>, Arc<Place>)>);
+
+impl Turn {
+    /// Whether the call waits, and another one is to be tried before it.
+    pub fn is_behind(&self) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
+    }
+
+    /// A listener for the moment to try the call again; `None` before the first blocked attempt. Make it before the
+    /// attempt, so that no change is missed. The first call of a line waits in slices of
+    /// [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
+    pub fn changed(&self) -> Option<EventListener> {
+        self.0.as_ref().map(|(_, place)| place.woken.listen())
+    }
+
+    /// Whether an attempt was blocked.
+    pub fn waits(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Time since the first blocked attempt; `None` before it.
+    pub fn waited(&self) -> Option<Duration> {
+        self.0.as_ref().map(|(_, place)| place.since.elapsed())
+    }
+
+    /// Makes an attempt if it is this call's turn, or if the call `passes` the others, and takes a place in the line if it
+    /// has to wait.
+    ///
+    /// # Errors
+    /// The error of `attempt`, which ends the call.
+    pub(super) fn attempt<T>(
+        &mut self,
+        line: &Arc<WaitingLine>,
+        passes: bool,
+        attempt: impl FnOnce() -> Result<Attempt<T>>,
+    ) -> Result<Attempt<T>> {
+        // A hint: of calls that arrive at the same time, any may be first.
+        if !passes && line.length.load(Ordering::Relaxed) > 0 {
+            let place = self.enter(line);
+            if let Some(waits) = lock(&line.waiting).ahead_of(place) {
+                return Ok(Attempt::Blocked(waits));
+            }
+        }
+        let attempt = attempt()?;
+        if let Attempt::Blocked(waits) = &attempt {
+            let place = self.enter(line);
+            let mut waiting = lock(&line.waiting);
+            if waiting.is_first(place) {
+                waiting.reason.clone_from(waits);
+            }
+        }
+        Ok(attempt)
+    }
+
+    /// The call's place, the last one if it has none yet.
+    fn enter(&mut self, line: &Arc<WaitingLine>) -> &Arc<Place> {
+        let (_, place) = self.0.get_or_insert_with(|| {
+            let place = Arc::new(Place {
+                woken: Event::new(),
+                since: Instant::now(),
+            });
+            let mut waiting = lock(&line.waiting);
+            waiting.places.push_back(place.clone());
+            line.length.store(waiting.places.len(), Ordering::Relaxed);
+            drop(waiting);
+            // SeqCst: pairs with the fence in `WaitingLine::wake_first`.
+            fence(Ordering::SeqCst);
+            (line.clone(), place)
+        });
+        place
+    }
+}
+
+impl Waiting {
+    /// What a call waits for while others are ahead of it.
+    fn ahead_of(&self, place: &Arc<Place>) -> Option<String> {
+        let ahead = self.places.iter().position(|one| Arc::ptr_eq(one, place))?;
+        (ahead > 0).then(|| format!("{ahead} earlier calls wait: {}", self.reason))
+    }
+
+    fn is_first(&self, place: &Arc<Place>) -> bool {
+        self.places
+            .front()
+            .is_some_and(|one| Arc::ptr_eq(one, place))
+    }
+
+    fn wake_first(&self) {
+        if let Some(first) = self.places.front() {
+            first.woken.notify(usize::MAX);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some((line, place)) = self.0.take() else {
+            return;
+        };
+        let mut waiting = lock(&line.waiting);
+        let first = waiting.is_first(&place);
+        waiting.places.retain(|one| !Arc::ptr_eq(one, &place));
+        line.length.store(waiting.places.len(), Ordering::Relaxed);
+        if first {
+            waiting.wake_first();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use event_listener::Listener;
+
+    use super::*;
+
+    fn blocked(turn: &mut Turn, line: &Arc<WaitingLine>, passes: bool) -> Option<String> {
+        let attempt = || {
+            Ok(match passes {
+                true => Attempt::Ready(()),
+                false => Attempt::Blocked("rain".into()),
+            })
+        };
+        match turn.attempt(line, false, attempt).unwrap() {
+            Attempt::Ready(()) => None,
+            Attempt::Blocked(waits) => Some(waits),
+        }
+    }
+
+    #[test]
+    fn calls_are_tried_in_the_order_of_their_arrival() {
+        let line = Arc::default();
+        let [mut first, mut second, mut third] = [(); 3].map(|()| Turn::default());
+        assert_eq!(blocked(&mut first, &line, false).unwrap(), "rain");
+        let behind = blocked(&mut second, &line, true).unwrap();
+        assert_eq!(behind, "1 earlier calls wait: rain");
+        assert!(blocked(&mut third, &line, true).unwrap().starts_with("2 "));
+        assert!(!first.is_behind() && second.is_behind());
+        drop(second);
+        assert!(blocked(&mut third, &line, true).unwrap().starts_with("1 "));
+        assert_eq!(blocked(&mut first, &line, true), None);
+        let woken = third.changed().unwrap();
+        drop(first);
+        assert!(woken.wait_timeout(Duration::ZERO).is_some());
+        assert_eq!(blocked(&mut third, &line, true), None);
+        drop(third);
+        assert_eq!(blocked(&mut Turn::default(), &line, true), None);
+    }
+}
