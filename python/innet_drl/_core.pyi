@@ -381,8 +381,7 @@ class Batches(_ContextManager):
     logged with the name of their writer; if none is left, `next` samples again within its timeout.
 
     A memory in this process counts a batch for `samples_per_insert` when `next` returns it; a server counts a
-    batch when it is sent. With `max_times_sampled` the last draw removes an item, whether or not its batch
-    arrives.
+    batch when it is sent. With `max_times_sampled` an item is removed when the batch of its last draw counts.
     """
 
     def __iter__(self) -> Self: ...
@@ -391,8 +390,8 @@ class Batches(_ContextManager):
         """Stops drawing ahead and waits for the background thread.
 
         Unreturned batches of a memory in this process do not count for `samples_per_insert`; up to `prefetch + 2`
-        batches that a server has sent do. Items that `max_times_sampled` removed with an unreturned batch are
-        lost, as when a connection breaks during a batch.
+        batches that a server has sent do. With `max_times_sampled`, the items of batches that do not count are
+        drawn again; those of batches that do are removed.
         """
 
 @final
@@ -850,7 +849,7 @@ class Replay(_ContextManager):
             timeout: Seconds to wait for the server.
 
         Raises:
-            ConfigError: Numbers out of range, or pushes that the table could not hold.
+            ConfigError: Numbers out of range, or pushes or windows that the table could not hold.
             SchemaError: A column that the view reads is missing, or of another shape.
         """
     def sample(
@@ -935,7 +934,8 @@ class Replay(_ContextManager):
 
         Args:
             table: The table's name.
-            key: uint64 `(B,)`, from a batch. Keys of items that are gone are counted and ignored.
+            key: uint64 `(B,)`, from a batch. Keys of items that are gone, and keys of other tables and
+                memories, are counted and ignored.
             priority: float `(B,)`, before the exponent: finite and not negative. If a key appears
                 twice, its last value counts.
             timeout: Seconds to wait for the server.

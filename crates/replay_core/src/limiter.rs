@@ -15,10 +15,10 @@
 //! `max_times_sampled`, and a draw of more than a full table can give is an error. So a table never
 //! blocks both sides for good.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
+use crate::sync::fault::{self, Fault};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Result of an attempt; `Err` names the cause of the wait.
 pub type Outcome<T> = std::result::Result<T, String>;
@@ -42,6 +42,10 @@ impl Count {
         Count((self.epoch() + 1) << 48)
     }
 }
+
+/// One more push that has ended, in `Limiter::inserting`: without it, an admission could not tell that another push began,
+/// was counted and ended since it read the counts.
+const ENDED: u64 = 1 << 40;
 
 /// Draws that were admitted and may be given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +76,15 @@ pub struct Inserting<'a> {
 impl Drop for Inserting<'_> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `admit_insert`.
+        let ended = fault::weakened(Fault::EarlyEnd, Ordering::Release);
+        let push = if fault::injected(Fault::ForgottenEnd) {
+            0
+        } else {
+            ENDED
+        };
         self.limiter
             .inserting
-            .fetch_sub(self.items, Ordering::Release);
+            .fetch_add(push.wrapping_sub(self.items), ended);
     }
 }
 
@@ -87,7 +97,8 @@ pub struct Limiter {
     min_size: u64,
     /// Written only under the insert lock.
     inserted: AtomicU64,
-    /// Items of pushes that are admitted and not yet counted, so that pushes at the same time see each other.
+    /// Items of pushes that are admitted and not yet counted, so that pushes at the same time see each other (lower 40
+    /// bits), and pushes that have ended, modulo 2^24.
     inserting: AtomicU64,
     drawn: AtomicU64,
 }
@@ -116,14 +127,15 @@ impl Limiter {
     pub fn admit_insert(&self, live: u64, items: u64, needed: bool) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
         let mut refused = None;
-        let admit = |ahead: u64| {
+        let admit = |word: u64| {
+            let ahead = word & (ENDED - 1);
             let inserted = Count(self.inserted.load(Ordering::Relaxed)).items() + ahead;
             let drawn = Count(self.drawn.load(Ordering::Relaxed)).items();
             let over =
                 self.lead(inserted, drawn) + self.samples_per_insert - (self.centre() + self.slack);
             let passes = needed || items == 0 || over <= TOLERANCE || live + ahead < self.min_size;
             refused = (!passes).then_some((inserted, drawn, over));
-            passes.then_some(ahead + items)
+            passes.then_some(word + items)
         };
         // Acquire: pairs with the Release in the drop of `Inserting`. The items of a push that is no longer ahead are
         // among `inserted`.
@@ -197,7 +209,7 @@ impl Limiter {
     fn grant(&self, drawn: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
         // Pairs with the Release stores of `restart`: an epoch that agrees means counts of one epoch.
         let inserted = Count(self.inserted.load(Ordering::Acquire));
-        if inserted.epoch() != drawn.epoch() {
+        if inserted.epoch() != drawn.epoch() && !fault::injected(Fault::MixedEpochs) {
             return Err(format!("table {:?} is being emptied", self.table));
         }
         let items = match self.allowance(inserted.items(), drawn.items()) {
@@ -227,7 +239,9 @@ impl Limiter {
     /// Takes back draws that were not delivered; those from before a `reset` are void.
     pub fn give_back(&self, admitted: Admitted) {
         let undo = |now: u64| {
-            (Count(now).epoch() == admitted.epoch).then(|| now - u64::from(admitted.items))
+            let ours =
+                Count(now).epoch() == admitted.epoch || fault::injected(Fault::ForeignCredit);
+            ours.then(|| now.wrapping_sub(u64::from(admitted.items)))
         };
         // An Err is a credit from before a reset.
         let _ = self
@@ -245,7 +259,8 @@ impl Limiter {
         let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
         // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw` and `grant`), and
         // one that read both before fails its compare-and-exchange.
-        self.drawn.store(epoch | drawn, Ordering::Release);
+        // A swap, as loom gives a store no place among exchanges at the same time.
+        self.drawn.swap(epoch | drawn, Ordering::Release);
         self.inserted.store(epoch | inserted, Ordering::Release);
     }
 
@@ -295,7 +310,7 @@ impl Limiter {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::Listing;
 use crate::schema::TableConfig;
-use crate::sync::lock;
+use crate::sync::{lock, random};
 use crate::table::Table;
 
 /// Limits of a memory, and the seed of its sampling.
@@ -64,13 +64,13 @@ impl Memory {
             kept,
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
-            incarnation: rand::random(),
+            incarnation: random(),
             seed: limits.seed.unwrap_or_else(rand::random),
             started: Instant::now(),
         })
     }
 
-    /// Drawn at random when the memory was made: keys of another incarnation name nothing here.
+    /// Drawn at random when the memory was made. Another one means that a server was started again.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
@@ -183,10 +183,9 @@ impl Memory {
     /// Removes every step and item of a table and starts its rate limiter from nothing; writers continue.
     ///
     /// # Errors
-    /// [`Error::UnknownTable`].
+    /// [`Error::UnknownTable`]; [`Error::Internal`] for a table that has failed.
     pub fn empty_table(&self, name: &str) -> Result<()> {
-        self.table(name)?.empty();
-        Ok(())
+        self.table(name)?.empty()
     }
 
     /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; batches that were drawn stay whole.

@@ -125,7 +125,7 @@ impl SampleRequest {
 /// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
-    /// Its key: shard, slot, generation.
+    /// Its key, which names one item of one table of one memory, and nothing anywhere else.
     pub key: u64,
     /// Its probability at the instant of the draw.
     pub probability: f64,
@@ -152,13 +152,13 @@ pub struct Sampled {
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
     /// straddle two segments. In process they are slices of the chunks as they were received.
     pub blobs: Vec<Bytes>,
-    /// Gives the draw back to the rate limiter unless it was delivered.
+    /// Gives the draws back, to the rate limiter and to items with `max_times_sampled`, unless they were delivered.
     pub credit: Option<Box<dyn SampleCredit>>,
 }
 
-/// Draws taken from the rate limiter. Dropped undelivered, they are given back.
+/// Draws taken from the rate limiter and from items with `max_times_sampled`. Dropped undelivered, they are given back.
 pub trait SampleCredit: Send + Sync {
-    /// The batch reached its reader: the draw counts.
+    /// The batch reached its reader: the draws count, and items end with their last one.
     fn delivered(self: Box<Self>);
 }
 
@@ -167,7 +167,8 @@ pub trait SampleCredit: Send + Sync {
 pub struct UpdateReceipt {
     /// Keys whose priority is now the new one.
     pub applied: u32,
-    /// Keys that no longer name an item: counted and ignored.
+    /// Keys that name no item of the table: those of items that are gone, of other tables, of other memories. Counted and
+    /// ignored.
     pub stale: u32,
 }
 

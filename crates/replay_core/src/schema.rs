@@ -368,6 +368,29 @@ impl TableConfig {
         self.columns.iter().position(|column| column.name == name)
     }
 
+    /// Checks that a whole window of `before` steps, the anchor and `after` steps can be held, where `streams` streams get
+    /// their steps together: those of the other streams arrive between two of a window.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the numbers.
+    pub(crate) fn check_window(&self, streams: u32, before: u16, after: u16) -> Result<()> {
+        let window = u64::from(before) + 1 + u64::from(after);
+        let needed = (window - 1) * u64::from(streams) + 1;
+        if needed <= self.capacity {
+            return Ok(());
+        }
+        let among = match streams {
+            1 => String::new(),
+            _ => format!(", {needed} with those of {streams} streams between them"),
+        };
+        Err(Error::Config(format!(
+            "a window has {window} steps ({before} before the anchor, {after} after it){among}, and table {:?} holds {}: \
+             its first step would be gone before its last one arrives; take a shorter window, or a table with a larger \
+             capacity",
+            self.name, self.capacity
+        )))
+    }
+
     /// Bytes of one row without its blobs: flags, raw columns and blob lengths.
     pub fn row_bytes(&self) -> usize {
         1 + self.columns.iter().map(Column::bytes_in_row).sum::<usize>()

@@ -169,7 +169,7 @@ fn place(tables: Vec<Staged>) -> Result<()> {
         match staged.place() {
             Ok(table) => placed.push(table),
             Err(error) => {
-                placed.iter().for_each(|table| table.empty());
+                placed.iter().try_for_each(|table| table.empty())?;
                 return Err(error);
             }
         }

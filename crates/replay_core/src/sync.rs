@@ -1,6 +1,6 @@
 //! Atomics, cells and a queue from `std` and crossbeam. With the cargo feature `loom` they are loom's, which runs a model under
-//! every interleaving and every value that weak memory allows. Used by the modelled modules `sum_tree`, `slab` and
-//! `table::items`; the rest of the crate compiles with the feature but is not run under it.
+//! every interleaving and every value that weak memory allows. Used by the modelled modules `sum_tree`, `slab`,
+//! `limiter`, `table::items` and `table::order`; the rest of the crate compiles with the feature but is not run under it.
 
 #[cfg(not(feature = "loom"))]
 pub use std::{
@@ -17,6 +17,12 @@ pub use loom::{
     sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence},
     thread,
 };
+
+/// A random number that no other process has, a forked one neither: [`rand::random`] repeats itself after a fork.
+pub(crate) fn random() -> u64 {
+    let number = rand::TryRng::try_next_u64(&mut rand::rngs::SysRng);
+    number.expect("the operating system has random numbers")
+}
 
 /// Takes a lock whose data stay whole if a holder panics.
 pub(crate) fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -103,6 +109,8 @@ pub mod fault {
         RelaxedPublication,
         /// The sum tree stores a new priority without compare-and-exchange.
         BlindUpdate,
+        /// A draw from the sum tree returns the root's first sum, 0, after a restart has drawn a leaf.
+        StaleTotal,
         /// The slab checks a slot and counts the pin in two steps instead of one.
         LateCount,
         /// A table writes an item's metadata without ordering it after the end of the slot's last item.
@@ -115,6 +123,20 @@ pub mod fault {
         EarlyDraws,
         /// A table checks for batches of claims only before it reads the number of items with mass, and not after.
         OneLook,
+        /// The order of insertion publishes its new end without a release ordering.
+        EarlyTail,
+        /// The order of insertion returns a key without checking that its position is still in use.
+        StaleHead,
+        /// The order of insertion moves its head over a dead key without checking that it is still there.
+        BlindSkip,
+        /// The rate limiter ends the count of an admitted push without a release ordering.
+        EarlyEnd,
+        /// The rate limiter does not count pushes that have ended.
+        ForgottenEnd,
+        /// The rate limiter admits a draw by counts of two epochs.
+        MixedEpochs,
+        /// The rate limiter takes back a draw of an earlier epoch.
+        ForeignCredit,
     }
 
     /// `ordering`, or relaxed if `fault` was injected.

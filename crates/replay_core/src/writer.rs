@@ -12,6 +12,7 @@ use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
 use crate::schema::{TableConfig, flags};
+use crate::sync::random;
 use crate::view_spec::ViewSpec;
 use pack::{OpenChunk, Packer};
 use step::{CheckedStep, StepChecker};
@@ -77,8 +78,8 @@ impl Writer {
     /// Opens a writer of `table`, whose items have the windows of `view`.
     ///
     /// # Errors
-    /// Errors of the replay and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range or pushes that
-    /// the table could not hold.
+    /// Errors of the replay and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range, or pushes or
+    /// windows that the table could not hold.
     pub fn open(
         replay: &dyn Replay,
         table: &str,
@@ -96,8 +97,8 @@ impl Writer {
     /// A writer of the table with this definition, over the channel that `open_channel` opens.
     ///
     /// # Errors
-    /// Errors of `open_channel` and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range or pushes
-    /// that the table could not hold.
+    /// Errors of `open_channel` and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range, or pushes
+    /// or windows that the table could not hold.
     pub fn over_channel(
         config: Arc<TableConfig>,
         streams: u32,
@@ -116,9 +117,10 @@ impl Writer {
             )));
         }
         check_pushes_fit(&config, streams, options.chunk_steps)?;
+        config.check_window(streams, view.before(), view.after())?;
         let channel = open_channel(OpenWriter {
             table: config.name.clone(),
-            writer: rand::random(),
+            writer: random(),
             name: options.name,
             streams,
             window_before: view.before(),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use replay_core::slab::{Handle, Slab};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::thread;
-use replay_core::table::items::{Claim, ItemKey, ItemRows, Items};
+use replay_core::table::items::{Claim, ItemKey, ItemRows, Items, KeySpace};
 
 /// Loom switches away from a thread that could go on at most this often in one execution. The faults below
 /// show with two.
@@ -46,7 +46,7 @@ impl Memory {
     fn new(max_times_sampled: u32) -> Self {
         let chunks = Slab::new(2);
         Memory {
-            items: Items::new(1, 0, max_times_sampled),
+            items: Items::new(KeySpace::of(0, 0), 1, 0, max_times_sampled),
             handles: [OLD, NEW].map(|key| chunks.insert(key.generation.into()).unwrap()),
             chunks,
         }

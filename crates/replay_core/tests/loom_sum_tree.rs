@@ -189,6 +189,33 @@ fn a_relaxed_publication_is_found() {
     a_drawn_leaf_is_published();
 }
 
+/// A draw begins while the tree has no mass, and a restart finds the first.
+fn mass_arrives_during_a_draw() {
+    model(2, || {
+        let tree = tree_with(&[(0, 0)]);
+        join([
+            spawn(&tree, |tree| assert!(tree.set(0, 1, 5))),
+            spawn(&tree, |tree| {
+                let mut drawn = Vec::new();
+                let total = tree.draw_batch(&[0.6], &mut drawn);
+                assert!(drawn.is_empty() || total == 5, "a leaf of no total");
+            }),
+        ]);
+    });
+}
+
+#[test]
+fn a_draw_returns_the_total_of_its_leaves() {
+    mass_arrives_during_a_draw();
+}
+
+#[test]
+#[should_panic = "a leaf of no total"]
+fn a_total_of_before_the_restart_is_found() {
+    inject(Fault::StaleTotal);
+    mass_arrives_during_a_draw();
+}
+
 #[test]
 fn an_update_of_an_evicted_item_does_not_hit_the_newcomer() {
     a_late_update_fails();

@@ -3,6 +3,7 @@
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::sync::fault::{self, Fault};
 use crate::sync::{Ordering, fence};
 
 use super::SumTree;
@@ -83,7 +84,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     /// Draws one leaf for each target in [0, 1), with a probability in proportion to its units, into `out`
-    /// (cleared first), and returns the total that a probability refers to: the root's at the start. Without concurrent
+    /// (cleared first), and returns the total that a probability refers to: the root's at the start, or at the first
+    /// restart that reads one above zero. Without concurrent
     /// updates, ascending targets give ascending slots.
     ///
     /// Nothing is sampled, and 0 returned, when no leaf has a priority above zero. Fewer than asked for are sampled when
@@ -93,16 +95,23 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         out.clear();
         out.reserve(targets.len());
-        let total = self.total();
+        let mut total = self.total();
         let mut missed = self.descend(targets, total, out);
         for _ in 0..RESTARTS {
             if missed.is_empty() {
-                return total;
+                break;
             }
             missed
                 .iter_mut()
                 .for_each(|target| *target = another_target(*target));
-            missed = self.descend(&missed, self.total(), out);
+            let now = self.total();
+            missed = self.descend(&missed, now, out);
+            if total == 0 && !fault::injected(Fault::StaleTotal) {
+                total = now;
+            }
+        }
+        if missed.is_empty() {
+            return total;
         }
         let scanned = self.scan(&missed, out);
         if total == 0 { scanned } else { total }

@@ -16,6 +16,13 @@ impl Leaf {
     /// The largest priority in units.
     pub const MAX_UNITS: u64 = (1 << (u64::BITS - GENERATION_BITS)) - 1;
 
+    /// A leaf without an item.
+    pub const fn dead(generation: u32) -> Self {
+        let leaf = Leaf(generation as u64);
+        assert!(leaf.0 <= GENERATION_MASK && !leaf.is_live());
+        leaf
+    }
+
     pub const fn from_word(word: u64) -> Self {
         Leaf(word)
     }

@@ -99,7 +99,15 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// # Panics
     /// When `capacity` is out of range.
     pub fn new(capacity: u32, unit_log2: i32) -> Self {
-        Self::filled(capacity, unit_log2, Leaf::from_word(0))
+        Self::dead(capacity, unit_log2, 0)
+    }
+
+    /// As [`SumTree::new`], with leaves of `generation`, an even number below 2^25: the first item of each has the next.
+    ///
+    /// # Panics
+    /// As [`SumTree::new`], and for another generation.
+    pub(crate) fn dead(capacity: u32, unit_log2: i32, generation: u32) -> Self {
+        Self::filled(capacity, unit_log2, Leaf::dead(generation))
     }
 
     /// A tree whose leaves are all live, of generation 1 and without units: an index of slots that never change

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::error::Result;
 use crate::limiter::Outcome;
-use crate::sync::lock;
 
 use super::Table;
 use super::prepare::Prepared;
@@ -61,9 +61,12 @@ impl Table {
 
     /// Removes every chunk that is live now, and its items; the limiter starts from nothing. Writers continue, and
     /// windows do not reach back over this.
-    pub(crate) fn empty(&self) {
+    ///
+    /// # Errors
+    /// [`crate::Error::Internal`] for a table that has failed.
+    pub(crate) fn empty(&self) -> Result<()> {
         let mut removed = Vec::with_capacity(EVICTED_AT_ONCE);
-        let mut residents = lock(&self.residents);
+        let mut residents = self.lock_residents()?;
         let end = residents.end();
         self.limiter.reset();
         loop {
@@ -80,9 +83,10 @@ impl Table {
                 break;
             }
             self.retire(&mut removed);
-            residents = lock(&self.residents);
+            residents = self.lock_residents()?;
         }
         self.held.wake();
+        Ok(())
     }
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.

@@ -2,9 +2,9 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | [`items`] | metadata, keys and liveness of items; lock-free |
+//! | [`items`] | metadata, keys and liveness of items, without a lock |
 //! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
-//! | `order`, `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
+//! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `residents` | live chunks in the order of arrival |
@@ -16,12 +16,12 @@
 //! | `stats` | counters |
 
 pub mod items;
+pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
 mod evict;
 mod heap;
-mod order;
 mod prepare;
 mod push;
 mod residents;
@@ -35,7 +35,7 @@ mod waiting;
 mod writers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::budget::Reservation;
 use crate::chunk::RowBlobs;
@@ -49,7 +49,7 @@ use crate::slab::Slab;
 pub use waiting::Turn;
 pub use writers::Writers;
 
-use items::{ItemKey, Items};
+use items::{ItemKey, Items, KeySpace};
 use residents::Residents;
 use sampler::ItemSampler;
 use stats::TableCounters;
@@ -65,8 +65,9 @@ pub enum Attempt<T> {
     Blocked(String),
 }
 
-/// A named replay memory. Draws, updates and pins are lock-free, except that heap samplers lock their order; pushes share
-/// one short lock.
+/// A named replay memory. Draws, updates and pins take no lock, except that heap samplers lock their order; pushes share
+/// one short lock. All are lock-free too, but for a draw that ends an item (`max_times_sampled`): the queue that it returns
+/// the slot to lets another thread finish first.
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,
@@ -115,6 +116,7 @@ impl Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
             items: Items::new(
+                KeySpace::new(),
                 capacity,
                 config.priority_unit_log2,
                 config.max_times_sampled,
@@ -144,9 +146,13 @@ impl Table {
     /// As [`Writers::open`].
     ///
     /// # Errors
-    /// Its errors, and [`Error::UnknownTable`] when the table was dropped.
+    /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
+    /// table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
         self.check_open()?;
+        // One stream: the others may get no steps.
+        self.config
+            .check_window(1, open.window_before, open.window_after)?;
         self.writers.open(open)
     }
 
@@ -170,12 +176,38 @@ impl Table {
     /// Ends a table that was dropped: calls on it fail from now on, its steps are removed.
     pub(crate) fn close(&self) {
         self.dropped.store(true, Ordering::Release);
-        self.empty();
+        // A table that has failed is freed as a whole.
+        let _ = self.empty();
         self.held.pushes.wake_all();
         self.held.draws.wake_all();
     }
 
+    /// Takes the insert lock.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] once a holder has panicked.
+    fn lock_residents(&self) -> Result<MutexGuard<'_, Residents>> {
+        self.residents.lock().map_err(|_| self.failed())
+    }
+
+    /// Whether a holder of the insert lock has panicked: a push may have been stored in part, without its sequence number,
+    /// so nothing is read or written from then on, lest steps appear twice.
+    fn has_failed(&self) -> bool {
+        self.residents.is_poisoned()
+    }
+
+    fn failed(&self) -> Error {
+        Error::Internal(format!(
+            "table {:?} has failed: a call panicked while it changed the table, which may hold a push in part; drop it, and \
+             make it again or restore a snapshot",
+            self.config.name
+        ))
+    }
+
     fn check_open(&self) -> Result<()> {
+        if self.has_failed() {
+            return Err(self.failed());
+        }
         if self.dropped.load(Ordering::Acquire) {
             return Err(Error::UnknownTable {
                 table: self.config.name.clone(),

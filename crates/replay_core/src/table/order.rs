@@ -1,6 +1,7 @@
 //! Items by insertion, for the FIFO sampler: a ring of keys that readers walk without a lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::fault::{self, Fault};
+use crate::sync::{AtomicU64, Ordering};
 
 use super::items::ItemKey;
 
@@ -44,8 +45,11 @@ impl InsertionOrder {
     pub fn append(&self, key: ItemKey) {
         let tail = self.tail.load(Ordering::Relaxed);
         // Release, both: pairs with the Acquire loads in `first_live`.
-        self.at(tail).store(key.to_bits(), Ordering::Release);
-        self.tail.store(tail + 1, Ordering::Release);
+        self.at(tail).store(key.to_word(), Ordering::Release);
+        self.tail.store(
+            tail + 1,
+            fault::weakened(Fault::EarlyTail, Ordering::Release),
+        );
     }
 
     /// The first live item at or after `from`, and its position.
@@ -61,12 +65,16 @@ impl InsertionOrder {
             if position >= self.tail.load(Ordering::Acquire) {
                 return None;
             }
-            let key = ItemKey::from_bits(self.at(position).load(Ordering::Acquire));
-            if let Some(key) = key.filter(|&key| is_live(key)) {
+            let key = ItemKey::from_word(self.at(position).load(Ordering::Acquire));
+            if is_live(key) {
                 // Once the head has passed, another key may have been written over this one.
-                if self.head.load(Ordering::Acquire) <= position {
+                if fault::injected(Fault::StaleHead)
+                    || self.head.load(Ordering::Acquire) <= position
+                {
                     return Some((position, key));
                 }
+            } else if position == head && fault::injected(Fault::BlindSkip) {
+                self.head.fetch_add(1, Ordering::AcqRel);
             } else if position == head {
                 // An Err: another reader has moved the head over the dead key.
                 let _ =
@@ -83,7 +91,7 @@ impl InsertionOrder {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 

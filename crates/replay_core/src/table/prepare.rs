@@ -74,12 +74,13 @@ impl Table {
             let writer_name = identity.clone();
             let stored = StoredChunk::new(packed, writer_name, head.stream, head.first_step);
             let freed_bytes = if index == last { bytes } else { 0 };
+            let stream = &writer.streams[head.stream as usize];
             PreparedChunk {
                 // Capacity for items of later pushes that begin in this chunk, too: no growth under the lock.
                 new: NewChunk::new(stored, freed_bytes, head.rows as usize + extra),
                 stream: head.stream,
-                span: ChunkSpan::arriving(head.first_step, head.rows),
-                continues: writer.streams[head.stream as usize].continues(head.first_step),
+                span: stream.arriving(head.first_step, head.rows),
+                continues: stream.continues(head.first_step),
             }
         });
         Ok(Prepared {
@@ -128,6 +129,7 @@ impl Table {
             packed.push(PackedRows::check(&self.layout, head.rows, chunk)?);
             let stream = &mut writer.streams[head.stream as usize];
             stream.forget_before(first_arrival);
+            stream.reserve();
             if head.first_step < stream.next_step
                 || head.first_step.checked_add(u64::from(head.rows)).is_none()
             {
@@ -218,7 +220,7 @@ impl Table {
             return Err(missing("steps that no stream has".into()));
         };
         let pushed = pushed[item.stream as usize].map(|(index, first_step, rows)| {
-            let span = ChunkSpan::arriving(first_step, rows);
+            let span = stream.arriving(first_step, rows);
             (FirstChunk::Pushed(index), span)
         });
         stream.locate(first, last, pushed).map_err(missing)

@@ -27,7 +27,8 @@ impl Table {
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
     /// [`crate::Error::Protocol`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
     /// fit the columns, the streams or the windows), [`crate::Error::Priority`], [`crate::Error::TooLarge`] (more steps, items or
-    /// bytes than the table holds) or [`crate::Error::UnknownTable`] (the table was dropped).
+    /// bytes than the table holds), [`crate::Error::Internal`] (the table has failed) or
+    /// [`crate::Error::UnknownTable`] (the table was dropped).
     pub fn try_push(&self, push: &Push, turn: &mut Turn) -> Result<Attempt<u64>> {
         self.check_open()?;
         let writer = self.writers.get(push.writer)?;
@@ -64,10 +65,17 @@ impl Table {
         };
         let mut evicted = Vec::with_capacity(EVICTED_AT_ONCE);
         loop {
-            let mut residents = lock(&self.residents);
+            let mut residents = self.lock_residents()?;
             let room = self.make_room(&mut residents, &prepared, &mut evicted);
             let placed =
                 room.and_then(|enough| Ok(enough && self.place(&mut residents, &mut prepared)?));
+            if let Ok(true) = placed {
+                // Under the lock: after a panic before this the table fails, so what is in place is never pushed again.
+                for chunk in &prepared.chunks {
+                    writer.streams[chunk.stream as usize].push(chunk.span);
+                }
+                writer.applied(prepared.rows);
+            }
             drop(residents);
             self.retire(&mut evicted);
             match placed {
@@ -85,10 +93,6 @@ impl Table {
         }
         // Before the notice below: the items are counted by now.
         drop(inserting);
-        for chunk in prepared.chunks {
-            writer.streams[chunk.stream as usize].push(chunk.span);
-        }
-        writer.applied(prepared.rows);
         self.held.wake();
         Ok(Attempt::Ready(writer.steps))
     }
@@ -156,5 +160,103 @@ impl Table {
             .fetch_add(inserted, Ordering::Relaxed);
         self.counters.late_items.fetch_add(late, Ordering::Relaxed);
         Ok(true)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    use crate::error::{Error, Result};
+    use crate::memory::{Memory, MemoryLimits};
+    use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
+    use crate::schema::{Codec, Column, Dtype, TableConfig};
+    use crate::sync::lock;
+    use crate::table::streams::FirstChunk;
+
+    use super::*;
+
+    #[test]
+    fn a_table_in_which_a_push_panicked_fails_and_stores_nothing_twice() {
+        let column = Column {
+            name: "value".into(),
+            dtype: Dtype::Uint8,
+            shape: vec![],
+            codec: Codec::None,
+        };
+        let config = TableConfig::new("t", vec![column], 100);
+        let memory = Memory::new(MemoryLimits::default());
+        let table = memory.create_table(&config).unwrap();
+        let open = OpenWriter {
+            table: "t".into(),
+            writer: 1,
+            name: String::new(),
+            streams: 1,
+            window_before: 0,
+            window_after: 0,
+        };
+        table.open_writer(&open).unwrap();
+        let push = |sequence: u64| Push {
+            table: "t".into(),
+            writer: 1,
+            epoch: 1,
+            sequence,
+            body: PushBody {
+                chunks: vec![ChunkHead {
+                    stream: 0,
+                    rows: 1,
+                    first_step: sequence - 1,
+                    bytes: 2,
+                }],
+                items: vec![NewItem {
+                    anchor: sequence - 1,
+                    stream: 0,
+                    before: 0,
+                    after: 0,
+                    priority: None,
+                }],
+                payload: vec![0; 2].into(),
+            },
+        };
+        assert!(matches!(
+            table.try_push(&push(1), &mut Turn::default()),
+            Ok(Attempt::Ready(1))
+        ));
+
+        // A fault of `prepare`: an item of a chunk that the push does not have. The chunk is in place by then.
+        let writer = table.writers.get(1).unwrap();
+        let mut prepared = table.prepare(&mut lock(&writer), &push(2).body).unwrap();
+        prepared.items[0].first_chunk = FirstChunk::Pushed(7);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let mut residents = table.lock_residents().unwrap();
+            table.place(&mut residents, &mut prepared).is_ok()
+        }));
+        assert!(panicked.is_err());
+
+        fn refused<T>(call: Result<T>) {
+            match call {
+                Err(Error::Internal(reason)) => assert!(reason.contains("\"t\" has failed")),
+                Err(other) => panic!("{other}"),
+                Ok(_) => panic!("a table that has failed answers"),
+            }
+        }
+        refused(table.try_push(&push(2), &mut Turn::default()));
+        let request = SampleRequest {
+            table: "t".into(),
+            count: 1,
+            before: 0,
+            after: 0,
+            allow_short: false,
+            min_probability: false,
+        };
+        refused(table.try_sample(&request, false, &mut Turn::default()));
+        refused(table.update_priorities(&[], &[]));
+        refused(table.open_writer(&open));
+        refused(memory.empty_table("t"));
+        assert_eq!(memory.stats()["tables"]["t"]["failed"], true);
+        memory.drop_table("t").unwrap();
+        let again: Arc<Table> = memory.create_table(&config).unwrap();
+        assert_eq!(again.stats()["failed"], false);
     }
 }

@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::snapshot_records::RecordKind;
 use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
-use crate::sync::lock;
 
 use super::Table;
 use super::items::ItemRows;
@@ -32,6 +31,8 @@ pub(crate) struct Staged {
     saved: TableConfig,
     streams: Vec<StagedStream>,
     chunks: VecDeque<StagedChunk>,
+    /// For each sequence of chunks without a gap, the step after its last.
+    runs: Vec<u64>,
     /// Number in the snapshot of the first of `chunks`.
     first: u64,
     steps: u64,
@@ -46,6 +47,8 @@ struct StagedStream {
     /// The number that the next step has unless there is a gap.
     next_step: u64,
     last_chunk: Option<u64>,
+    /// Index in `Staged::runs` of its last chunk.
+    run: usize,
 }
 
 struct StagedChunk {
@@ -55,6 +58,8 @@ struct StagedChunk {
     first_step: u64,
     /// The chunk whose first row follows this one's last.
     continued_by: Option<u64>,
+    /// Index in `Staged::runs`.
+    run: usize,
     items: usize,
 }
 
@@ -98,6 +103,7 @@ impl Staged {
             saved,
             streams: Vec::new(),
             chunks: VecDeque::new(),
+            runs: Vec::new(),
             first: 0,
             steps: 0,
             bytes: 0,
@@ -144,7 +150,7 @@ impl Staged {
         let table = self.table.clone();
         let mut chunks = self.build();
 
-        let mut residents = lock(&table.residents);
+        let mut residents = table.lock_residents()?;
         table.check_open()?;
         let mut news = chunks.iter_mut().map(|chunk| &mut chunk.new);
         if !(table.is_unused(&residents) && news.all(|new| new.enter(&table.chunks))) {
@@ -233,6 +239,7 @@ impl Staged {
             number: stream.number,
             next_step: 0,
             last_chunk: None,
+            run: 0,
         });
         Ok(())
     }
@@ -256,6 +263,12 @@ impl Staged {
         let continues = stream.next_step == head.first_step;
         let previous = stream.last_chunk.replace(number).filter(|_| continues);
         stream.next_step = next_step;
+        if previous.is_none() {
+            stream.run = self.runs.len();
+            self.runs.push(next_step);
+        }
+        let run = stream.run;
+        self.runs[run] = next_step;
         if let Some(previous) = previous.and_then(|number| self.chunk_mut(number)) {
             previous.continued_by = Some(number);
         }
@@ -266,6 +279,7 @@ impl Staged {
             stream: index,
             first_step: head.first_step,
             continued_by: None,
+            run,
             items: 0,
         };
         self.bytes += chunk.bytes();
@@ -304,26 +318,20 @@ impl Staged {
     /// Checks that the item's rows are there, one after the other.
     fn check_window(&self, item: &ItemRecord) -> RecordResult {
         let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
-        let mut chunk = self.chunk(u64::from(item.chunk));
-        let Some(writer) = chunk.map(|chunk| &self.streams[chunk.stream].writer) else {
+        let Some(chunk) = self.chunk(u64::from(item.chunk)) else {
             return refuse("that is not there");
         };
+        let writer = &self.streams[chunk.stream].writer;
         if item.before > writer.window_before || item.after > writer.window_after {
             return refuse("with rows beyond its writer's window");
         }
-        let mut first_row = item.first_row;
-        let mut wanted = u32::from(item.before) + 1 + u32::from(item.after);
-        while wanted > 0 {
-            let Some(here) = chunk else {
-                return refuse("whose rows are not all there");
-            };
-            let rows = here.packed.rows();
-            if first_row >= rows {
-                return refuse("with a first row beyond it");
-            }
-            wanted -= wanted.min(rows - first_row);
-            first_row = 0;
-            chunk = here.continued_by.and_then(|number| self.chunk(number));
+        if item.first_row >= chunk.packed.rows() {
+            return refuse("with a first row beyond it");
+        }
+        // Within the chunk, whose steps were checked not to overflow.
+        let there = self.runs[chunk.run] - (chunk.first_step + u64::from(item.first_row));
+        if u64::from(item.before) + 1 + u64::from(item.after) > there {
+            return refuse("whose rows are not all there");
         }
         Ok(())
     }

@@ -8,17 +8,16 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::error::{Error, Result, check_size};
-use crate::limiter::{Admitted, Limiter};
+use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
-use crate::sync::lock;
 
 use super::items::{Claim, ItemKey, ItemRows, Metadata};
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
-use super::stored::{Held, StoredChunk};
+use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
 
 /// Largest number of attempts to replace items of a batch that are evicted while it is sampled.
@@ -57,7 +56,7 @@ struct Candidate<'a> {
 
 /// A sample in the making. Dropped before it is [`Sampling::finish`]ed, it gives everything back.
 struct Sampling<'a> {
-    table: &'a Table,
+    table: &'a Arc<Table>,
     request: &'a SampleRequest,
     admitted: Admitted,
     /// Draws set aside that no claim has used.
@@ -77,6 +76,10 @@ impl Table {
     /// Most bytes of one drawn batch, rows and blobs.
     pub const MAX_BATCH_BYTES: u64 = 1 << 30;
 
+    /// Most pieces of chunks of one drawn batch: a window has one in each chunk that it spans. They are counted as they are
+    /// pinned, so a draw of long windows over chunks of one step ends before it takes the memory of a larger one.
+    pub const MAX_BATCH_PIECES: usize = 1 << 21;
+
     /// Draws `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer
     /// draws than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier draws that wait. With `last_try` (the
     /// caller's deadline has come) and `request.allow_short` it draws as many as are allowed, at least one.
@@ -87,12 +90,12 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
-    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items or
-    /// [`Self::MAX_BATCH_BYTES`]; [`Error::Config`] for no items, or more than the rate limiter or
+    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items,
+    /// [`Self::MAX_BATCH_BYTES`] or [`Self::MAX_BATCH_PIECES`]; [`Error::Config`] for no items, or more than the rate limiter or
     /// `max_times_sampled` can ever admit;
     /// [`Error::UnknownTable`] when the table was dropped.
     pub fn try_sample(
-        &self,
+        self: &Arc<Self>,
         request: &SampleRequest,
         last_try: bool,
         turn: &mut Turn,
@@ -146,7 +149,7 @@ impl Table {
         )
     }
 
-    fn draw(&self, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
+    fn draw(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
         let admitted = match self.limiter.admit_draw(live, request.count, short) {
             Ok(admitted) => admitted,
@@ -190,7 +193,7 @@ impl Table {
             }
         };
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
-            if batch.items.is_empty() && self.is_massless() {
+            if batch.items.is_empty() && self.is_massless()? {
                 return Err(Error::NoMass {
                     table: self.config.name.clone(),
                     items: self.items.live(),
@@ -208,17 +211,29 @@ impl Table {
             .map(Attempt::Ready)
     }
 
+    /// Takes claims back: their items can be drawn again, in the order they had.
+    fn undo(&self, claims: &[Claim]) {
+        for claim in claims {
+            self.items.undo(claim);
+            if let ItemSampler::InOrder(queue) = &self.sampler
+                && self.items.is_last(claim)
+            {
+                queue.put_back(claim.key);
+            }
+        }
+    }
+
     /// Whether there are items and none has mass, for a draw that found nothing. Prioritized draws take no other lock: a
     /// push counts an item before it has its mass, and an eviction after it has lost it.
-    fn is_massless(&self) -> bool {
-        let _no_births_or_evictions = lock(&self.residents);
+    fn is_massless(&self) -> Result<bool> {
+        let _no_births_or_evictions = self.lock_residents()?;
         // The mass first: batches that settle meanwhile may take the last items with them.
-        self.items.without_mass(1) && self.items.live() > 0
+        Ok(self.items.without_mass(1) && self.items.live() > 0)
     }
 }
 
 impl<'a> Sampling<'a> {
-    fn new(table: &'a Table, request: &'a SampleRequest, admitted: Admitted) -> Self {
+    fn new(table: &'a Arc<Table>, request: &'a SampleRequest, admitted: Admitted) -> Self {
         let count = admitted.items as usize;
         table.items.begin_batch();
         Sampling {
@@ -262,7 +277,7 @@ impl<'a> Sampling<'a> {
     /// Takes drawn leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
     /// chunk, chunk, rows each wait for the one before.
     fn take_side_by_side(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
-        let Table { items, chunks, .. } = self.table;
+        let Table { items, chunks, .. } = &**self.table;
         for leaf in leaves {
             items.prefetch(leaf.slot);
         }
@@ -301,7 +316,7 @@ impl<'a> Sampling<'a> {
 
     /// Draws the first items of a queue, each until it has no draw left.
     fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
-        let Table { items, chunks, .. } = self.table;
+        let Table { items, chunks, .. } = &**self.table;
         queue.offer(items, self.reserved, |key| {
             let metadata = items.metadata(key.slot);
             self.take(Candidate {
@@ -322,9 +337,11 @@ impl<'a> Sampling<'a> {
         let after = metadata.rows.after.min(self.request.after);
         let pinned = self.pieces.len();
         // The metadata and pins may be a later item's until `confirm` has said no.
-        let claim = candidate
-            .oldest
-            .and_then(|oldest| self.pin(oldest, &metadata.rows, before, after))
+        let oldest = candidate.oldest;
+        let claim = oldest
+            .map(|oldest| self.pin(oldest, &metadata.rows, before, after))
+            .transpose()?
+            .flatten()
             .filter(|()| items.confirm(key))
             .map(|()| self.check_view(&self.pieces[pinned].chunk))
             .transpose()?
@@ -334,7 +351,7 @@ impl<'a> Sampling<'a> {
             return Ok(Taken::Refused);
         };
         self.items.push(SampledItem {
-            key: key.to_bits(),
+            key: items.key_bits(key),
             probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,
@@ -351,13 +368,16 @@ impl<'a> Sampling<'a> {
 
     /// Pins `before` rows before the anchor of `item`, the anchor and `after` rows after it, from its oldest chunk
     /// on; `None` when a chunk is gone.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] for more pieces than a batch may have.
     fn pin(
         &mut self,
         oldest: PinnedChunk<'a>,
         item: &ItemRows,
         before: u16,
         after: u16,
-    ) -> Option<()> {
+    ) -> Result<Option<()>> {
         let mut skip = item.first_row + u32::from(item.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
         let mut chunk = oldest;
@@ -376,12 +396,21 @@ impl<'a> Sampling<'a> {
                     rows: skip..end,
                     key,
                 });
+                check_size(
+                    "a drawn batch, in pieces of chunks,",
+                    self.pieces.len() as u64,
+                    Table::MAX_BATCH_PIECES as u64,
+                    "draw fewer items at a time, or write with a larger chunk_steps",
+                )?;
             }
             skip = skip.saturating_sub(rows);
             if wanted == 0 {
-                return Some(());
+                return Ok(Some(()));
             }
-            chunk = self.table.chunks.pin(next?)?;
+            let Some(next) = next.and_then(|next| self.table.chunks.pin(next)) else {
+                return Ok(None);
+            };
+            chunk = next;
         }
     }
 
@@ -399,7 +428,8 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Copies the rows, hands out the blobs and makes the draws count.
+    /// Copies the rows and hands out the blobs. The draws count, and items end with their last one, once the batch is
+    /// delivered.
     fn finish(mut self, live_items: u64, min_probability: Option<f64>) -> Result<Sampled> {
         let table = self.table;
         let (mut row_bytes, mut blob_bytes, mut segments) = (0, 0, 0);
@@ -431,9 +461,6 @@ impl<'a> Sampling<'a> {
                 rows[begin] |= flags::REFERENCE;
             }
         }
-        for claim in &self.claims {
-            table.items.settle(claim);
-        }
         self.finished = true;
         let drawn = self.claims.len() as u32;
         table
@@ -441,13 +468,10 @@ impl<'a> Sampling<'a> {
             .sampled_items
             .fetch_add(u64::from(drawn), Ordering::Relaxed);
         let admitted = self.admitted.split(drawn);
-        let credit = table.limiter.limits_ratio().then(|| {
-            Box::new(Credit {
-                limiter: table.limiter.clone(),
-                held: table.held.clone(),
-                admitted: Some(admitted),
-            }) as Box<dyn SampleCredit>
-        });
+        let claims = std::mem::take(&mut self.claims);
+        let counts = table.limiter.limits_ratio() || table.items.limits_draws();
+        let credit =
+            counts.then(|| Box::new(Credit::new(table, admitted, claims)) as Box<dyn SampleCredit>);
         Ok(Sampled {
             items: std::mem::take(&mut self.items),
             live_items,
@@ -462,16 +486,7 @@ impl<'a> Sampling<'a> {
 impl Drop for Sampling<'_> {
     fn drop(&mut self) {
         let table = self.table;
-        if !self.finished {
-            for claim in &self.claims {
-                table.items.undo(claim);
-                if let ItemSampler::InOrder(queue) = &table.sampler
-                    && table.items.is_last(claim)
-                {
-                    queue.put_back(claim.key);
-                }
-            }
-        }
+        table.undo(&self.claims);
         table.items.return_draws(self.reserved);
         table.limiter.give_back(self.admitted);
         table.items.end_batch();
@@ -482,25 +497,44 @@ impl Drop for Sampling<'_> {
     }
 }
 
-/// Draws that a batch took from the rate limiter.
+/// The draws of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
 struct Credit {
-    limiter: Arc<Limiter>,
-    held: Arc<Held>,
-    /// `None` once delivered.
-    admitted: Option<Admitted>,
+    table: Arc<Table>,
+    admitted: Admitted,
+    /// Empty without a limit on draws of an item: then a draw ends none.
+    claims: Vec<Claim>,
+}
+
+impl Credit {
+    /// A batch under way, which holds the mass of items that it has drawn for the last time.
+    fn new(table: &Arc<Table>, admitted: Admitted, mut claims: Vec<Claim>) -> Self {
+        table.items.begin_batch();
+        if !table.items.limits_draws() {
+            claims.clear();
+        }
+        Credit {
+            table: table.clone(),
+            admitted,
+            claims,
+        }
+    }
 }
 
 impl SampleCredit for Credit {
     fn delivered(mut self: Box<Self>) {
-        self.admitted = None;
+        self.admitted.items = 0;
+        for claim in self.claims.drain(..) {
+            self.table.items.settle(&claim);
+        }
     }
 }
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        if let Some(admitted) = self.admitted.take() {
-            self.limiter.give_back(admitted);
-            self.held.wake();
-        }
+        let table = &self.table;
+        table.undo(&self.claims);
+        table.limiter.give_back(self.admitted);
+        table.items.end_batch();
+        table.held.wake();
     }
 }

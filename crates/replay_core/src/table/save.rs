@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use crate::slab::Handle;
 use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
 use crate::snapshot_records::{RecordKind, RecordWriter};
-use crate::sync::lock;
 
 use super::Table;
 use super::items::ItemKey;
@@ -43,14 +42,14 @@ impl Table {
             .map_err(|error| Error::Internal(error.to_string()))?;
         out.record(RecordKind::Table, &[&definition])?;
         let (end, taken) = {
-            let residents = lock(&self.residents);
+            let residents = self.lock_residents()?;
             let taken = self.counters.inserted_steps.load(Ordering::Relaxed);
             (residents.end(), taken)
         };
         let mut saved = Saved::default();
         self.save_chunks(end, &mut saved, out)?;
         self.save_items(taken, &saved, out)?;
-        let first = lock(&self.residents).first;
+        let first = self.lock_residents()?.first;
         let evicted = saved.arrivals.partition_point(|&arrival| arrival < first);
         let state = self.state(evicted as u64);
         out.record(RecordKind::State, &[&state.to_bytes()])
@@ -67,7 +66,7 @@ impl Table {
         let mut next = 0;
         loop {
             {
-                let mut residents = lock(&self.residents);
+                let mut residents = self.lock_residents()?;
                 next = residents.first.max(next);
                 while next < end && named.len() < NAMED_AT_ONCE {
                     named.extend(residents.get_mut(next).map(|chunk| (next, chunk.handle)));

@@ -50,6 +50,7 @@ impl Table {
     /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered draws.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
+            // Of a table that has failed, too.
             let residents = lock(&self.residents);
             (residents.steps, residents.bytes)
         };
@@ -73,6 +74,7 @@ impl Table {
             "limiter_drawn": limiter_drawn,
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),
+            "failed": self.has_failed(),
         });
         for (name, counter) in self.counters.all() {
             stats[name] = counter.load(Ordering::Relaxed).into();

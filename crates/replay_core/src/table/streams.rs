@@ -12,18 +12,12 @@ pub struct ChunkSpan {
     pub arrival: u64,
     pub first_step: u64,
     pub rows: u32,
+    /// Gaps of the stream before it, modulo 2^32: a window has all its steps if its first and its last chunk agree, so
+    /// those between are not looked at.
+    pub gaps: u32,
 }
 
 impl ChunkSpan {
-    /// The steps of a chunk that is being pushed.
-    pub fn arriving(first_step: u64, rows: u32) -> Self {
-        ChunkSpan {
-            arrival: u64::MAX,
-            first_step,
-            rows,
-        }
-    }
-
     fn end(&self) -> u64 {
         self.first_step + u64::from(self.rows)
     }
@@ -64,6 +58,25 @@ impl Stream {
             .map(|span| span.arrival)
     }
 
+    /// The steps of a chunk that is being pushed.
+    pub fn arriving(&self, first_step: u64, rows: u32) -> ChunkSpan {
+        let gaps = match self.spans.back() {
+            None => 0,
+            Some(last) => last.gaps.wrapping_add(u32::from(last.end() != first_step)),
+        };
+        ChunkSpan {
+            arrival: u64::MAX,
+            first_step,
+            rows,
+            gaps,
+        }
+    }
+
+    /// Allocates for one more chunk.
+    pub fn reserve(&mut self) {
+        self.spans.reserve(1);
+    }
+
     /// Adds a chunk that has arrived.
     pub fn push(&mut self, span: ChunkSpan) {
         self.next_step = span.end();
@@ -87,24 +100,12 @@ impl Stream {
                 "steps up to {last}, and the stream has been written up to step {end}, exclusive"
             ));
         }
-        let before = |span: &ChunkSpan| span.end() <= first;
-        // Nearly always in one of the last chunks: the others are not looked at.
-        let recent = self.spans.len().saturating_sub(RECENT);
-        let begin = match self.spans.get(recent) {
-            Some(span) if before(span) => {
-                recent
-                    + self
-                        .spans
-                        .range(recent..)
-                        .take_while(|span| before(span))
-                        .count()
-            }
-            _ => self.spans.partition_point(before),
-        };
-        let stored = self.spans.range(begin..);
-        let stored = stored.map(|&span| (FirstChunk::Stored(span.arrival), span));
-        let mut rest = stored.chain(pushed);
-        let Some((chunk, holder)) = rest.next() else {
+        let begin = self.position(first);
+        let known = self.spans.get(begin).map(|&span| {
+            let chunk = FirstChunk::Stored(span.arrival);
+            (chunk, span)
+        });
+        let Some((chunk, holder)) = known.or(pushed) else {
             return Ok(None);
         };
         if first < holder.first_step {
@@ -118,20 +119,31 @@ impl Stream {
                 ))
             };
         }
-        let mut covered = holder.end();
-        for (_, span) in rest {
-            if covered > last {
-                break;
-            }
-            if span.first_step != covered {
-                return Err(format!(
-                    "steps {first} to {last}, across the stream's gap before step {}",
-                    span.first_step
-                ));
-            }
-            covered = span.end();
+        let pushed = pushed.map(|(_, span)| span);
+        let until = self.spans.get(self.position(last)).copied().or(pushed);
+        if until.is_some_and(|span| span.gaps != holder.gaps) {
+            let mut rest = self.spans.range(begin..).copied().chain(pushed);
+            let after = rest.find(|span| span.gaps != holder.gaps);
+            return Err(format!(
+                "steps {first} to {last}, across the stream's gap before step {}",
+                after.map_or(last, |span| span.first_step)
+            ));
         }
         Ok(Some((chunk, (first - holder.first_step) as u32)))
+    }
+
+    /// Index of the first known chunk that ends after `step`.
+    fn position(&self, step: u64) -> usize {
+        let before = |span: &ChunkSpan| span.end() <= step;
+        // Nearly always one of the last chunks: the others are not looked at.
+        let recent = self.spans.len().saturating_sub(RECENT);
+        match self.spans.get(recent) {
+            Some(span) if before(span) => {
+                let passed = self.spans.range(recent..).take_while(|span| before(span));
+                recent + passed.count()
+            }
+            _ => self.spans.partition_point(before),
+        }
     }
 }
 
@@ -142,20 +154,20 @@ mod tests {
     fn stream() -> Stream {
         let mut stream = Stream::default();
         for (arrival, first_step, rows) in [(3, 0, 4), (5, 4, 4), (9, 10, 4)] {
-            stream.push(ChunkSpan {
-                arrival,
-                first_step,
-                rows,
-            });
+            let span = stream.arriving(first_step, rows);
+            stream.push(ChunkSpan { arrival, ..span });
         }
         stream
     }
 
-    fn pushed(index: usize, first_step: u64, rows: u32) -> Option<(FirstChunk, ChunkSpan)> {
-        Some((
-            FirstChunk::Pushed(index),
-            ChunkSpan::arriving(first_step, rows),
-        ))
+    fn pushed(
+        stream: &Stream,
+        index: usize,
+        first_step: u64,
+        rows: u32,
+    ) -> Option<(FirstChunk, ChunkSpan)> {
+        let span = stream.arriving(first_step, rows);
+        Some((FirstChunk::Pushed(index), span))
     }
 
     #[test]
@@ -164,9 +176,9 @@ mod tests {
         let stored = |arrival, row| Ok(Some((FirstChunk::Stored(arrival), row)));
         assert_eq!(s.locate(1, 3, None), stored(3, 1));
         assert_eq!(s.locate(3, 7, None), stored(3, 3));
-        assert_eq!(s.locate(12, 15, pushed(6, 14, 2)), stored(9, 2));
+        assert_eq!(s.locate(12, 15, pushed(&s, 6, 14, 2)), stored(9, 2));
         assert_eq!(
-            s.locate(14, 15, pushed(6, 14, 2)),
+            s.locate(14, 15, pushed(&s, 6, 14, 2)),
             Ok(Some((FirstChunk::Pushed(6), 0)))
         );
         assert_eq!(s.continues(14), Some(9));
@@ -192,10 +204,33 @@ mod tests {
                 .contains("gap before step 10")
         );
         assert!(
-            s.locate(13, 17, pushed(0, 16, 4))
+            s.locate(13, 17, pushed(&s, 0, 16, 4))
                 .unwrap_err()
                 .contains("gap before step 16")
         );
+    }
+
+    #[test]
+    fn a_gap_is_found_from_the_last_chunk_of_a_window() {
+        let mut s = Stream::default();
+        for step in (0..1000).filter(|&step| step != 500) {
+            let span = s.arriving(step, 1);
+            s.push(ChunkSpan {
+                arrival: step,
+                ..span
+            });
+        }
+        assert_eq!(s.locate(0, 499, None), Ok(Some((FirstChunk::Stored(0), 0))));
+        assert_eq!(
+            s.locate(501, 999, None),
+            Ok(Some((FirstChunk::Stored(501), 0)))
+        );
+        for (first, last) in [(0, 999), (499, 501), (499, 500)] {
+            let refused = s.locate(first, last, pushed(&s, 0, 1000, 1)).unwrap_err();
+            assert!(refused.contains("gap before step 501"), "{refused}");
+        }
+        assert_eq!(s.arriving(1000, 1).gaps, 1);
+        assert_eq!(s.arriving(1001, 1).gaps, 2);
     }
 
     #[test]
@@ -206,6 +241,6 @@ mod tests {
         s.forget_before(10);
         assert_eq!(s.locate(10, 12, None), Ok(None));
         assert_eq!(s.next_step, 14);
-        assert_eq!(s.locate(13, 14, pushed(0, 14, 1)), Ok(None));
+        assert_eq!(s.locate(13, 14, pushed(&s, 0, 14, 1)), Ok(None));
     }
 }

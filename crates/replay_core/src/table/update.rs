@@ -6,14 +6,13 @@ use crate::error::{Error, Result, check_priority};
 use crate::replay::UpdateReceipt;
 
 use super::Table;
-use super::items::ItemKey;
 
 /// Characters of a reader's reason that are logged.
 const MAX_REASON: usize = 200;
 
 impl Table {
-    /// Sets priorities, before the exponent. The last value of a repeated key counts. Keys of items that are gone are
-    /// counted and ignored.
+    /// Sets priorities, before the exponent. The last value of a repeated key counts. Keys of items that are gone, and
+    /// those of other tables, memories and servers, are counted and ignored.
     ///
     /// # Errors
     /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or
@@ -31,9 +30,10 @@ impl Table {
         let mut new = Vec::with_capacity(keys.len());
         let mut largest = 0.0f64;
         for (&bits, &priority) in keys.iter().zip(priorities) {
-            let key = ItemKey::from_bits(bits)
-                .filter(|&key| self.items.contains_slot(key) && self.items.confirm(key));
-            let Some(key) = key else { continue };
+            let key = self.items.named(bits);
+            let Some(key) = key.filter(|&key| self.items.confirm(key)) else {
+                continue;
+            };
             largest = largest.max(priority);
             items.push(key);
             new.push(priority);
@@ -58,7 +58,7 @@ impl Table {
     /// Removes an item whose data a reader could not decode, and returns the name of the writer that pushed it;
     /// `None` when it is gone.
     pub fn report_corrupt(&self, key: u64, reason: &str) -> Option<String> {
-        let key = ItemKey::from_bits(key).filter(|&key| self.items.contains_slot(key))?;
+        let key = self.items.named(key)?;
         let metadata = self.items.metadata(key.slot);
         let chunk = self.chunks.pin(metadata.oldest)?;
         // The metadata are the item's if it is still there, and only one report of it counts.

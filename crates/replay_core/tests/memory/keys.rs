@@ -1,5 +1,8 @@
 //! Keys outlive their items and then name nothing.
 
+use replay_core::memory::Memory;
+use replay_core::snapshot::{restore, save};
+use replay_core::table::Table;
 use replay_core::{Error, ErrorCode};
 
 use crate::support::*;
@@ -55,21 +58,104 @@ fn keys_from_elsewhere_are_stale() {
     Actor::open(&table, 1).push_next(1);
     let key = sample(&table, 1).items[0].key;
     let strange = [
-        key | 1 << 49,
+        key ^ 1 << 48,
+        key ^ 1 << 63,
         key + 1,
         key ^ 2,
         1 << 30,
         u64::MAX,
         (1 << 49) - 1,
     ];
-    let receipt = table.update_priorities(&strange, &[9.0; 6]).unwrap();
-    assert_eq!((receipt.applied, receipt.stale), (0, 6));
+    let receipt = table.update_priorities(&strange, &[9.0; 7]).unwrap();
+    assert_eq!((receipt.applied, receipt.stale), (0, 7));
     assert_eq!(table.stats()["total_priority"], 1.0);
     assert!(
         strange
             .iter()
             .all(|&key| table.report_corrupt(key, "").is_none())
     );
+}
+
+/// Tables of the same layout, each with one step and its item in the first slot.
+fn first_key(table: &std::sync::Arc<Table>) -> u64 {
+    Actor::open(table, 1).push_next(1);
+    sample(table, 1).items[0].key
+}
+
+fn assert_stale(table: &Table, key: u64) {
+    let before = table.stats()["total_priority"].clone();
+    let receipt = table.update_priorities(&[key], &[9.0]).unwrap();
+    assert_eq!((receipt.applied, receipt.stale), (0, 1));
+    assert_eq!(table.report_corrupt(key, ""), None);
+    assert_eq!(table.stats()["total_priority"], before);
+    assert_eq!(stat(table, "stale_updates"), 1);
+}
+
+#[test]
+fn keys_of_other_tables_and_memories_are_stale() {
+    let (memory, other) = (memory(), memory());
+    let make = |memory: &Memory, name: &str| {
+        let config = replay_core::TableConfig {
+            name: name.into(),
+            ..config(8)
+        };
+        memory.create_table(&config).unwrap()
+    };
+    let table = make(&memory, "t");
+    let old = first_key(&table);
+    let beside = make(&memory, "u");
+    let beside_key = {
+        let opened = beside.open_writer(&open(1)).unwrap();
+        assert_eq!(opened.epoch, 1);
+        let body = Body::default().chunk(0, 0, 1).item(0, 0, 1.0).build();
+        let push = replay_core::replay::Push {
+            table: "u".into(),
+            writer: 1,
+            epoch: 1,
+            sequence: 1,
+            body,
+        };
+        beside
+            .try_push(&push, &mut replay_core::table::Turn::default())
+            .unwrap();
+        sample(&beside, 1).items[0].key
+    };
+    assert_stale(&table, beside_key);
+    assert_stale(&beside, old);
+
+    // The same seed and definition, in another memory.
+    let elsewhere = make(&other, "t");
+    first_key(&elsewhere);
+    assert_stale(&elsewhere, old);
+
+    // The same name again.
+    memory.drop_table("t").unwrap();
+    let again = make(&memory, "t");
+    first_key(&again);
+    assert_stale(&again, old);
+}
+
+#[test]
+fn keys_from_before_a_restore_are_stale() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("replay.snapshot");
+    let saved = memory();
+    let table = saved.create_table(&config(8)).unwrap();
+    let mut actor = Actor::open(&table, 1);
+    (0..3).for_each(|_| actor.push_next(1));
+    save(&saved, &path).unwrap();
+    let oldest = item_of(&sample(&table, 64), 0).key;
+
+    // A smaller table keeps the newest steps alone, in the first slots.
+    let smaller = memory();
+    let table = smaller.create_table(&config(7)).unwrap();
+    restore(&smaller, &path).unwrap();
+    assert_stale(&table, oldest);
+
+    // The table itself, emptied and restored.
+    saved.empty_table("t").unwrap();
+    restore(&saved, &path).unwrap();
+    assert_stale(&saved.table("t").unwrap(), oldest);
 }
 
 #[test]

@@ -302,7 +302,9 @@ fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
         allow_short: true,
         ..request(4)
     };
-    assert_eq!(memory.sample(&asked, &soon).unwrap().items.len(), 3);
+    let mut batch = memory.sample(&asked, &soon).unwrap();
+    deliver(&mut batch);
+    assert_eq!(batch.items.len(), 3);
     let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
     let text = deadline(memory.sample(&asked, &soon));
     assert!(text.contains("holds 0 items"), "{text}");

@@ -263,3 +263,19 @@ fn writers_are_refused_without_streams_or_with_too_many() {
         ErrorCode::Protocol
     );
 }
+
+#[test]
+fn a_window_that_the_table_cannot_hold_is_refused_when_the_writer_opens() {
+    let table = table(&config(6));
+    let error = refusal(table.open_writer(&open(1)));
+    assert!(matches!(error, replay_core::Error::Config(_)), "{error}");
+    let text = error.to_string();
+    for part in ["7 steps (3 before the anchor, 3 after it)", "holds 6"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let narrower = replay_core::replay::OpenWriter {
+        window_after: 2,
+        ..open(1)
+    };
+    table.open_writer(&narrower).unwrap();
+}

@@ -35,7 +35,7 @@ fn chunk(first: u64, priorities: &[f32]) -> Body {
     (first..).zip(priorities).fold(body, with_items)
 }
 
-fn draw(table: &Table, count: u32) -> Vec<u64> {
+fn draw(table: &Arc<Table>, count: u32) -> Vec<u64> {
     anchors(&sample(table, count))
 }
 
@@ -274,7 +274,8 @@ proptest! {
                 }
                 Step::Draw(count) => {
                     let drawn = match actor.table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
-                        Attempt::Ready(batch) => {
+                        Attempt::Ready(mut batch) => {
+                            deliver(&mut batch);
                             known.extend(keys(&batch).into_iter().zip(anchors(&batch)));
                             Some(anchors(&batch))
                         }
@@ -307,4 +308,57 @@ proptest! {
         }
         actor.table.check_at_rest().unwrap();
     }
+}
+
+#[test]
+fn draws_that_did_not_reach_their_reader_can_be_drawn_again() {
+    for sampler in [
+        Sampler::Prioritized,
+        Sampler::Fifo,
+        Sampler::Lifo,
+        Sampler::MaxHeap,
+        Sampler::MinHeap,
+    ] {
+        let actor = filled(sampler, 1, &[4.0, 2.0, 3.0, 1.0]);
+        let table = &actor.table;
+        let draw = |count| match table
+            .try_sample(&request(count), false, &mut Turn::default())
+            .unwrap()
+        {
+            Attempt::Ready(batch) => batch,
+            Attempt::Blocked(waits) => panic!("blocked: {waits}"),
+        };
+        let (first, second) = (draw(2), draw(2));
+        let order = [anchors(&first), anchors(&second)].concat();
+        let mut all = order.clone();
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 3], "{sampler:?}: on their way once each");
+        blocked(table.try_sample(&request(1), false, &mut Turn::default()));
+        drop((first, second));
+        let mut again = draw(4);
+        match sampler {
+            Sampler::Prioritized => assert_eq!(again.items.len(), 4),
+            _ => assert_eq!(anchors(&again), order, "{sampler:?}"),
+        }
+        assert_eq!(stat(table, "items"), 4);
+        deliver(&mut again);
+        assert_eq!(stat(table, "items"), 0);
+        blocked(table.try_sample(&request(1), false, &mut Turn::default()));
+        table.check_at_rest().unwrap();
+    }
+}
+
+#[test]
+fn an_item_that_is_evicted_on_its_way_stays_evicted() {
+    let mut actor = filled(Sampler::Fifo, 1, &[1.0; 4]);
+    let capacity = actor.table.config().capacity;
+    let under_way = actor
+        .table
+        .try_sample(&request(2), false, &mut Turn::default())
+        .unwrap();
+    actor.push(chunk(4, &vec![1.0; capacity as usize]));
+    drop(under_way);
+    assert_eq!(stat(&actor.table, "items"), capacity);
+    assert_eq!(anchors(&sample(&actor.table, 1)), [4]);
+    actor.table.check_at_rest().unwrap();
 }

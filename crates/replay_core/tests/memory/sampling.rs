@@ -123,7 +123,7 @@ fn a_batch_draws_once_from_each_equal_range_of_mass() {
 
 #[test]
 fn as_the_current_maximum_is_the_largest_priority_ever_held() {
-    let mut actor = Actor::open(&table(&config(4)), 1);
+    let mut actor = Actor::open(&table(&config(7)), 1);
     let newest = |actor: &mut Actor, step: u64| {
         actor.push(
             Body::default()
@@ -262,13 +262,14 @@ fn a_short_draw_takes_what_is_left_on_the_last_try_only() {
         ..request(5)
     };
     blocked(actor.table.try_sample(&asked, false, &mut Turn::default()));
-    let Attempt::Ready(batch) = actor
+    let Attempt::Ready(mut batch) = actor
         .table
         .try_sample(&asked, true, &mut Turn::default())
         .unwrap()
     else {
         panic!("three items can be drawn");
     };
+    deliver(&mut batch);
     assert_eq!(batch.items.len(), 3);
     blocked(actor.table.try_sample(&asked, true, &mut Turn::default()));
 }
@@ -296,11 +297,49 @@ fn items_without_mass_do_not_make_a_limited_draw_fail_as_massless() {
 }
 
 #[test]
+fn a_draw_of_too_many_pieces_is_refused_before_it_is_made() {
+    const STEPS: u64 = 4000;
+    let table = table(&TableConfig {
+        max_times_sampled: 1000,
+        ..config(STEPS)
+    });
+    let wide = replay_core::replay::OpenWriter {
+        window_before: 0,
+        window_after: (STEPS - 1) as u16,
+        ..open(1)
+    };
+    table.open_writer(&wide).unwrap();
+    let mut actor = Actor {
+        table: table.clone(),
+        writer: 1,
+        epoch: 1,
+        sequence: 0,
+        next_step: 0,
+    };
+    for step in 0..STEPS - 1 {
+        actor.push(Body::default().chunk(0, step, 1));
+    }
+    let last = Body::default().chunk(0, STEPS - 1, 1);
+    actor.push(last.window(0, 0, (0, (STEPS - 1) as u16), Some(1.0)));
+    let asked = |count| SampleRequest {
+        after: (STEPS - 1) as u16,
+        ..request(count)
+    };
+    // Of two million pieces, each a chunk of one step: 524 windows.
+    let error = refusal(table.try_sample(&asked(600), false, &mut Turn::default()));
+    assert!(matches!(error, Error::TooLarge { limit, .. } if limit == 1 << 21));
+    assert!(error.to_string().contains("chunk_steps"), "{error}");
+    let batch = sample_as(&table, &asked(3));
+    assert_eq!(windows(&batch)[2].len(), STEPS as usize);
+    assert_eq!(batch.items[2].times_sampled, 3, "nothing else was drawn");
+}
+
+#[test]
 fn the_same_seed_draws_the_same_items() {
     let draws = || {
         let actor = filled(&config(100), &[1.0, 2.0, 3.0, 4.0]);
         (0..20)
-            .map(|_| keys(&sample(&actor.table, 3)))
+            .map(|_| anchors(&sample(&actor.table, 3)))
             .collect::<Vec<_>>()
     };
     let first = draws();

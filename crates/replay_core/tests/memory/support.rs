@@ -213,17 +213,30 @@ pub fn request(count: u32) -> SampleRequest {
     }
 }
 
-pub fn sample_as(table: &Table, request: &SampleRequest) -> Sampled {
+/// A batch, delivered where draws end items.
+pub fn sample_as(table: &Arc<Table>, request: &SampleRequest) -> Sampled {
     match table
         .try_sample(request, false, &mut Turn::default())
         .unwrap()
     {
-        Attempt::Ready(sampled) => sampled,
+        Attempt::Ready(mut sampled) => {
+            if table.config().max_times_sampled > 0 {
+                deliver(&mut sampled);
+            }
+            sampled
+        }
         Attempt::Blocked(waits) => panic!("blocked: {waits}"),
     }
 }
 
-pub fn sample(table: &Table, count: u32) -> Sampled {
+/// The batch has reached its reader: its draws count.
+pub fn deliver(sampled: &mut Sampled) {
+    if let Some(credit) = sampled.credit.take() {
+        credit.delivered();
+    }
+}
+
+pub fn sample(table: &Arc<Table>, count: u32) -> Sampled {
     sample_as(table, &request(count))
 }
 

@@ -171,3 +171,30 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
     }
     assert!(ids.iter().all(|&id| id <= 200));
 }
+
+#[test]
+fn a_window_that_the_table_cannot_hold_between_the_other_streams_is_refused() {
+    let memory = Memory::new(MemoryLimits::default());
+    let mut config = environment::table();
+    config.capacity = 40;
+    let (replay, wait): (&dyn Replay, _) = (&*memory, Wait::forever());
+    replay.create_table(&config, &wait).unwrap();
+    let open = |streams| {
+        let options = WriterOptions {
+            chunk_steps: 1,
+            ..WriterOptions::default()
+        };
+        Writer::open(replay, "test", streams, &view(4, 3), options, &wait).map(drop)
+    };
+    open(6).unwrap();
+    let error = open(7).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Config);
+    let text = error.to_string();
+    for part in [
+        "7 steps (3 before the anchor, 3 after it)",
+        "43 with those of 7 streams",
+        "holds 40",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}

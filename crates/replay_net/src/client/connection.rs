@@ -11,7 +11,6 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
-use super::keys::{IncarnationTag, Incarnations};
 use super::pipeline::RequestPipeline;
 use super::{ConnectOptions, tls};
 use crate::io_error;
@@ -42,7 +41,6 @@ pub struct Dialer {
     open: Option<Box<OpenStream>>,
     #[cfg(feature = "fstack")]
     reactor: Option<fstack::ReactorHandle>,
-    incarnations: Incarnations,
     /// The process that connected: a forked child must not use its parent's connections.
     process: u32,
 }
@@ -112,7 +110,6 @@ impl Dialer {
             open: None,
             #[cfg(feature = "fstack")]
             reactor,
-            incarnations: Incarnations::default(),
             process: std::process::id(),
         })
     }
@@ -174,7 +171,7 @@ impl Dialer {
             Ok((pipeline, incarnation))
         })?;
         Ok(Connection {
-            tag: self.incarnations.tag(incarnation)?,
+            incarnation,
             process: self.process,
             open: Some((pipeline, driver)),
         })
@@ -276,8 +273,8 @@ impl Dialer {
 
 /// An open connection.
 pub struct Connection {
-    /// Tag of the server's incarnation.
-    pub tag: IncarnationTag,
+    /// The server's incarnation: another number after a restart.
+    pub incarnation: u64,
     process: u32,
     /// `None` only in a forked child, which leaks it.
     open: Option<(Pipeline, Driver)>,

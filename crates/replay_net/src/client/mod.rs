@@ -9,7 +9,6 @@
 //! | [`sample`] | sampling with several requests in flight |
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
-//! | [`keys`] | keys across restarts of a server |
 //! | [`tls`] | trusted certificates |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before
@@ -19,7 +18,6 @@
 pub mod connection;
 pub mod gradient_updates;
 pub mod gradients;
-pub mod keys;
 pub mod pipeline;
 mod pool;
 pub mod push;
@@ -40,7 +38,6 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use keys::IncarnationTag;
 use pipeline::{expect_reply, is_broken};
 use pool::{ConnectionPool, retry};
 use replay_core::error::{Error, ErrorCode, Result};
@@ -100,7 +97,7 @@ pub struct Client {
     dialer: Arc<Dialer>,
     idle: ConnectionPool,
     /// The server's incarnation and the version of the parameters received last, by name.
-    parameters: Mutex<HashMap<String, (IncarnationTag, u64)>>,
+    parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
 /// Connects to a server, without retries: a refused connection fails at once, an unanswered one after
@@ -191,17 +188,17 @@ impl Client {
         GradientUpdates::join(&self.dialer, request, last, wait)
     }
 
-    /// Sends a request, again on a new connection after a broken one. Its argument is the tag of the connection's server,
-    /// which may have restarted since the last try.
+    /// Sends a request, again on a new connection after a broken one. Its argument is the incarnation of the connection's
+    /// server, which may have restarted since the last try.
     fn ask(
         &self,
         wait: &Wait<'_>,
-        question: impl Fn(IncarnationTag) -> RequestBody,
-    ) -> Result<(ReplyBody, IncarnationTag)> {
+        question: impl Fn(u64) -> RequestBody,
+    ) -> Result<(ReplyBody, u64)> {
         retry(&self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
-            let tag = connection.tag;
-            let reply = connection.call(&self.dialer, wait, question(tag));
+            let incarnation = connection.incarnation;
+            let reply = connection.call(&self.dialer, wait, question(incarnation));
             // Any other error leaves a request in flight or a broken connection.
             match &reply {
                 Ok(_) => self.idle.give(connection),
@@ -210,15 +207,11 @@ impl Client {
                 }
                 Err(_) => {}
             }
-            Ok((reply?, tag))
+            Ok((reply?, incarnation))
         })
     }
 
-    fn ask_done(
-        &self,
-        wait: &Wait<'_>,
-        question: impl Fn(IncarnationTag) -> RequestBody,
-    ) -> Result<()> {
+    fn ask_done(&self, wait: &Wait<'_>, question: impl Fn(u64) -> RequestBody) -> Result<()> {
         let (reply, _) = self.ask(wait, question)?;
         expect_reply!(reply, ReplyBody::Done => ())
     }
@@ -257,8 +250,8 @@ impl Replay for Client {
     }
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        let (reply, tag) = self.ask(wait, |_| RequestBody::Sample(request.clone()))?;
-        expect_reply!(reply, ReplyBody::Sampled(sampled) => sample::with_tagged_keys(sampled, tag))
+        let (reply, _) = self.ask(wait, |_| RequestBody::Sample(request.clone()))?;
+        expect_reply!(reply, ReplyBody::Sampled(sampled) => sampled)
     }
 
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
@@ -280,23 +273,12 @@ impl Replay for Client {
                 reason: format!("{} keys and {} priorities", keys.len(), priorities.len()),
             });
         }
-        let (reply, tag) = self.ask(wait, |tag| {
-            let (keys, priorities) = std::iter::zip(keys, priorities)
-                .filter_map(|(&key, &priority)| Some((tag.untag_key(key)?, priority)))
-                .unzip();
-            RequestBody::UpdatePriorities {
-                table: table.into(),
-                keys,
-                priorities,
-            }
+        let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
+            table: table.into(),
+            keys: keys.to_vec(),
+            priorities: priorities.to_vec(),
         })?;
-        let stale = keys.iter().filter(|&&key| tag.untag_key(key).is_none());
-        let stale = stale.count() as u32;
-        let receipt = expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)?;
-        Ok(UpdateReceipt {
-            stale: receipt.stale + stale,
-            ..receipt
-        })
+        expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
     }
 
     fn report_corrupt(
@@ -306,11 +288,9 @@ impl Replay for Client {
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>> {
-        // A key that no item has: the server answers that the item is gone.
-        const NO_KEY: u64 = u64::MAX;
-        let (reply, _) = self.ask(wait, |tag| RequestBody::ReportCorrupt {
+        let (reply, _) = self.ask(wait, |_| RequestBody::ReportCorrupt {
             table: table.into(),
-            key: tag.untag_key(key).unwrap_or(NO_KEY),
+            key,
             reason: reason.into(),
         })?;
         expect_reply!(reply, ReplyBody::Corrupt(writer) => writer)
@@ -337,17 +317,17 @@ impl Replay for Client {
                 .unwrap_or_else(PoisonError::into_inner)
         };
         let last = seen().get(name).copied();
-        let (reply, tag) = self.ask(wait, |tag| RequestBody::GetParameters {
+        let (reply, incarnation) = self.ask(wait, |incarnation| RequestBody::GetParameters {
             name: name.into(),
             // A restarted server counts versions from 1, so all of its versions are newer.
             newer_than: match last {
-                Some((of, version)) if of != tag && version == newer_than => 0,
+                Some((of, version)) if of != incarnation && version == newer_than => 0,
                 _ => newer_than,
             },
         })?;
         let parameters = expect_reply!(reply, ReplyBody::Parameters(parameters) => parameters)?;
         if let Some(parameters) = &parameters {
-            seen().insert(name.into(), (tag, parameters.version));
+            seen().insert(name.into(), (incarnation, parameters.version));
         }
         Ok(parameters)
     }

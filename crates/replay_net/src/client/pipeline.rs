@@ -54,7 +54,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// Compares protocol versions and proves at both ends that the other one knows the token. Returns the server's
-    /// incarnation, a random number of its start: keys of another incarnation are stale.
+    /// incarnation, a random number of its start.
     ///
     /// # Errors
     /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.

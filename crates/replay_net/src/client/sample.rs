@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
-use super::keys::IncarnationTag;
 use super::pipeline::{RequestPipeline, answer, is_broken, unexpected};
 use super::pool::retry;
 use replay_core::error::{Error, Result};
@@ -51,7 +50,7 @@ impl Samples {
     ) -> Result<Sampled> {
         loop {
             self.top_up(wait.deadline, wait)?;
-            let (request, body, tag) = self.reply(wait)?;
+            let (request, body) = self.reply(wait)?;
             match answer(body) {
                 Ok(ReplyBody::Sampled(sampled)) => {
                     // The server prepares the next batch while the caller decodes this one.
@@ -61,7 +60,7 @@ impl Samples {
                     {
                         connection.try_flush();
                     }
-                    return Ok(with_tagged_keys(sampled, tag));
+                    return Ok(sampled);
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 Err(error) if request.earlier && !is_broken(&error) => {}
@@ -104,8 +103,8 @@ impl Samples {
         Error::Deadline { waited_for }
     }
 
-    /// The next reply, with its request and the server's tag.
-    fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingSample, ReplyBody, IncarnationTag)> {
+    /// The next reply, with its request.
+    fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingSample, ReplyBody)> {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         // The grace covers the server's answer at the deadline; it does not apply if all requests have later deadlines.
         let due =
@@ -118,7 +117,7 @@ impl Samples {
         let until = wait.deadline.map(|d| d + grace);
         let Reply { id, body } = connection.run(wait, until, late, RequestPipeline::reply)?;
         match self.pending.iter().position(|request| request.id == id) {
-            Some(at) => Ok((self.pending.remove(at), body, connection.tag)),
+            Some(at) => Ok((self.pending.remove(at), body)),
             None => Err(Error::Protocol(format!(
                 "the server answered request {id}, which is not in flight"
             ))),
@@ -158,12 +157,4 @@ fn is_harmless(error: &Error) -> bool {
         error,
         Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted
     )
-}
-
-/// The batch with its server's tag on all keys.
-pub(super) fn with_tagged_keys(mut sampled: Sampled, tag: IncarnationTag) -> Sampled {
-    for item in &mut sampled.items {
-        item.key = tag.tag_key(item.key);
-    }
-    sampled
 }

@@ -56,6 +56,33 @@ fn a_draw_that_arrived_in_part_gives_its_credit_back() {
 }
 
 #[test]
+fn a_draw_that_arrived_in_part_leaves_its_items_in_their_queue() {
+    for seed in 0..5 {
+        World::simulated(seed, config(queue()), |world, network| async move {
+            let mut writer = world.client().await;
+            writer.open(1).await;
+            writer
+                .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
+                .await
+                .unwrap();
+
+            let stream = network.connect(&world.address).unwrap();
+            let link = stream.link();
+            let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
+            link.cut_after_received(20);
+            reader.send(draw(2), 0).await.unwrap();
+            assert!(reader.receive().await.is_err());
+            world
+                .until(|world| world.server_stat("connections") == 1)
+                .await;
+            assert_eq!(world.table_stat("items"), 3);
+            writer.ask(draw(3), 0).await.unwrap();
+            world.until(|world| world.table_stat("items") == 0).await;
+        });
+    }
+}
+
+#[test]
 fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
     let config = ServerConfig {
         max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,

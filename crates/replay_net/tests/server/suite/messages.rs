@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
-use replay_core::schema::{Codec, Column, Dtype, TableConfig};
+use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_core::{ErrorCode, Result};
 use replay_wire::RequestBody;
 
@@ -25,6 +25,15 @@ pub fn limited_table() -> TableConfig {
     TableConfig {
         samples_per_insert: 1.0,
         slack: 4.0,
+        ..table()
+    }
+}
+
+/// A queue: each item is drawn once, the oldest first.
+pub fn queue() -> TableConfig {
+    TableConfig {
+        sampler: Sampler::Fifo,
+        max_times_sampled: 1,
         ..table()
     }
 }

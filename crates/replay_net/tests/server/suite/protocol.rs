@@ -38,7 +38,7 @@ fn what_was_pushed_is_drawn_updated_and_counted() {
         let key = sampled.items[0].key;
         let update = RequestBody::UpdatePriorities {
             table: TABLE.into(),
-            keys: vec![key, key ^ (1 << 24)],
+            keys: vec![key, key ^ 1],
             priorities: vec![0.5, 0.5],
         };
         let ReplyBody::Updated(receipt) = client.ask(update, 0).await.unwrap() else {
@@ -358,6 +358,32 @@ fn a_reply_over_the_frame_limit_is_an_error_of_its_request() {
             assert_eq!(code, ErrorCode::TooLarge, "{message}");
         }
         client.ask(draw(100), 0).await.unwrap();
+    });
+}
+
+#[test]
+fn a_reply_over_the_frame_limit_takes_no_item_from_a_queue() {
+    const ITEMS: u64 = 2_000;
+    let config = ServerConfig {
+        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
+        ..config(queue())
+    };
+    World::run(19, config, |world| async move {
+        let mut client = world.client().await;
+        client.open(1).await;
+        for step in 0..ITEMS {
+            let body = RequestBody::Push(push(1, 1, step + 1, step, &[step as i64]));
+            client.ask(body, 0).await.unwrap();
+        }
+        for _ in 0..3 {
+            let (code, message) = refused(client.ask(draw(ITEMS as u32), 0).await);
+            assert_eq!(code, ErrorCode::TooLarge, "{message}");
+            assert_eq!(world.table_stat("items"), ITEMS);
+        }
+        for _ in 0..ITEMS / 100 {
+            client.ask(draw(100), 0).await.unwrap();
+        }
+        world.until(|world| world.table_stat("items") == 0).await;
     });
 }
 
