@@ -141,6 +141,9 @@ pub enum Error {
     /// An address without a server.
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect { address: String, source: io::Error },
+    /// A server at its limit of connections. Clients try again.
+    #[error("the server has no room for another connection now: {0}")]
+    Busy(String),
     /// A broken connection.
     #[error("the connection to {address} broke: {reason}")]
     Disconnected {
@@ -278,7 +281,7 @@ impl Error {
             Error::Protocol(_) => ErrorCode::Protocol,
             Error::Version { .. } => ErrorCode::Version,
             Error::Authentication(_) => ErrorCode::Authentication,
-            Error::Connect { .. } => ErrorCode::Connect,
+            Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
             Error::Disconnected { .. } => ErrorCode::Disconnected,
             Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,
             Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,

@@ -9,7 +9,9 @@
 //! file is trusted no more than a connection.
 
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -28,13 +30,14 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// Writes all tables to a file, replacing the file there as a whole once everything is on the disk.
 ///
 /// # Errors
-/// [`Error::Io`] when it cannot be written; the file that was there stays.
+/// [`Error::Io`] when it cannot be written, or another process saves to it now; the file that was there stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     // One at a time: two would write the same temporary file.
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let partial = partial_path(path);
-    let done = write(memory, &partial).and_then(|()| put_in_place(&partial, path));
+    let file = lock_partial(&partial)?;
+    let done = write(memory, &file, &partial).and_then(|()| put_in_place(&partial, path));
     if done.is_err() {
         // The first error is the one to report.
         let _ = fs::remove_file(&partial);
@@ -86,9 +89,32 @@ fn partial_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn write(memory: &Memory, partial: &Path) -> Result<()> {
+/// Opens and empties the temporary file, which no other process writes until it is closed. A symbolic link in its place is
+/// not followed: it might name any file of this user.
+fn lock_partial(partial: &Path) -> Result<File> {
+    let open = || -> io::Result<File> {
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(partial)?;
+        // SAFETY: the descriptor is open for the call, which touches no memory.
+        let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+        let (mine, there) = (file.metadata()?, fs::symlink_metadata(partial)?);
+        // The file of another process, or one that it has just renamed.
+        if locked != 0 || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
+            let text = "another process saves to this file now";
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
+        }
+        file.set_len(0)?;
+        Ok(file)
+    };
+    open().map_err(cannot_write(partial))
+}
+
+fn write(memory: &Memory, file: &File, partial: &Path) -> Result<()> {
     let error = cannot_write(partial);
-    let file = File::create(partial).map_err(&error)?;
     let mut out = RecordWriter::new(BufWriter::with_capacity(BUFFER_BYTES, file), partial)?;
     for table in memory.tables() {
         table.save(&mut out)?;

@@ -55,11 +55,24 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_frame_bytes: u64,
+    /// Limit of replies that clients have not read, in bytes, for all connections; 0 for four frames of max_frame_bytes. At
+    /// the limit samples and parameters wait. One connection has up to max_frame_bytes of unread replies; at that limit its
+    /// next request waits.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
+    #[serde(deserialize_with = "deserialize_bytes")]
+    pub reply_bytes: u64,
     /// Limit of open connections; an actor has two, one of them for its writer. The limit of open files is raised
     /// accordingly, up to the hard limit.
     #[arg(long, value_name = "N", default_value_t = 2_048)]
     pub max_connections: u32,
-    /// Time for a handshake in milliseconds, after which the connection is closed.
+    /// Limit of clients that are connecting: connections before the end of their handshake, which do not count for
+    /// max_connections. A client over this limit or the next one tries again.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_handshakes: u32,
+    /// Limit of clients that are connecting from one IP address.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_handshakes_per_address: u32,
+    /// Time for a handshake in milliseconds, with TLS, after which the connection is closed.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     pub handshake_deadline_ms: u64,
     /// Time in milliseconds for a client to read a reply, and for a frame to arrive once memory is reserved for it. A slower
@@ -237,6 +250,14 @@ impl ServerConfig {
             },
             receive_bytes: 2 * self.max_frame_bytes,
             seed: None,
+        }
+    }
+
+    /// `reply_bytes`, with 0 replaced by four frames.
+    pub fn effective_reply_bytes(&self) -> u64 {
+        match self.reply_bytes {
+            0 => 4 * self.max_frame_bytes,
+            bytes => bytes,
         }
     }
 

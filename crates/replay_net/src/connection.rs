@@ -7,11 +7,13 @@ mod quota;
 mod welcome;
 mod writer_order;
 
+use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
@@ -20,6 +22,8 @@ use quota::{FrameReservation, ReceiveQuota, RequestPermit};
 use writer_order::{Position, WriterOrder};
 
 use crate::framing::{FrameReader, write_frame};
+use crate::reply_budget::ReplyShare;
+use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
@@ -30,6 +34,11 @@ use replay_wire::{FrameLimits, NO_REQUEST, OutgoingFrame, Reply, ReplyBody, Requ
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
+
+/// Interval of [`ReplyBody::Waiting`] while a connection is not read. The end of such a connection cannot be read: a killed
+/// client's last bytes may wait for the server's receive window, and the end is behind them. The system of a client that is
+/// gone answers a frame with a reset.
+const WAITING_EVERY: Duration = Duration::from_secs(1);
 
 /// Longest wait for the client to close the connection after the last reply. Meanwhile its bytes are read and dropped:
 /// closing a socket with unread bytes resets it, and the client would lose the reply.
@@ -46,8 +55,6 @@ pub struct ServerContext {
     pub handshake: Handshake,
     /// Longest frame in either direction.
     pub max_frame_bytes: u64,
-    /// Time for the whole handshake.
-    pub handshake_deadline: Duration,
     /// Time for the client to read a reply, and for a frame to arrive once memory is reserved for it.
     pub write_deadline: Duration,
 }
@@ -79,6 +86,10 @@ pub struct ConnectionHandler<'a, S> {
     pub peer: &'a str,
     /// Phase of the server's shutdown.
     pub phase: watch::Receiver<Phase>,
+    /// The limit under which it counts.
+    pub slot: &'a Slot,
+    /// End of the time for the handshake.
+    pub handshake_deadline: Instant,
 }
 
 /// A received request.
@@ -89,8 +100,15 @@ struct Received {
     _reservation: FrameReservation,
 }
 
+/// A reply to write.
+struct QueuedReply {
+    frame: OutgoingFrame,
+    _permit: Option<RequestPermit>,
+    _share: ReplyShare,
+}
+
 /// Queue of replies to write.
-type ReplySender = mpsc::UnboundedSender<(OutgoingFrame, Option<RequestPermit>)>;
+type ReplySender = mpsc::UnboundedSender<QueuedReply>;
 
 impl<S: Stack> ConnectionHandler<'_, S> {
     /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down.
@@ -127,19 +145,15 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let allowed = self.context.handshake_deadline;
-        let deadline = self.stack.now() + allowed;
         let mut phase = self.phase.clone();
         let welcomed = tokio::select! {
             biased;
             () = reached(&mut phase, Phase::Draining) => return Err(Error::Closed("the server")),
-            welcomed = until(self.stack, deadline, self.welcome(frames, write)) => welcomed,
+            welcomed = until(self.stack, self.handshake_deadline, self.welcome(frames, write)) => welcomed,
         };
         let late = || Error::Deadline {
-            waited_for: format!(
-                "the client did not finish the handshake in {} ms",
-                allowed.as_millis()
-            ),
+            waited_for: "the client did not finish the handshake (handshake_deadline_ms)"
+                .to_owned(),
         };
         if !welcomed.ok_or_else(late)?? {
             return Ok(());
@@ -148,11 +162,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let (requests, incoming) = mpsc::channel(1);
         let (replies, outbox) = mpsc::unbounded_channel();
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies));
+            let mut answer = pin!(self.answer(incoming, replies.clone()));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
-                () = self.receive(frames, requests) => answer.await,
+                () = self.receive(frames, requests, replies) => answer.await,
             }
         };
         // An error of `work` is already in the outbox, which `send` still writes. An error of `send` ends the connection
@@ -176,10 +190,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         frames: &mut FrameReader<R>,
         requests: mpsc::Sender<Result<Received>>,
+        replies: ReplySender,
     ) {
-        let mut quota = ReceiveQuota::new(self.context.service.receive_budgets());
+        let budgets = self.context.service.receive_budgets();
+        let mut quota = ReceiveQuota::new(budgets, self.context.max_frame_bytes);
         loop {
-            let received = self.receive_one(frames, &mut quota).await.transpose();
+            let received = self.receive_one(frames, &mut quota, &replies).await;
+            let received = received.transpose();
             let Some(received) = received else { return };
             let last = received.is_err();
             if requests.send(received).await.is_err() || last {
@@ -192,13 +209,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         frames: &mut FrameReader<R>,
         quota: &mut ReceiveQuota<'_>,
+        replies: &ReplySender,
     ) -> Result<Option<Received>> {
-        let permit = quota.next_request().await;
+        let mut permit = self.unread_until(replies, quota.next_request()).await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = quota.reserve(bytes).await;
+        let reservation = self.unread_until(replies, quota.reserve(bytes)).await;
         // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
@@ -212,6 +230,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.context.service.counters.requests.add(1);
         self.context.service.counters.bytes_received.add(bytes);
         let reservation = quota.admit(&request.body, reservation)?;
+        let reply_bytes = self.context.service.estimated_reply_bytes(&request.body);
+        let room = quota.reserve_reply(&mut permit, reply_bytes);
+        self.unread_until(replies, room).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
             deadline: self.stack.now() + allowed,
@@ -219,6 +240,22 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             permit,
             _reservation: reservation,
         }))
+    }
+
+    /// Waits for `room` while the connection is not read, and meanwhile finds out whether the client is still there.
+    async fn unread_until<T>(&self, replies: &ReplySender, room: impl Future<Output = T>) -> T {
+        let mut room = pin!(room);
+        // Nearly always there is room, and no timer is needed.
+        if let Some(room) = room.as_mut().now_or_never() {
+            return room;
+        }
+        loop {
+            let next = self.stack.now() + WAITING_EVERY;
+            if let Some(room) = until(self.stack, next, &mut room).await {
+                return room;
+            }
+            self.queue(replies, NO_REQUEST, ReplyBody::Waiting, None);
+        }
     }
 
     /// Tries each request on arrival, and a blocked one again when its table changes. The first invalid frame ends the
@@ -240,8 +277,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 received = incoming.recv() => match received {
                     None => return Ok(()),
                     Some(Ok(received)) => {
+                        let about_table = self.answer_about_table(&received);
+                        let answered = self.meanwhile(about_table, &mut waiting, &replies).await;
                         let mut turn = Turn::default();
-                        match self.try_at_once(&received, &mut writers, &membership, &mut turn) {
+                        let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut turn);
+                        match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),
                             None => {
                                 let position = writers.enter(&received.request.body);
@@ -261,6 +301,33 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             self.reply(&replies, received, reply);
         }
         Ok(())
+    }
+
+    /// Runs `work`, and answers `waiting` requests meanwhile.
+    async fn meanwhile<T>(
+        &self,
+        work: impl Future<Output = T>,
+        waiting: &mut FuturesUnordered<impl Future<Output = (Received, Result<ReplyBody>)>>,
+        replies: &ReplySender,
+    ) -> T {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                Some((received, reply)) = waiting.next() => self.reply(replies, received, reply),
+            }
+        }
+    }
+
+    /// Answers a request about a table as a whole on another thread; `None` for other requests. The connection's later
+    /// requests are tried after it, in the order of their arrival.
+    async fn answer_about_table(&self, received: &Received) -> Option<Result<ReplyBody>> {
+        let tables = self.context.service.table_request(&received.request.body)?;
+        let _turn = tables.turn().await;
+        let (tables, request) = (Arc::clone(tables), received.request.body.clone());
+        let answer = self.stack.run_blocking(move || tables.answer(&request));
+        Some(answer.await.and_then(|reply| reply))
     }
 
     /// Tries a request on arrival; `None` if it has to wait, for an earlier one of its writer or for a change.
@@ -360,9 +427,36 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             }
         });
         match outgoing {
-            // An error means that the connection has ended.
-            Ok(outgoing) => drop(replies.send((outgoing, permit))),
+            Ok(outgoing) => self.enqueue(replies, outgoing, permit),
             Err(error) => self.reply_error(replies, id, &error, permit),
+        }
+    }
+
+    fn enqueue(&self, replies: &ReplySender, frame: OutgoingFrame, permit: Option<RequestPermit>) {
+        let share = self
+            .context
+            .service
+            .reply_budget()
+            .hold(frame.frame_bytes());
+        // An error means that the connection has ended.
+        let _ = replies.send(QueuedReply {
+            frame,
+            _permit: permit,
+            _share: share,
+        });
+    }
+
+    /// Queues a short reply.
+    fn queue(
+        &self,
+        replies: &ReplySender,
+        id: u64,
+        body: ReplyBody,
+        permit: Option<RequestPermit>,
+    ) {
+        match replay_wire::encode_reply(Reply { id, body }) {
+            Ok(frame) => self.enqueue(replies, frame, permit),
+            Err(error) => tracing::error!(id, %error, "a reply could not be encoded"),
         }
     }
 
@@ -375,11 +469,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     ) {
         tracing::debug!(id, %error, "request failed");
         self.context.service.counters.errors.add(1);
-        let body = error_reply(error);
-        match replay_wire::encode_reply(Reply { id, body }) {
-            Ok(outgoing) => drop(replies.send((outgoing, permit))),
-            Err(error) => tracing::error!(id, %error, "an error could not be encoded"),
-        }
+        self.queue(replies, id, error_reply(error), permit);
     }
 
     /// Writes replies until all senders of the queue are gone.
@@ -388,14 +478,15 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     /// [`Error::Deadline`] when the client does not read a reply in time.
     async fn send<W: AsyncWrite + Unpin>(
         &self,
-        mut outbox: mpsc::UnboundedReceiver<(OutgoingFrame, Option<RequestPermit>)>,
+        mut outbox: mpsc::UnboundedReceiver<QueuedReply>,
         write: &mut W,
     ) -> Result<()> {
         let counters = &self.context.service.counters;
-        while let Some((mut outgoing, permit)) = outbox.recv().await {
+        while let Some(mut queued) = outbox.recv().await {
+            let outgoing = &mut queued.frame;
             let allowed = self.context.write_deadline;
             let deadline = self.stack.now() + allowed;
-            let writing = write_frame(&mut outgoing, write, self.peer);
+            let writing = write_frame(outgoing, write, self.peer);
             let Some(written) = until(self.stack, deadline, writing).await else {
                 counters.slow_readers_dropped.add(1);
                 return Err(Error::Deadline {
@@ -408,7 +499,6 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             };
             written?;
             counters.bytes_sent.add(outgoing.frame_bytes());
-            drop(permit);
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! | [`stack`] | the `Stack` trait: `kernel`, and `fstack` (feature `fstack`) |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
 //! | [`receive`] | memory for receive buffers within the byte limit |
+//! | [`reply_budget`] | memory for replies that clients have not read |
 //! | [`service`] | a request in, a reply out, without sockets |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown |
@@ -27,6 +28,7 @@ pub mod config;
 pub mod connection;
 pub mod framing;
 pub mod receive;
+pub mod reply_budget;
 pub mod server;
 pub mod service;
 pub mod stack;

@@ -4,13 +4,15 @@
 //! with its own threads, or on F-Stack's thread. The first I/O thread accepts connections and distributes them over all I/O
 //! threads. A connection stays on its thread.
 
+mod admission;
+mod failed_logins;
 mod running;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
 use tracing::field::Empty;
@@ -23,10 +25,11 @@ use crate::tls;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_wire::handshake::Handshake;
-pub use running::RunningServer;
 
-/// Connections over the limit that get an error reply at the same time; further ones are closed without a reply.
-const MAX_REFUSALS: usize = 16;
+use admission::Admission;
+pub use admission::Slot;
+use failed_logins::FailedLogins;
+pub use running::RunningServer;
 
 /// Pause after a failed accept: without free descriptors the next accept fails at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -34,10 +37,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A server without its sockets.
 pub struct Server {
     context: ServerContext,
-    tls: Option<TlsAcceptor>,
-    connections: Arc<Semaphore>,
-    refusals: Arc<Semaphore>,
-    max_connections: u32,
+    tls: Option<RwLock<TlsAcceptor>>,
+    admission: Arc<Admission>,
+    failed_logins: FailedLogins,
+    /// Time for the whole handshake, with TLS.
+    handshake_deadline: Duration,
     drain_deadline: Duration,
     phase: watch::Sender<Phase>,
 }
@@ -48,13 +52,7 @@ pub struct Accepted<I> {
     peer: String,
     /// Whether TLS runs over it.
     tls: bool,
-    slot: ConnectionSlot,
-}
-
-/// One of `max_connections`, or one of [`MAX_REFUSALS`] when all of those are taken.
-struct ConnectionSlot {
-    refused: bool,
-    _permit: OwnedSemaphorePermit,
+    slot: Slot,
 }
 
 impl Server {
@@ -73,26 +71,41 @@ impl Server {
             )));
         }
         let token = config.read_token()?;
-        let tls = match (&config.tls_cert, &config.tls_key) {
-            (Some(certificate), Some(key)) => Some(tls::acceptor(certificate, key)?),
-            _ => None,
-        };
+        let tls = acceptor(config)?.map(RwLock::new);
         let handshake = Handshake::new(token, memory.incarnation(), config.max_frame_bytes);
         Ok(Server {
             context: ServerContext {
-                service: Service::new(memory, &config.tables, config.max_frame_bytes)?,
+                service: Service::new(
+                    memory,
+                    &config.tables,
+                    config.max_frame_bytes,
+                    config.effective_reply_bytes(),
+                )?,
                 handshake,
                 max_frame_bytes: config.max_frame_bytes,
-                handshake_deadline: Duration::from_millis(config.handshake_deadline_ms),
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
             },
             tls,
-            connections: Arc::new(Semaphore::new(config.max_connections as usize)),
-            refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
-            max_connections: config.max_connections,
+            admission: Admission::new(config),
+            failed_logins: FailedLogins::default(),
+            handshake_deadline: Duration::from_millis(config.handshake_deadline_ms),
             drain_deadline: Duration::from_millis(config.drain_deadline_ms),
             phase: watch::Sender::new(Phase::Serving),
         })
+    }
+
+    /// Reads the files of `config` with the token and the certificate again, for new connections. After an error the server
+    /// keeps both.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the file.
+    pub fn reload(&self, config: &ServerConfig) -> Result<()> {
+        let token = config.read_token()?;
+        if let (Some(current), Some(new)) = (&self.tls, acceptor(config)?) {
+            *current.write().unwrap_or_else(PoisonError::into_inner) = new;
+        }
+        self.context.handshake.set_token(token);
+        Ok(())
     }
 
     /// The service behind the connections.
@@ -138,12 +151,11 @@ impl Server {
         let serve = self.clone().serve_accepted(stack.clone(), accepted);
         let end = async {
             accept_all.await;
-            let ended = self.connections.acquire_many(self.max_connections);
+            let ended = self.admission.all_ended();
             let deadline = stack.now() + self.drain_deadline;
             if until(&stack, deadline, ended).await.is_none() {
-                let left = self.max_connections as usize - self.connections.available_permits();
                 tracing::warn!(
-                    connections = left,
+                    connections = self.admission.open(),
                     "still open at the drain deadline: dropped"
                 );
             }
@@ -176,7 +188,11 @@ impl Server {
                     }
                 }
             };
-            if let Some(slot) = self.take_slot() {
+            let slot = self.admission.accept(&peer);
+            if slot.as_ref().is_none_or(|slot| slot.refusal().is_some()) {
+                self.context.service.counters.connections_refused.add(1);
+            }
+            if let Some(slot) = slot {
                 // An I/O thread ends only with the server.
                 let _ = thread.send(Accepted {
                     incoming,
@@ -186,20 +202,6 @@ impl Server {
                 });
             }
         }
-    }
-
-    fn take_slot(&self) -> Option<ConnectionSlot> {
-        let slot = |refused, semaphore: &Arc<Semaphore>| {
-            let permit = semaphore.clone().try_acquire_owned().ok()?;
-            Some(ConnectionSlot {
-                refused,
-                _permit: permit,
-            })
-        };
-        slot(false, &self.connections).or_else(|| {
-            self.context.service.counters.connections_refused.add(1);
-            slot(true, &self.refusals)
-        })
     }
 
     /// Serves accepted connections on this thread until the server has stopped.
@@ -235,14 +237,20 @@ impl Server {
             stack: &stack,
             peer: &accepted.peer,
             phase: phase.clone(),
+            slot: &accepted.slot,
+            handshake_deadline: stack.now() + self.handshake_deadline,
         };
         let served = async {
-            let Some(acceptor) = self.tls.as_ref().filter(|_| accepted.tls) else {
-                return self.converse(&connection, stream, &accepted.slot).await;
+            let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {
+                return self.converse(&connection, stream).await;
             };
-            let deadline = stack.now() + self.context.handshake_deadline;
+            let acceptor = current
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
+            let deadline = connection.handshake_deadline;
             match until(&stack, deadline, acceptor.accept(stream)).await {
-                Some(Ok(stream)) => self.converse(&connection, stream, &accepted.slot).await,
+                Some(Ok(stream)) => self.converse(&connection, stream).await,
                 Some(Err(error)) => Err(Error::Authentication(format!(
                     "TLS failed: {error}; clients connect to innets:// here"
                 ))),
@@ -259,6 +267,11 @@ impl Server {
             Err(Error::Disconnected { reason, .. }) => {
                 tracing::info!(reason, "connection broken");
             }
+            Err(error @ Error::Authentication(_)) => {
+                self.context.service.counters.failed_logins.add(1);
+                self.failed_logins
+                    .report(&accepted.peer, &error, stack.now());
+            }
             Err(error) => tracing::warn!(%error, "connection dropped"),
         }
     }
@@ -267,20 +280,21 @@ impl Server {
         &self,
         connection: &ConnectionHandler<'_, S>,
         stream: T,
-        slot: &ConnectionSlot,
     ) -> Result<()> {
-        if slot.refused {
-            let reason = Error::TooLarge {
-                what: "the number of connections (max_connections)",
-                size: u64::from(self.max_connections) + 1,
-                limit: self.max_connections.into(),
-                advice: "close some, or start the server with a larger --max-connections",
-            };
+        if let Some(reason) = connection.slot.refusal() {
             connection.refuse(stream, &reason).await;
             return Err(reason);
         }
         let _open = self.context.service.counters.open();
         tracing::info!("connection opened");
         connection.serve(stream).await
+    }
+}
+
+/// The acceptor for the certificate of a configuration, if it has one.
+fn acceptor(config: &ServerConfig) -> Result<Option<TlsAcceptor>> {
+    match (&config.tls_cert, &config.tls_key) {
+        (Some(certificate), Some(key)) => tls::acceptor(certificate, key).map(Some),
+        _ => Ok(None),
     }
 }

@@ -1,7 +1,8 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
 //! result is [`Attempt::Blocked`]: the caller waits for [`Service::changed`] and tries again.
 
-use std::collections::HashSet;
+mod tables;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,19 +13,27 @@ use serde_json::{Value, json};
 
 use crate::aggregators::Aggregators;
 use crate::receive::ReceiveBudgets;
+use crate::reply_budget::ReplyBudget;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_core::table::{Attempt, Turn};
+use replay_core::table::{Attempt, Table, Turn};
 use replay_wire::{RELEASE, ReplyBody, RequestBody};
+pub use tables::Tables;
+
+/// Bytes for which a reply with statistics or a list counts before it is made.
+const REPORT_BYTES: u64 = 64 << 10;
+
+/// Bytes of an item in a reply, besides its rows.
+const ITEM_BYTES: u64 = 32;
 
 /// The memory and the gradient aggregators behind a server.
 pub struct Service {
     memory: Arc<Memory>,
     receive_budgets: ReceiveBudgets,
-    /// Tables of the server's own configuration.
-    configured: HashSet<String>,
+    reply_budget: Arc<ReplyBudget>,
+    tables: Arc<Tables>,
     max_frame_bytes: u64,
     gradients: Option<Aggregators>,
     /// Whether requests to the memory are refused.
@@ -42,6 +51,8 @@ pub struct Counters {
     pub connections_opened: RelaxedCounter,
     /// Connections refused: over the limit.
     pub connections_refused: RelaxedCounter,
+    /// Handshakes that failed: TLS, or a missing or wrong token.
+    pub failed_logins: RelaxedCounter,
     /// Invalid frames.
     pub bad_frames: RelaxedCounter,
     /// Clients dropped at the write deadline.
@@ -69,18 +80,21 @@ impl RelaxedCounter {
 }
 
 impl Service {
-    /// Makes the configured tables and serves the memory.
+    /// Makes the configured tables and serves the memory. `reply_bytes` is the limit of unread replies.
     ///
     /// # Errors
     /// Errors of [`Memory::create_table`].
-    pub fn new(memory: Arc<Memory>, tables: &[TableConfig], max_frame_bytes: u64) -> Result<Self> {
-        for table in tables {
-            memory.create_table(table)?;
-        }
+    pub fn new(
+        memory: Arc<Memory>,
+        tables: &[TableConfig],
+        max_frame_bytes: u64,
+        reply_bytes: u64,
+    ) -> Result<Self> {
         Ok(Service {
             receive_budgets: ReceiveBudgets::new(&memory.limits()),
+            reply_budget: ReplyBudget::new(reply_bytes),
+            tables: Tables::new(memory.clone(), tables)?,
             memory,
-            configured: tables.iter().map(|table| table.name.clone()).collect(),
             max_frame_bytes,
             gradients: None,
             gradients_only: false,
@@ -109,6 +123,34 @@ impl Service {
         &self.receive_budgets
     }
 
+    /// Budget for unread replies.
+    pub fn reply_budget(&self) -> &Arc<ReplyBudget> {
+        &self.reply_budget
+    }
+
+    /// The tables, for a request that [`Tables::handles`] and this server does not refuse at once.
+    pub fn table_request(&self, request: &RequestBody) -> Option<&Arc<Tables>> {
+        let handled = Tables::handles(request) && self.check_there_is_memory(request).is_ok();
+        handled.then_some(&self.tables)
+    }
+
+    /// Bytes that the reply to a request copies or keeps, estimated before it is made.
+    pub fn estimated_reply_bytes(&self, request: &RequestBody) -> u64 {
+        match request {
+            RequestBody::Sample(request) => self.memory.table(&request.table).map_or(0, |table| {
+                let items = u64::from(request.count).saturating_mul(ITEM_BYTES);
+                items.saturating_add(row_bytes(&table, request))
+            }),
+            RequestBody::GetParameters { name, newer_than } => self
+                .memory
+                .parameters()
+                .get(name, *newer_than)
+                .map_or(0, |newer| newer.bytes.len() as u64),
+            RequestBody::Stats | RequestBody::List => REPORT_BYTES,
+            _ => 0,
+        }
+    }
+
     /// One attempt at a request. `last` says that no other attempt follows: a request with `allow_short` then samples the
     /// available items. `turn` is the request's from its first attempt to its answer.
     ///
@@ -122,15 +164,12 @@ impl Service {
     ) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
         let reply = match request {
-            RequestBody::CreateTable(config) => self.create_table(config)?,
+            RequestBody::CreateTable(_)
+            | RequestBody::EmptyTable(_)
+            | RequestBody::DropTable(_) => self.tables.answer(request)?,
             RequestBody::DescribeTable(name) => {
                 ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
             }
-            RequestBody::EmptyTable(name) => {
-                self.memory.empty_table(name)?;
-                ReplyBody::Done
-            }
-            RequestBody::DropTable(name) => self.drop_table(name)?,
             RequestBody::OpenWriter { open, resume } => {
                 let table = self.memory.table(&open.table)?;
                 ReplyBody::Writer(match resume {
@@ -204,8 +243,14 @@ impl Service {
         if let RequestBody::JoinGradients { .. } = request {
             return Ok(self.aggregators()?.changed());
         }
-        let changed = turn.changed();
-        changed.ok_or_else(|| Error::Internal("a request that never blocks waits".into()))
+        match (turn.changed(), request) {
+            (Some(changed), _) => Ok(changed),
+            // They wait for nothing of a table, but for other clients to read.
+            (None, RequestBody::Sample(_) | RequestBody::GetParameters { .. }) => {
+                Ok(self.reply_budget.freed())
+            }
+            (None, _) => Err(Error::Internal("a request that never blocks waits".into())),
+        }
     }
 
     /// Ends the membership of a gradient worker whose connection has ended.
@@ -215,10 +260,12 @@ impl Service {
         }
     }
 
-    /// Counters and gauges: the memory's, `receive_bytes` (reserved for receive buffers), `server`, and `gradients` (jobs).
+    /// Counters and gauges: the memory's, `receive_bytes` (reserved for receive buffers), `reply_bytes`
+    /// (of unread replies), `server`, and `gradients` (jobs).
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         stats["receive_bytes"] = self.receive_budgets.reserved().into();
+        stats["reply_bytes"] = self.reply_budget.held().into();
         stats["server"] = json!(self.counters);
         stats["server"]["release"] = RELEASE.into();
         if let Some(aggregators) = &self.gradients {
@@ -249,33 +296,6 @@ impl Service {
         Ok(())
     }
 
-    fn create_table(&self, config: &TableConfig) -> Result<ReplyBody> {
-        match self.memory.create_table(config) {
-            Ok(_) => Ok(ReplyBody::Done),
-            Err(Error::TableDiffers { table, difference })
-                if self.configured.contains(&config.name) =>
-            {
-                Err(Error::TableDiffers {
-                    table,
-                    difference: format!(
-                        "{difference} (the table is in the server's configuration)"
-                    ),
-                })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn drop_table(&self, name: &str) -> Result<ReplyBody> {
-        if self.configured.contains(name) {
-            return Err(Error::Config(format!(
-                "table {name:?} is in the server's configuration and cannot be dropped: empty it instead"
-            )));
-        }
-        self.memory.drop_table(name)?;
-        Ok(ReplyBody::Done)
-    }
-
     fn sample(
         &self,
         request: &SampleRequest,
@@ -283,10 +303,7 @@ impl Service {
         turn: &mut Turn,
     ) -> Result<Attempt<Sampled>> {
         let table = self.memory.table(&request.table)?;
-        let rows = 1 + u64::from(request.before) + u64::from(request.after);
-        let bytes = u64::from(request.count)
-            .saturating_mul(rows)
-            .saturating_mul(table.config().row_bytes() as u64);
+        let bytes = row_bytes(&table, request);
         if bytes > self.max_frame_bytes {
             return Err(Error::TooLarge {
                 what: "a drawn batch, in bytes of rows alone,",
@@ -297,6 +314,14 @@ impl Service {
         }
         table.try_sample(request, last, turn)
     }
+}
+
+/// Bytes of the rows of a whole batch.
+fn row_bytes(table: &Table, request: &SampleRequest) -> u64 {
+    let rows = 1 + u64::from(request.before) + u64::from(request.after);
+    u64::from(request.count)
+        .saturating_mul(rows)
+        .saturating_mul(table.config().row_bytes() as u64)
 }
 
 /// An open connection: dropped, it no longer counts.

@@ -420,9 +420,9 @@ fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
             numbers(&batches.next(&soon()).unwrap())
         });
         let stats = || server.server().service().stats();
-        while stats()["tables"]["steps"]["blocked_draws"] == 0 {
-            std::thread::yield_now();
-        }
+        until("a draw waits", || {
+            stats()["tables"]["steps"]["blocked_draws"] != 0
+        });
         server.shut_down();
         server.wait().unwrap();
 

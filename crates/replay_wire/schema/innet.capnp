@@ -98,6 +98,9 @@ struct Reply {
     # joinGradients
     listing @14 :Listing;
     # list
+    waiting @15 :Void;
+    # With id 0, about every second while the server does not read the connection, because the answers to its earlier
+    # requests or room for its next frame are missing. Clients ignore it; it shows the server a client that is gone.
   }
 }
 

@@ -177,6 +177,7 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
         }
         Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge)?),
         Which::Welcome(()) => ReplyBody::Welcome,
+        Which::Waiting(()) => ReplyBody::Waiting,
         Which::Done(()) => ReplyBody::Done,
         Which::Table(config) => ReplyBody::Table(read(config)?),
         Which::Writer(opened) => ReplyBody::Writer(read(opened)?),

@@ -118,6 +118,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
         }
         ReplyBody::Challenge(challenge) => challenge.write(root.init_challenge())?,
         ReplyBody::Welcome => root.set_welcome(()),
+        ReplyBody::Waiting => root.set_waiting(()),
         ReplyBody::Done => root.set_done(()),
         ReplyBody::Table(config) => config.write(root.init_table())?,
         ReplyBody::Writer(opened) => opened.write(root.init_writer())?,

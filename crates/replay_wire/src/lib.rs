@@ -203,6 +203,8 @@ pub enum ReplyBody {
     Challenge(Challenge),
     /// End of the handshake.
     Welcome,
+    /// The server does not read the connection for now. With id [`NO_REQUEST`]; clients ignore it.
+    Waiting,
     /// Success without a result.
     Done,
     /// Definition of a table.
@@ -255,6 +257,7 @@ impl ReplyBody {
             ReplyBody::Error { .. } => "error",
             ReplyBody::Challenge(_) => "challenge",
             ReplyBody::Welcome => "welcome",
+            ReplyBody::Waiting => "waiting",
             ReplyBody::Done => "done",
             ReplyBody::Table(_) => "table",
             ReplyBody::Writer(_) => "writer",

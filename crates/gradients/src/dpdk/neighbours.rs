@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Arp, Mac};
 
-/// Most entries: more than an aggregator has workers, so few that forged requests cannot fill the memory.
+/// Most entries: more than an aggregator has workers, so few that forged requests cannot fill the memory. In a full table a
+/// new entry replaces one to which nothing was ever sent, so that invented senders do not lock out true ones.
 const MAX_ENTRIES: usize = 4096;
 /// Time between two requests for an unknown address.
 const ASK_EVERY: Duration = Duration::from_millis(10);
@@ -37,6 +38,8 @@ struct ArpEntry {
     last_heard: Instant,
     /// Last request, if there was no reply since.
     asked: Option<Instant>,
+    /// Whether a frame was ever to be sent there.
+    used: bool,
 }
 
 /// The ARP table, shared by all cores.
@@ -73,7 +76,6 @@ impl Neighbours {
             return;
         }
         let mut table = self.table();
-        let has_room = table.len() < MAX_ENTRIES;
         match table.get_mut(&ip) {
             Some(entry) => {
                 entry.last_heard = now;
@@ -83,7 +85,7 @@ impl Neighbours {
                 }
                 entry.neighbour = neighbour;
             }
-            None if arp.to.0 == here && has_room => {
+            None if arp.to.0 == here && make_room(&mut table) => {
                 table.insert(ip, ArpEntry::new(neighbour, now, None));
             }
             None => return,
@@ -95,19 +97,19 @@ impl Neighbours {
     /// The neighbour with an address. `Err` says whether to send a request now.
     pub fn find(&self, ip: Ipv4Addr, now: Instant) -> Result<Neighbour, bool> {
         let mut table = self.table();
-        let has_room = table.len() < MAX_ENTRIES;
-        match table.get_mut(&ip) {
-            Some(entry) => match entry.neighbour {
+        if let Some(entry) = table.get_mut(&ip) {
+            entry.used = true;
+            return match entry.neighbour {
                 Some(neighbour) => Ok(neighbour),
                 None => Err(entry.ask_after(ASK_EVERY, now)),
-            },
-            None => {
-                if has_room {
-                    table.insert(ip, ArpEntry::new(None, now, Some(now)));
-                }
-                Err(true)
-            }
+            };
         }
+        if make_room(&mut table) {
+            let mut entry = ArpEntry::new(None, now, Some(now));
+            entry.used = true;
+            table.insert(ip, entry);
+        }
+        Err(true)
     }
 
     /// Removes expired entries. Returns the addresses of stale ones, to send a request for each.
@@ -132,12 +134,27 @@ impl Neighbours {
     }
 }
 
+/// Whether the table has room for another entry; the longest unheard one that was never used makes it.
+fn make_room(table: &mut HashMap<Ipv4Addr, ArpEntry>) -> bool {
+    if table.len() < MAX_ENTRIES {
+        return true;
+    }
+    let unused = table.iter().filter(|(_, entry)| !entry.used);
+    let oldest = unused.min_by_key(|(_, entry)| entry.last_heard);
+    let Some(oldest) = oldest.map(|(ip, _)| *ip) else {
+        return false;
+    };
+    table.remove(&oldest);
+    true
+}
+
 impl ArpEntry {
     fn new(neighbour: Option<Neighbour>, now: Instant, asked: Option<Instant>) -> Self {
         ArpEntry {
             neighbour,
             last_heard: now,
             asked,
+            used: false,
         }
     }
 
@@ -232,6 +249,24 @@ mod tests {
             let ip = Ipv4Addr::from_bits(0x0B00_0000 + i);
             neighbours.learn(&request(ip, ONE, HERE), HERE, 0, now);
         }
+        assert_eq!(neighbours.table().len(), MAX_ENTRIES);
+    }
+
+    #[test]
+    fn invented_senders_lock_out_nobody() {
+        let neighbours = Neighbours::default();
+        let mut now = Instant::now();
+        let worker = Ipv4Addr::new(10, 8, 0, 1);
+        neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
+        assert!(neighbours.find(worker, now).is_ok());
+        for i in 0..2 * MAX_ENTRIES as u32 {
+            now += Duration::from_micros(1);
+            let ip = Ipv4Addr::from_bits(0x0B00_0000 + i);
+            neighbours.learn(&request(ip, TWO, HERE), HERE, 0, now);
+        }
+        assert!(neighbours.find(worker, now).is_ok(), "it is in use");
+        neighbours.learn(&request(OTHER, ONE, HERE), HERE, 0, now);
+        assert!(neighbours.find(OTHER, now).is_ok(), "it is new");
         assert_eq!(neighbours.table().len(), MAX_ENTRIES);
     }
 }

@@ -117,7 +117,9 @@ fn a_worker_whose_connection_ends_fails_the_others_at_once() {
     thread::scope(|scope| {
         let sum = scope.spawn(|| worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever()));
         // Until it waits for the other one.
+        let late = Instant::now() + LONG;
         while aggregator.counters().counted == 0 {
+            assert!(Instant::now() < late, "no contribution in time");
             thread::yield_now();
         }
         aggregator.leave(gone.session);

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ impl TableWriter {
 struct KnownWriter {
     writer: Arc<Mutex<TableWriter>>,
     streams: u32,
-    /// `Writers::clock` at its last push.
+    /// Milliseconds from `Writers::start` to its last push.
     used: AtomicU64,
 }
 
@@ -98,13 +98,15 @@ struct KnownWriter {
 pub struct Writers {
     table: String,
     entries: Mutex<HashMap<u64, KnownWriter>>,
-    /// Number of accesses so far, to find the longest idle writer.
-    clock: AtomicU64,
+    start: Instant,
 }
 
 impl Writers {
-    /// Most streams of all writers of a table. To stay within it, a new writer expires the longest idle ones.
+    /// Most streams of all writers of a table. To stay within it, a new writer expires those that have been idle for
+    /// [`Writers::IDLE`], the longest idle first; without enough of them it is refused.
     pub const MAX_STREAMS: u32 = 65_536;
+    /// Time without a push after which a writer may expire.
+    pub const IDLE: Duration = Duration::from_secs(300);
     /// Most writers in [`Self::stats`].
     pub const MOST_LISTED: usize = 256;
     /// Most bytes of a writer's name.
@@ -115,17 +117,21 @@ impl Writers {
         Writers {
             table: table.to_owned(),
             entries: Mutex::new(HashMap::new()),
-            clock: AtomicU64::new(0),
+            start: Instant::now(),
         }
     }
 
     /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
-    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers the longest idle ones expire.
+    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers, idle ones expire.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for too many streams, [`Error::Protocol`] without a stream, or when the writer is open
-    /// with other streams or another window.
+    /// [`Error::TooLarge`] for too many streams, of this writer or of all writers; [`Error::Protocol`] without a stream, or
+    /// when the writer is open with other streams or another window.
     pub fn open(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        self.open_at(open, Instant::now())
+    }
+
+    fn open_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         if open.streams == 0 {
             return Err(Error::Protocol("a writer has at least one stream".into()));
         }
@@ -147,7 +153,7 @@ impl Writers {
             drop(entries);
             return take_over(&mut lock(&writer), open);
         }
-        self.expire_for(&mut entries, open.streams);
+        self.expire_for(&mut entries, open.streams, self.millis(now))?;
         let writer = TableWriter {
             identity: Arc::new(WriterIdentity {
                 name: open.name.clone(),
@@ -164,7 +170,7 @@ impl Writers {
         let entry = KnownWriter {
             writer: Arc::new(Mutex::new(writer)),
             streams: open.streams,
-            used: AtomicU64::new(self.tick()),
+            used: AtomicU64::new(self.millis(now)),
         };
         entries.insert(open.writer, entry);
         Ok(WriterOpened {
@@ -194,7 +200,10 @@ impl Writers {
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
             writer: format!("{writer:#018x}"),
         })?;
-        entry.used.store(self.tick(), Ordering::Relaxed);
+        // A relaxed time: it orders no other data, and only the lock's holders read it.
+        entry
+            .used
+            .store(self.millis(Instant::now()), Ordering::Relaxed);
         Ok(Arc::clone(&entry.writer))
     }
 
@@ -252,27 +261,54 @@ impl Writers {
         listed.collect()
     }
 
-    fn expire_for(&self, entries: &mut HashMap<u64, KnownWriter>, streams: u32) {
-        let mut total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
-        while total + u64::from(streams) > u64::from(Self::MAX_STREAMS) {
-            let idle = entries
-                .iter()
-                .min_by_key(|(_, e)| e.used.load(Ordering::Relaxed))
-                .map(|(&id, _)| id);
-            let Some(entry) = idle.and_then(|id| entries.remove(&id)) else {
-                break;
+    /// Expires idle writers until `streams` more are within the limit.
+    fn expire_for(
+        &self,
+        entries: &mut HashMap<u64, KnownWriter>,
+        streams: u32,
+        now: u64,
+    ) -> Result<()> {
+        let limit = u64::from(Self::MAX_STREAMS);
+        let total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
+        let mut excess = (total + u64::from(streams)).saturating_sub(limit);
+        if excess == 0 {
+            return Ok(());
+        }
+        let idle_since = |entry: &KnownWriter| entry.used.load(Ordering::Relaxed);
+        let idle = u64::try_from(Self::IDLE.as_millis()).unwrap_or(u64::MAX);
+        let mut victims: Vec<(u64, u64, u32)> = entries
+            .iter()
+            .map(|(&writer, entry)| (idle_since(entry), writer, entry.streams))
+            .filter(|&(since, ..)| now.saturating_sub(since) >= idle)
+            .collect();
+        victims.sort_unstable();
+        let mut needed = 0;
+        while excess > 0 {
+            let Some(&(_, _, freed)) = victims.get(needed) else {
+                return Err(Error::TooLarge {
+                    what: "the streams of all writers of a table, with the new one,",
+                    size: total + u64::from(streams),
+                    limit,
+                    advice: "close writers, give them fewer streams, or try again: a writer without a push for five minutes makes room",
+                });
             };
-            total -= u64::from(entry.streams);
+            excess = excess.saturating_sub(freed.into());
+            needed += 1;
+        }
+        for (_, writer, streams) in victims.drain(..needed) {
+            entries.remove(&writer);
             tracing::warn!(
                 table = self.table,
-                streams = entry.streams,
+                streams,
                 "an idle writer has expired: a new one needs its streams"
             );
         }
+        Ok(())
     }
 
-    fn tick(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::Relaxed)
+    fn millis(&self, now: Instant) -> u64 {
+        let elapsed = now.saturating_duration_since(self.start);
+        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -300,6 +336,7 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorCode;
 
     fn open(writer: u64, streams: u32) -> OpenWriter {
         OpenWriter {
@@ -357,18 +394,41 @@ mod tests {
     }
 
     #[test]
-    fn the_idlest_writer_makes_room() {
+    fn idle_writers_make_room_and_busy_ones_do_not() {
         let writers = Writers::new("t");
         let third = Writers::MAX_STREAMS / 3;
+        let start = Instant::now();
         for writer in 1..=3 {
-            writers.open(&open(writer, third)).unwrap();
+            let opened = start + Duration::from_secs(writer);
+            writers.open_at(&open(writer, third), opened).unwrap();
         }
-        writers.get(1).unwrap();
-        writers.open(&open(4, third)).unwrap();
-        assert!(writers.get(2).is_err());
-        assert!([1, 3, 4].iter().all(|&w| writers.get(w).is_ok()));
+        let (code, message) = {
+            let error = writers.open_at(&open(4, third), start + Writers::IDLE);
+            let error = error.unwrap_err();
+            (error.code(), error.to_string())
+        };
+        assert_eq!(code, ErrorCode::TooLarge);
+        assert!(message.contains("all writers"), "{message}");
         assert_eq!(writers.counts(), (3, u64::from(third) * 3));
+
+        // The first two are idle long enough, and one of them is enough.
+        let later = start + Duration::from_secs(2) + Writers::IDLE + Duration::from_millis(1);
+        writers.open_at(&open(4, third), later).unwrap();
+        assert!(writers.get(1).is_err());
+        assert!([2, 3, 4].iter().all(|&w| writers.get(w).is_ok()));
         assert!(writers.open(&open(5, 0)).is_err());
         assert!(writers.open(&open(5, Writers::MAX_STREAMS + 1)).is_err());
+    }
+
+    #[test]
+    fn a_push_keeps_a_writer_from_expiring() {
+        let writers = Writers::new("t");
+        writers
+            .open_at(&open(1, Writers::MAX_STREAMS), Instant::now())
+            .unwrap();
+        writers.get(1).unwrap();
+        let wide = writers.open_at(&open(2, Writers::MAX_STREAMS), Instant::now());
+        assert!(matches!(wide, Err(Error::TooLarge { .. })));
+        writers.get(1).unwrap();
     }
 }

@@ -209,3 +209,40 @@ fn a_snapshot_takes_no_more_than_its_limit_allows() {
     assert_eq!(error.code(), ErrorCode::Table);
     assert!(narrow.table("t").is_err());
 }
+
+#[test]
+fn a_symbolic_link_in_place_of_the_temporary_file_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory");
+    let victim = folder.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    let partial = folder.path().join("memory.partial");
+    std::os::unix::fs::symlink(&victim, &partial).unwrap();
+    let (_, _, memory) = small_case();
+    let error = replay_core::snapshot::save(&memory, &path).unwrap_err();
+    assert_eq!(error.code(), replay_core::ErrorCode::Io);
+    assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+    assert!(!path.exists());
+}
+
+#[test]
+fn two_processes_do_not_write_the_same_temporary_file() {
+    use std::os::fd::AsRawFd;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory");
+    let partial = folder.path().join("memory.partial");
+    // A lock belongs to an opened file, so this one is as good as another process's.
+    let other = std::fs::File::create(&partial).unwrap();
+    // SAFETY: the descriptor is open for the call, which touches no memory.
+    assert_eq!(unsafe { libc::flock(other.as_raw_fd(), libc::LOCK_EX) }, 0);
+    std::fs::write(&partial, "half of a snapshot").unwrap();
+    let (_, _, memory) = small_case();
+    let error = replay_core::snapshot::save(&memory, &path).unwrap_err();
+    assert!(error.to_string().contains("another process"), "{error}");
+    assert_eq!(std::fs::read(&partial).unwrap(), b"half of a snapshot");
+    // One that was killed in the middle leaves its file behind.
+    drop(other);
+    replay_core::snapshot::save(&memory, &path).unwrap();
+    assert!(path.exists() && !partial.exists());
+}

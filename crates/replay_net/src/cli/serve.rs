@@ -20,7 +20,8 @@ use replay_core::memory::Memory;
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
 
-/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT.
+/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT. SIGHUP reads the files with the token and the
+/// certificate again, for new connections.
 ///
 /// Flags override the keys of the same names in the file; tables are in the file only.
 #[derive(Args)]
@@ -75,6 +76,7 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
         let handler = |kind| signal(kind).map_err(io_error("cannot handle signals"));
         let mut terminate = handler(SignalKind::terminate())?;
         let mut interrupt = handler(SignalKind::interrupt())?;
+        let mut hang_up = handler(SignalKind::hangup())?;
         let running = Server::start(&config, Memory::new(config.memory_limits()))?;
         announce(running.addresses(), running.gradients());
         let server = running.server().clone();
@@ -90,6 +92,13 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
                 }
                 Some(()) = terminate.recv() => "SIGTERM",
                 Some(()) = interrupt.recv() => "SIGINT",
+                Some(()) = hang_up.recv() => {
+                    match server.reload(&config) {
+                        Ok(()) => tracing::info!("SIGHUP: token and certificate were read again"),
+                        Err(error) => tracing::error!(%error, "SIGHUP: token and certificate are kept"),
+                    }
+                    continue;
+                }
             };
             if asked {
                 tracing::warn!(signal, "stopping at once");

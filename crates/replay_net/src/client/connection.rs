@@ -3,10 +3,10 @@
 
 use std::io;
 use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustls::pki_types::ServerName;
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
@@ -21,9 +21,6 @@ use crate::stack::{fstack, fstack_config::Config};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_wire::{FrameLimits, ReplyBody, RequestBody};
-
-/// TCP keepalive time: a server whose machine lost power is noticed after about this time.
-const KEEPALIVE: Duration = Duration::from_secs(30);
 
 type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 
@@ -164,15 +161,19 @@ impl Dialer {
         let (pipeline, incarnation) = driver.drive(wait, Some(until), late, async {
             let stream = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
-            let incarnation = pipeline
-                .handshake(self.options.token.as_ref().map(|token| &*token.0))
-                .await
-                .map_err(|error| self.explain(error))?;
-            Ok((pipeline, incarnation))
+            let token = self.options.token.as_ref().map(|token| &*token.0);
+            match pipeline.handshake(token).await {
+                Ok(incarnation) => Ok((pipeline, incarnation)),
+                Err(error) => {
+                    pipeline.close().await;
+                    Err(self.explain(error))
+                }
+            }
         })?;
         Ok(Connection {
             incarnation,
             process: self.process,
+            tls: self.tls.is_some(),
             open: Some((pipeline, driver)),
         })
     }
@@ -228,10 +229,7 @@ impl Dialer {
             return Ok(Box::new(fstack::socket::FstackStream::connect(peer).await?));
         }
         let stream = TcpStream::connect((host, port)).await?;
-        // A request is one vectored write, so Nagle's algorithm would only delay it.
-        stream.set_nodelay(true)?;
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
-        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        kernel::prepare_tcp(&SockRef::from(&stream), kernel::CLIENT_USER_TIMEOUT)?;
         Ok(Box::new(stream))
     }
 
@@ -276,6 +274,7 @@ pub struct Connection {
     /// The server's incarnation: another number after a restart.
     pub incarnation: u64,
     process: u32,
+    tls: bool,
     /// `None` only in a forked child, which leaks it.
     open: Option<(Pipeline, Driver)>,
 }
@@ -346,6 +345,21 @@ impl Connection {
         })
     }
 
+    /// Writes TLS's end of the connection as far as that is possible at once. Without it the server cannot tell the end from
+    /// an attacker's.
+    fn close_tls(&mut self) {
+        // Inside another runtime, or while the thread ends, nothing can be driven.
+        let free = tokio::runtime::Handle::try_current();
+        if free.is_err_and(|error| error.is_missing_context()) {
+            let now = Some(Instant::now());
+            let late = || Error::Interrupted;
+            let _ = self.run(&Wait::forever(), now, late, |pipeline| async {
+                pipeline.close().await;
+                Ok(())
+            });
+        }
+    }
+
     /// Whether an idle connection is still open.
     pub fn is_alive(&mut self) -> bool {
         let late = || Error::Interrupted;
@@ -359,6 +373,8 @@ impl Drop for Connection {
         if self.process != std::process::id() {
             // Parent and child share the epoll set: an orderly drop would remove the parent's sockets from it.
             std::mem::forget(self.open.take());
+        } else if self.tls {
+            self.close_tls();
         }
     }
 }

@@ -11,9 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, Write
 use crate::framing::{FrameReader, write_frame};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_wire::auth::{self, Role};
+use replay_wire::handshake::printable_release;
 use replay_wire::{
-    Frame, FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody,
-    Request, RequestBody, decode_reply, encode_request,
+    FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
+    RequestBody, decode_reply, encode_request,
 };
 
 /// The value of a reply that matches the pattern; for any other one the error of [`unexpected`].
@@ -70,7 +71,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         if challenge.protocol != PROTOCOL {
             return Err(Error::Version {
                 server: challenge.protocol,
-                server_release: challenge.release,
+                server_release: printable_release(&challenge.release),
                 client: PROTOCOL,
                 client_release: RELEASE.into(),
             });
@@ -175,15 +176,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         // Lets the runtime poll the socket once.
         tokio::task::yield_now().await;
-        let mut frame = pin!(self.reader.frame());
+        let mut frame = pin!(next_reply(&mut self.reader, &self.peer));
         let frame = poll_fn(|context| match frame.as_mut().poll(context) {
             Poll::Ready(frame) => Poll::Ready(Some(frame)),
             Poll::Pending => Poll::Ready(None),
         });
         match frame.await {
-            Some(frame) => take_reply(frame, &self.peer).map(Some),
+            Some(reply) => reply.map(Some),
             None => Ok(None),
         }
+    }
+
+    /// Sends the end of the connection; the server's end is not awaited.
+    pub async fn close(&mut self) {
+        // A connection that broke has ended.
+        let _ = self.writer.shutdown().await;
     }
 
     /// Closes the connection, and returns when the server has closed its end.
@@ -191,8 +198,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// # Errors
     /// Errors of a broken connection.
     pub async fn finish(&mut self) -> Result<()> {
-        // A broken connection shows when it is read.
-        let _ = self.writer.shutdown().await;
+        self.close().await;
         while self.reader.frame().await?.is_some() {}
         Ok(())
     }
@@ -217,7 +223,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// could deadlock: the server stops reading when its own replies are not read.
     async fn transfer(&mut self) -> Result<Option<Reply>> {
         if self.queue.is_empty() {
-            return take_reply(self.reader.frame().await, &self.peer).map(Some);
+            return next_reply(&mut self.reader, &self.peer).await.map(Some);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
@@ -227,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             Ok(())
         };
         let error = tokio::select! {
-            frame = self.reader.frame() => return take_reply(frame, &self.peer).map(Some),
+            reply = next_reply(&mut self.reader, &self.peer) => return reply.map(Some),
             written = written => match written {
                 Ok(()) => return Ok(None),
                 Err(error) => error,
@@ -242,20 +248,27 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 }
 
-fn take_reply(frame: Result<Option<Frame>>, peer: &str) -> Result<Reply> {
-    let Some(frame) = frame? else {
-        return Err(Error::Disconnected {
-            address: peer.into(),
-            reason: "the server closed it".into(),
-        });
-    };
-    let reply = decode_reply(frame)?;
-    match reply.body {
-        // The connection's own error, before the server closes it.
-        ReplyBody::Error { code, message } if reply.id == NO_REQUEST => {
-            Err(Error::Remote { code, message })
+/// The next reply to a request. Cancel safe.
+async fn next_reply<R: AsyncRead + Unpin>(
+    reader: &mut FrameReader<R>,
+    peer: &str,
+) -> Result<Reply> {
+    loop {
+        let Some(frame) = reader.frame().await? else {
+            return Err(Error::Disconnected {
+                address: peer.into(),
+                reason: "the server closed it".into(),
+            });
+        };
+        let reply = decode_reply(frame)?;
+        match reply.body {
+            ReplyBody::Waiting => {}
+            // The connection's own error, before the server closes it.
+            ReplyBody::Error { code, message } if reply.id == NO_REQUEST => {
+                return Err(Error::Remote { code, message });
+            }
+            _ => return Ok(reply),
         }
-        _ => Ok(reply),
     }
 }
 

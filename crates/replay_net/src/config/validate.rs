@@ -34,6 +34,11 @@ impl ServerConfig {
         }
         for (name, value) in [
             ("max_connections", u64::from(self.max_connections)),
+            ("max_handshakes", u64::from(self.max_handshakes)),
+            (
+                "max_handshakes_per_address",
+                u64::from(self.max_handshakes_per_address),
+            ),
             ("handshake_deadline_ms", self.handshake_deadline_ms),
             ("write_deadline_ms", self.write_deadline_ms),
         ] {

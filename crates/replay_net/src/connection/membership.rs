@@ -44,6 +44,21 @@ impl<'a> Membership<'a> {
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
         }
+        let large = matches!(
+            request,
+            RequestBody::Sample(_) | RequestBody::GetParameters { .. }
+        );
+        if large && self.service.reply_budget().is_full() {
+            return match last {
+                true => Err(Error::Deadline {
+                    waited_for: format!(
+                        "{} bytes of replies wait for clients to read them, which is the server's limit (--reply-bytes)",
+                        self.service.reply_budget().held()
+                    ),
+                }),
+                false => Ok(None),
+            };
+        }
         let reply = match self.service.attempt(request, last, turn)? {
             Attempt::Ready(reply) => reply,
             Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),

@@ -1,4 +1,4 @@
-//! Limits on the unanswered requests of one connection, and memory for its receive buffers.
+//! Limits on the unanswered requests and unread replies of one connection, and memory for its receive buffers.
 
 use std::sync::Arc;
 
@@ -20,14 +20,20 @@ const MAX_FRAME_BYTES: u32 = 1 << 20;
 /// occupy the memory may wait for it.
 const SMALL_FRAME: u32 = 16 << 10;
 
-/// Permit of one request, from its first byte until its reply is written.
-pub type RequestPermit = OwnedSemaphorePermit;
+/// Permit of one request, from its first byte until its reply is written, and of the reply once its size is estimated.
+pub struct RequestPermit {
+    _request: OwnedSemaphorePermit,
+    _reply: Option<OwnedSemaphorePermit>,
+}
 
 /// The receiving side of one connection.
 pub struct ReceiveQuota<'a> {
     budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    /// Bytes of unread replies. At the limit the connection is not read; the longest reply is made alone.
+    replies: Arc<Semaphore>,
+    max_reply_bytes: u32,
     /// Whether the connection has opened a writer.
     writes: bool,
 }
@@ -40,19 +46,34 @@ pub struct FrameReservation {
 }
 
 impl<'a> ReceiveQuota<'a> {
-    /// Quota of a new connection.
-    pub fn new(budgets: &'a ReceiveBudgets) -> Self {
+    /// Quota of a new connection, whose unread replies have up to `max_reply_bytes`.
+    pub fn new(budgets: &'a ReceiveBudgets, max_reply_bytes: u64) -> Self {
+        let max_reply_bytes = u32::try_from(max_reply_bytes).unwrap_or(u32::MAX);
         ReceiveQuota {
             budgets,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bytes: Arc::new(Semaphore::new(MAX_FRAME_BYTES as usize)),
+            replies: Arc::new(Semaphore::new(max_reply_bytes as usize)),
+            max_reply_bytes,
             writes: false,
         }
     }
 
     /// Waits until another request may be received.
     pub async fn next_request(&self) -> RequestPermit {
-        acquire(&self.requests, 1).await
+        RequestPermit {
+            _request: acquire(&self.requests, 1).await,
+            _reply: None,
+        }
+    }
+
+    /// Waits until the client has read enough earlier replies for one of `bytes`.
+    pub async fn reserve_reply(&self, permit: &mut RequestPermit, bytes: u64) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if bytes > 0 {
+            let bytes = bytes.min(self.max_reply_bytes);
+            permit._reply = Some(acquire(&self.replies, bytes).await);
+        }
     }
 
     /// Reserves a receive buffer before it is allocated. Waits for free memory, unless the frame is small.

@@ -54,8 +54,16 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.write_reply(write, *id, ReplyBody::Challenge(challenge))
             .await?;
         *id = NO_REQUEST;
-        let Some(frame) = frames.frame().await? else {
-            return Ok(false);
+        let frame = match frames.frame().await {
+            Ok(Some(frame)) => frame,
+            // A client ends here, too, when the server's proof does not fit its token.
+            Ok(None) | Err(Error::Disconnected { .. }) if challenged.needs_token() => {
+                return Err(Error::Authentication(
+                    "the client left without a proof that it knows the token: it has another one, or none".to_owned(),
+                ));
+            }
+            Ok(None) => return Ok(false),
+            Err(error) => return Err(error),
         };
         let request = decode_request(frame)?;
         *id = request.id;
@@ -64,6 +72,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Err(Error::Protocol(reason.to_owned()));
         };
         handshake.authenticate(&challenged, proof)?;
+        if let Err(busy) = self.slot.welcome() {
+            self.context.service.counters.connections_refused.add(1);
+            return Err(busy);
+        }
         self.write_reply(write, *id, ReplyBody::Welcome).await?;
         Ok(true)
     }

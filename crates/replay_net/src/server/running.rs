@@ -71,14 +71,17 @@ impl RunningServer {
     }
 
     fn join(&mut self) -> Result<()> {
-        for join in self.tasks.drain(..) {
-            if !join() {
-                return Err(Error::Internal(
-                    "an I/O thread of the server panicked".into(),
-                ));
-            }
+        // Every thread is joined, whatever became of the ones before.
+        let panicked = self
+            .tasks
+            .drain(..)
+            .filter_map(|join| (!join()).then_some(()));
+        match panicked.count() {
+            0 => Ok(()),
+            n => Err(Error::Internal(format!(
+                "I/O threads of the server panicked: {n}"
+            ))),
         }
-        Ok(())
     }
 }
 
@@ -119,8 +122,20 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
     Ok(Aggregators::new(aggregators, limits, parent))
 }
 
-/// A thread with its own tokio runtime, which runs the future of `start` and ends with it.
+/// Stops the server when its thread panics: the thread that accepts connections, or a part of the open ones, is gone.
+struct StopAtPanic(Arc<Server>);
+
+impl Drop for StopAtPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
+/// A thread with its own tokio runtime, which runs the future of `start` and ends with it. A panic stops the server.
 fn io_thread<F: Future<Output = ()>>(
+    server: &Arc<Server>,
     number: usize,
     spin: bool,
     start: impl FnOnce() -> F + Send + 'static,
@@ -133,9 +148,13 @@ fn io_thread<F: Future<Output = ()>>(
     if spin {
         runtime.spawn(kernel::spin());
     }
+    let stop = StopAtPanic(Arc::clone(server));
     let thread = thread::Builder::new()
         .name(format!("innet-io-{number}"))
-        .spawn(move || LocalSet::new().block_on(&runtime, start()))
+        .spawn(move || {
+            let _stop = stop;
+            LocalSet::new().block_on(&runtime, start());
+        })
         .map_err(io_error("cannot start an I/O thread"))?;
     Ok(Box::new(|| thread.join().is_ok()))
 }
@@ -195,19 +214,20 @@ impl Server {
         bound: AddressSender,
         threads: &mut Vec<JoinTask>,
     ) -> Result<()> {
-        raise_file_limit(config.max_connections);
+        raise_file_limit(config.max_connections.saturating_add(config.max_handshakes));
         let mut others = Vec::new();
         for number in 1..config.effective_io_threads() {
             let (sender, accepted) = mpsc::unbounded_channel();
             others.push(sender);
             let server = self.clone();
-            threads.push(io_thread(number, config.spin, move || async move {
+            threads.push(io_thread(&self, number, config.spin, move || async move {
                 server.serve_accepted(Kernel, accepted).await;
             })?);
         }
         let listen = config.listen.clone();
-        threads.push(io_thread(0, config.spin, move || {
-            self.listen_and_run(Kernel, listen, others, bound)
+        let server = self.clone();
+        threads.push(io_thread(&self, 0, config.spin, move || {
+            server.listen_and_run(Kernel, listen, others, bound)
         })?);
         Ok(())
     }
@@ -274,5 +294,41 @@ fn raise_file_limit(connections: u32) {
             "the limit of open files is too low for max_connections: raise the hard limit (ulimit -Hn), or lower \
              max_connections"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use replay_core::memory::MemoryLimits;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panicked_ends_the_others_before_the_server_has_ended() {
+        let config = ServerConfig::default();
+        let server = Server::new(&config, Memory::new(MemoryLimits::default())).unwrap();
+        let server = Arc::new(server);
+        let ended = Arc::new(AtomicBool::new(false));
+        let (serving, end) = (server.clone(), ended.clone());
+        let tasks = vec![
+            io_thread(&server, 1, false, || async { panic!("as in the test") }).unwrap(),
+            io_thread(&server, 2, false, || async move {
+                let (_sender, accepted) = mpsc::unbounded_channel();
+                serving.serve_accepted(Kernel, accepted).await;
+                // Released to the thread that joins this one.
+                end.store(true, Ordering::Release);
+            })
+            .unwrap(),
+        ];
+        let running = RunningServer {
+            server,
+            addresses: Vec::new(),
+            tasks,
+        };
+        let error = running.wait().unwrap_err().to_string();
+        assert!(error.contains("panicked: 1"), "{error}");
+        assert!(ended.load(Ordering::Acquire), "the other one was joined");
     }
 }

@@ -19,8 +19,18 @@ use replay_core::error::{Error, Result};
 /// Length of the kernel's queue of connections before `accept`.
 const BACKLOG: i32 = 1024;
 
-/// TCP keepalive time: a peer whose machine lost power is noticed after about this time.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Silence after which a TCP socket asks its peer for a sign of life, and the interval of further questions. Without an
+/// answer to [`KEEPALIVE_RETRIES`] of them the connection is over: 60 s after the peer's last sign.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Time after which sent data without an acknowledgement ends a server's connection: nothing asks for signs of life then.
+pub const SERVER_USER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// [`SERVER_USER_TIMEOUT`] of a client. Linux counts time in which the peer takes no data, too, and a server does not read
+/// pushes that wait; the writer then connects again.
+pub const CLIENT_USER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The kernel's sockets.
 #[derive(Debug, Clone, Copy, Default)]
@@ -109,10 +119,7 @@ impl Stack for Kernel {
     fn open(&self, incoming: KernelIncoming) -> io::Result<Self::Stream> {
         match incoming {
             KernelIncoming::Tcp(stream) => {
-                // A reply is one vectored write, so Nagle's algorithm would only delay it.
-                stream.set_nodelay(true)?;
-                SockRef::from(&stream)
-                    .set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+                prepare_tcp(&SockRef::from(&stream), SERVER_USER_TIMEOUT)?;
                 Ok(Box::new(TcpStream::from_std(stream)?))
             }
             KernelIncoming::Unix(stream) => Ok(Box::new(UnixStream::from_std(stream)?)),
@@ -130,6 +137,21 @@ impl Stack for Kernel {
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         tokio::task::spawn_local(task);
     }
+}
+
+/// Sets the options of a connected TCP socket: no delay of small writes, and the end of a connection whose peer is gone.
+///
+/// # Errors
+/// Errors of the operating system.
+pub fn prepare_tcp(socket: &SockRef<'_>, user_timeout: Duration) -> io::Result<()> {
+    // A request or reply is one vectored write, so Nagle's algorithm would only delay it.
+    socket.set_tcp_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_RETRIES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(user_timeout))
 }
 
 /// Task that keeps its runtime from sleeping: the runtime polls its sockets in a loop. Answers are seen without a wake-up, and
@@ -256,6 +278,35 @@ mod tests {
         });
         assert_eq!(got.unwrap(), b'x');
         sender.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_vanished_peer_is_noticed_within_a_minute() {
+        let listener = StdTcpListener::bind("127.0.0.1:0").unwrap();
+        let client = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap();
+        let _inside = runtime.enter();
+        server.set_nonblocking(true).unwrap();
+        let same = server.try_clone().unwrap();
+        let _stream = Kernel.open(KernelIncoming::Tcp(server)).unwrap();
+        prepare_tcp(&SockRef::from(&client), CLIENT_USER_TIMEOUT).unwrap();
+        let limits = [
+            (SockRef::from(&same), Duration::from_secs(60)),
+            (SockRef::from(&client), Duration::from_secs(300)),
+        ];
+        for (socket, user_timeout) in limits {
+            let silence = socket.tcp_keepalive_time().unwrap()
+                + socket.tcp_keepalive_interval().unwrap()
+                    * socket.tcp_keepalive_retries().unwrap();
+            assert!(socket.keepalive().unwrap());
+            assert_eq!(silence, Duration::from_secs(60));
+            assert_eq!(socket.tcp_user_timeout().unwrap(), Some(user_timeout));
+            assert!(socket.tcp_nodelay().unwrap());
+        }
     }
 
     #[test]

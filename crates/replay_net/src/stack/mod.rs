@@ -9,13 +9,16 @@ pub mod kernel;
 
 use std::future::Future;
 use std::io;
+use std::thread;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
 
 pub use address::Address;
 
+use crate::io_error;
 use replay_core::error::{Error, Result};
 
 /// Name of a network stack.
@@ -77,6 +80,27 @@ pub trait Stack: Clone + 'static {
     fn sleep_until(&self, deadline: Instant) -> impl Future<Output = ()> + 'static;
     /// Runs `task` on this thread until it completes or the thread's executor ends.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
+
+    /// Runs `work` on a thread of its own, to its end even if the returned future is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Io`] without another thread, [`Error::Internal`] after a panic of `work`.
+    fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = Result<T>> {
+        let (done, result) = oneshot::channel();
+        let thread = thread::Builder::new()
+            .name("innet-work".to_owned())
+            // An error means that the connection has ended.
+            .spawn(move || drop(done.send(work())))
+            .map_err(io_error("cannot start a thread"));
+        async move {
+            thread?;
+            let panicked = |_| Error::Internal("a thread of the server panicked".into());
+            result.await.map_err(panicked)
+        }
+    }
 }
 
 /// Runs `future` until `deadline` of the stack's clock; `None` if it did not complete.

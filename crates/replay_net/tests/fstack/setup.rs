@@ -158,6 +158,20 @@ impl Serving {
         Duration::from_millis(ticks * 1000 / per_second)
     }
 
+    /// Sleeps so far, of all threads: each is a voluntary switch to another program.
+    pub fn sleeps(&self) -> u64 {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let of_thread = |thread: std::io::Result<fs::DirEntry>| {
+            // A thread that has ended in between has no status.
+            let status = fs::read_to_string(thread.unwrap().path().join("status")).ok()?;
+            let count = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+            count.trim().parse::<u64>().ok()
+        };
+        threads.filter_map(of_thread).sum()
+    }
+
     /// Its exit code, or nothing after a signal, and its log.
     pub fn end(mut self) -> (Option<i32>, String) {
         let until = Instant::now() + PATIENCE;

@@ -9,8 +9,11 @@ use replay_core::ErrorCode;
 use replay_core::replay::{Replay, Wait};
 use replay_net::client::{ConnectOptions, connect};
 use replay_net::stack::Address;
+use replay_wire::auth::Secret;
 
+use crate::kernel::certificate;
 use crate::suite::{push, table, writer};
+use crate::support::until;
 
 const COMMAND: &str = env!("CARGO_BIN_EXE_innet-replay");
 
@@ -61,10 +64,14 @@ impl Serving {
         self.ready.trim().rsplit(' ').next().unwrap()
     }
 
-    /// Sends a signal and returns the exit code and the log.
-    fn stop(mut self, signal: &str) -> (Option<i32>, String) {
+    fn signal(&self, signal: &str) {
         let kill = ["-s", signal, &self.child.id().to_string()].map(str::to_owned);
         assert!(Command::new("kill").args(kill).status().unwrap().success());
+    }
+
+    /// Sends a signal and returns the exit code and the log.
+    fn stop(mut self, signal: &str) -> (Option<i32>, String) {
+        self.signal(signal);
         let mut log = String::new();
         self.child
             .stderr
@@ -142,6 +149,90 @@ fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
         ErrorCode::Disconnected,
     ];
     assert!(expected.contains(&error.code()), "{error}");
+}
+
+#[test]
+fn a_client_that_fails_to_log_in_is_in_the_log() {
+    let serving = Serving::start(&["--listen", "127.0.0.1:0", "--token", "a secret"]);
+    let address: Address = serving.address().parse().unwrap();
+    for token in [Some("a guess"), None] {
+        let options = ConnectOptions {
+            token: token.map(|token| Secret(token.to_owned())),
+            ..ConnectOptions::default()
+        };
+        assert!(connect(&address, options).is_err());
+    }
+    let (_, log) = serving.stop("TERM");
+    let line = log.lines().find(|line| line.contains("failed to log in"));
+    let line = line.unwrap_or_else(|| panic!("no line says so: {log}"));
+    assert!(
+        line.contains("WARN") && line.contains("127.0.0.1:"),
+        "{log}"
+    );
+    assert!(line.contains("token"), "{log}");
+}
+
+#[test]
+fn a_client_over_tls_that_leaves_in_peace_is_not_a_broken_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let (certificate, key) = certificate(folder.path());
+    let (certificate, key) = (certificate.to_str().unwrap(), key.to_str().unwrap());
+    let tls = ["--tls-cert", certificate, "--tls-key", key];
+    let serving = Serving::start(&[&["--listen", "127.0.0.1:0"], &tls[..]].concat());
+    let address: Address = serving.address().parse().unwrap();
+    let options = ConnectOptions {
+        tls_ca: Some(certificate.into()),
+        ..ConnectOptions::default()
+    };
+    let client = connect(&address, options).unwrap();
+    let wait = Wait::forever();
+    client.create_table(&table(), &wait).unwrap();
+    drop(client.open_writer(writer(1), &wait).unwrap());
+    drop(client);
+    let (_, log) = serving.stop("TERM");
+    assert_eq!(log.matches("connection closed").count(), 2, "{log}");
+    assert!(!log.contains("eof") && !log.contains("broken"), "{log}");
+}
+
+#[test]
+fn sighup_reads_token_and_certificate_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (certificate_file, key_file) = certificate(folder.path());
+    let token_file = folder.path().join("token");
+    std::fs::write(&token_file, "the first").unwrap();
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let serving = Serving::start(&[
+        "--listen=127.0.0.1:0",
+        &format!("--token-file={}", path(&token_file)),
+        &format!("--tls-cert={}", path(&certificate_file)),
+        &format!("--tls-key={}", path(&key_file)),
+    ]);
+    let address: Address = serving.address().parse().unwrap();
+    let login = |token: &str| {
+        let options = ConnectOptions {
+            token: Some(Secret(token.to_owned())),
+            tls_ca: Some(certificate_file.clone()),
+            ..ConnectOptions::default()
+        };
+        connect(&address, options)
+    };
+    let early = login("the first").unwrap();
+    // Both are new, and the client trusts the new certificate alone.
+    certificate(folder.path());
+    std::fs::write(&token_file, "the second").unwrap();
+    assert!(login("the second").is_err());
+    serving.signal("HUP");
+    until("the new token", || login("the second").is_ok());
+    assert!(login("the first").is_err());
+    early.stats(&Wait::forever()).unwrap();
+    // What cannot be used is not taken over.
+    std::fs::write(&token_file, "").unwrap();
+    serving.signal("HUP");
+    serving.signal("HUP");
+    login("the second").unwrap();
+    let (code, log) = serving.stop("TERM");
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("read again"), "{log}");
 }
 
 #[test]

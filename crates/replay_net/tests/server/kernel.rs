@@ -15,7 +15,8 @@ use replay_net::stack::Address;
 use replay_wire::RequestBody;
 use replay_wire::auth::Secret;
 
-use crate::suite::{config, draw, refused, table};
+use crate::suite::{config, draw, refused, table, writer};
+use crate::support::until;
 
 fn start(config: &ServerConfig) -> Result<RunningServer> {
     Server::start(config, Memory::new(MemoryLimits::default()))
@@ -29,7 +30,7 @@ fn local(addresses: &[&str]) -> ServerConfig {
 }
 
 /// A self-signed certificate for `localhost` and its key, as PEM files.
-fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
+pub fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).unwrap();
     let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
@@ -210,9 +211,9 @@ fn a_waiting_client_hears_of_the_end() {
         }
     });
     let service = running.server().clone();
-    while service.service().stats()["tables"]["steps"]["blocked_draws"] == 0 {
-        std::thread::yield_now();
-    }
+    until("a draw waits", || {
+        service.service().stats()["tables"]["steps"]["blocked_draws"] != 0
+    });
     running.shut_down();
     running.wait().unwrap();
     let error = drawing.join().unwrap().unwrap_err();
@@ -223,4 +224,28 @@ fn a_waiting_client_hears_of_the_end() {
     ];
     assert!(codes.contains(&error.code()), "{error}");
     assert!(!matches!(error, Error::Internal(_)));
+}
+
+#[test]
+fn a_client_tries_again_while_the_server_has_no_room() {
+    let config = ServerConfig {
+        max_connections: 2,
+        ..local(&["127.0.0.1:0"])
+    };
+    let running = start(&config).unwrap();
+    let address = running.addresses()[0].clone();
+    let client = plain(&address).unwrap();
+    let wait = Wait::forever();
+    let first = client.open_writer(writer(1), &wait).unwrap();
+    assert_eq!(refused(plain(&address)).0, ErrorCode::Connect);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| client.open_writer(writer(2), &wait).map(drop));
+        let service = running.server().service();
+        // The first refusal was for the other client.
+        until("another refusal", || {
+            service.stats()["server"]["connections_refused"] != 1
+        });
+        drop(first);
+        second.join().unwrap().unwrap();
+    });
 }

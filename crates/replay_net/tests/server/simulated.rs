@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use replay_core::ErrorCode;
+use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -106,5 +107,57 @@ fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
         };
         other.ask(put, 0).await.unwrap();
         assert_eq!(slow.receive_error().await.1, ErrorCode::Deadline);
+    });
+}
+
+#[test]
+fn a_table_is_made_emptied_and_dropped_while_others_are_answered() {
+    World::simulated(17, config(table()), |world, _| async move {
+        let mut maker = world.client().await;
+        let mut other = world.client().await;
+        let large = TableConfig {
+            name: "large".into(),
+            ..table()
+        };
+        let requests = [
+            RequestBody::CreateTable(large),
+            RequestBody::EmptyTable("large".into()),
+            RequestBody::DropTable("large".into()),
+        ];
+        for (request, there) in requests.into_iter().zip([false, true, true]) {
+            let before = world.server_stat("requests");
+            maker.send(request, 0).await.unwrap();
+            world
+                .until(|world| world.server_stat("requests") == before + 1)
+                .await;
+            // It has arrived first, and this one is answered first.
+            let during = other.stats().await;
+            assert_eq!(during["tables"]["large"].is_object(), there);
+            let name = maker.receive().await.unwrap().unwrap().body.name();
+            assert_eq!(name, "done");
+        }
+        assert!(other.stats().await["tables"]["large"].is_null());
+    });
+}
+
+#[test]
+fn requests_behind_a_new_table_are_answered_after_it() {
+    World::simulated(18, config(table()), |world, _| async move {
+        let mut client = world.client().await;
+        let another = TableConfig {
+            name: "another".into(),
+            ..table()
+        };
+        client
+            .send(RequestBody::CreateTable(another), 0)
+            .await
+            .unwrap();
+        client
+            .send(RequestBody::DescribeTable("another".into()), 0)
+            .await
+            .unwrap();
+        for name in ["done", "table"] {
+            assert_eq!(client.receive().await.unwrap().unwrap().body.name(), name);
+        }
     });
 }

@@ -26,6 +26,15 @@ pub fn soon() -> Wait<'static> {
     Wait::until(Some(Instant::now() + Duration::from_secs(60)))
 }
 
+/// Waits until `done`, which `what` names.
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    let late = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < late, "{what}: not in time");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// An instant that is over at once.
 pub fn one_try() -> Wait<'static> {
     Wait::until(Some(Instant::now()))

@@ -205,7 +205,8 @@ pub enum Answer {
 pub fn answer() -> impl Strategy<Value = Answer> {
     let proof = || option::of(any::<[u8; 32]>());
     prop_oneof![
-        prop::sample::select(vec!["welcome", "done"]).prop_map(|name| Answer::Plain(name.into())),
+        prop::sample::select(vec!["welcome", "done", "waiting"])
+            .prop_map(|name| Answer::Plain(name.into())),
         (any::<(u32, u64, [u8; 32], bool, u64)>(), ".{0,8}", proof()).prop_map(
             |((protocol, incarnation, nonce, token_needed, max_frame_bytes), release, proof)| {
                 Answer::Challenge(Challenge {
@@ -294,6 +295,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
 pub fn body(answer: Answer) -> ReplyBody {
     match answer {
         Answer::Plain(name) if name == "welcome" => ReplyBody::Welcome,
+        Answer::Plain(name) if name == "waiting" => ReplyBody::Waiting,
         Answer::Plain(_) => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
@@ -326,7 +328,7 @@ pub fn body(answer: Answer) -> ReplyBody {
 pub fn seen(reply: Reply) -> Answer {
     let name = reply.body.name();
     match reply.body {
-        ReplyBody::Welcome | ReplyBody::Done => Answer::Plain(name.into()),
+        ReplyBody::Welcome | ReplyBody::Done | ReplyBody::Waiting => Answer::Plain(name.into()),
         ReplyBody::Challenge(challenge) => Answer::Challenge(challenge),
         ReplyBody::Table(config) => Answer::Table(config),
         ReplyBody::Sampled(sampled) => Answer::Sampled {

@@ -24,8 +24,12 @@ use crate::stack::Address;
 /// Connections held ready before `accept`.
 const BACKLOG: c_int = 1024;
 
-/// TCP keepalive time in seconds.
-const KEEPALIVE: c_int = 60;
+/// TCP keepalive in seconds and questions, as on the kernel's sockets: a vanished peer is noticed after a minute.
+const KEEPALIVE: [(c_int, c_int); 3] = [
+    (libc::TCP_KEEPIDLE, 30),
+    (libc::TCP_KEEPINTVL, 10),
+    (libc::TCP_KEEPCNT, 3),
+];
 
 /// Slices of one write.
 const MAX_SLICES: usize = 256;
@@ -235,7 +239,10 @@ impl FstackStream {
     pub(super) fn prepare(&self) -> io::Result<()> {
         self.0.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
         self.0.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-        self.0.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE)
+        for (option, value) in KEEPALIVE {
+            self.0.set(libc::IPPROTO_TCP, option, value)?;
+        }
+        Ok(())
     }
 
     fn take_error(&self) -> io::Result<()> {

@@ -19,6 +19,9 @@ pub const LARGE: usize = 4_000_000;
 /// How often it asks for them: more than the buffers of both ends hold.
 pub const CLOGGING: u64 = 5;
 
+/// Bytes of the longest frame with which a connection may have that many unread replies and more.
+pub const CLOGGABLE: u64 = 8 * LARGE as u64;
+
 /// A client that says exactly what it is told to say.
 pub struct TestClient {
     frames: FrameReader<ReadHalf<Box<dyn Duplex>>>,
@@ -118,8 +121,18 @@ impl TestClient {
         }
     }
 
-    /// The next reply, `None` when the server ended the connection.
+    /// The next reply to a request, `None` when the server ended the connection.
     pub async fn receive(&mut self) -> Result<Option<Reply>> {
+        loop {
+            match self.receive_any().await? {
+                Some(reply) if matches!(reply.body, ReplyBody::Waiting) => {}
+                reply => return Ok(reply),
+            }
+        }
+    }
+
+    /// [`TestClient::receive`], with messages that clients ignore.
+    pub async fn receive_any(&mut self) -> Result<Option<Reply>> {
         match self.frames.frame().await? {
             Some(frame) => decode_reply(frame).map(Some),
             None => Ok(None),

@@ -1,8 +1,7 @@
 //! Connections that break, stall and come back: every push is applied once.
 
 use replay_core::ErrorCode;
-use replay_core::replay::{OpenWriter, Push};
-use replay_core::table::Writers;
+use replay_core::replay::Push;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
 use replay_wire::{ReplyBody, Request, RequestBody, encode_request};
@@ -114,14 +113,12 @@ fn a_push_whose_reply_was_lost_is_not_applied_again_when_its_writer_has_expired(
     World::run(6, config(table()), |world| async move {
         lose_the_reply(&world, &four_steps(1)).await;
         let mut client = world.client().await;
-        let wide = RequestBody::OpenWriter {
-            open: OpenWriter {
-                streams: Writers::MAX_STREAMS,
-                ..writer(2)
-            },
-            resume: false,
+        let close = RequestBody::CloseWriter {
+            table: TABLE.into(),
+            writer: 1,
+            epoch: 1,
         };
-        client.ask(wide, 0).await.unwrap();
+        client.ask(close, 0).await.unwrap();
         let again = RequestBody::OpenWriter {
             open: writer(1),
             resume: true,
@@ -177,7 +174,7 @@ fn a_push_that_waits_is_fenced_off_too() {
 #[test]
 fn a_draw_that_never_arrived_gives_its_credit_back() {
     let config = ServerConfig {
-        max_frame_bytes: 2 * LARGE as u64,
+        max_frame_bytes: CLOGGABLE,
         ..config(limited_table())
     };
     World::run(8, config, |world| async move {
@@ -219,6 +216,91 @@ fn a_client_that_leaves_takes_its_waiting_draw_with_it() {
         world
             .until(|world| world.server_stat("connections") == 0)
             .await;
+    });
+}
+
+/// A connection that the server does not read any more: pushes that wait hold all the memory that it may hold, and the
+/// ones behind them fill the buffers of both ends.
+async fn blocked_writer(world: &World) -> TestClient {
+    let mut client = world.client().await;
+    client.open(1).await;
+    let first = RequestBody::Push(push(1, 1, 1, 0, &[1; 5]));
+    client.ask(first, 0).await.unwrap();
+    let more = async {
+        for sequence in 2.. {
+            let first = 5 + 1_000 * (sequence - 2);
+            let push = push(1, 1, sequence, first, &[1; 1_000]);
+            client
+                .send(RequestBody::Push(push), u32::MAX)
+                .await
+                .unwrap();
+        }
+    };
+    let stalled = async {
+        world.until(|world| world.receive_bytes() >= 900_000).await;
+        // Time for the buffers to fill; with less the test asks less of the server.
+        world.sleep(std::time::Duration::from_millis(500)).await;
+    };
+    tokio::select! {
+        () = more => {}
+        () = stalled => {}
+    }
+    client
+}
+
+#[test]
+fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
+    let config = ServerConfig {
+        max_frame_bytes: 4 << 20,
+        ..config(limited_table())
+    };
+    World::run(9, config, |world| async move {
+        for killed in [true, false] {
+            let client = blocked_writer(&world).await;
+            assert!(world.receive_bytes() >= 900_000);
+            match killed {
+                true => drop(client),
+                false => client.cut(),
+            }
+            world
+                .until(|world| world.server_stat("connections") == 0)
+                .await;
+            assert_eq!(world.receive_bytes(), 0);
+            let mut other = world.client().await;
+            other
+                .ask(RequestBody::EmptyTable(TABLE.into()), 0)
+                .await
+                .unwrap();
+            let close = RequestBody::CloseWriter {
+                table: TABLE.into(),
+                writer: 1,
+                epoch: 1,
+            };
+            other.ask(close, 0).await.unwrap();
+            drop(other);
+        }
+    });
+}
+
+#[test]
+fn a_blocked_writer_that_is_there_waits_as_long_as_it_wants() {
+    let config = ServerConfig {
+        max_frame_bytes: 4 << 20,
+        write_deadline_ms: 300,
+        ..config(limited_table())
+    };
+    World::run(10, config, |world| async move {
+        let mut client = blocked_writer(&world).await;
+        let mut other = world.client().await;
+        // The server says that it waits, and nothing else.
+        for _ in 0..3 {
+            let reply = client.receive_any().await.unwrap().unwrap();
+            assert_eq!(reply.body.name(), "waiting");
+            assert_eq!(reply.id, replay_wire::NO_REQUEST);
+        }
+        other.ask(draw(4), 0).await.unwrap();
+        let reply = client.receive().await.unwrap().unwrap();
+        assert_eq!(reply.body.name(), "pushed");
     });
 }
 

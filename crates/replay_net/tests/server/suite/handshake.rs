@@ -149,16 +149,73 @@ fn one_connection_too_many_is_told_so() {
     World::run(8, config, |world| async move {
         let first = world.client().await;
         let mut second = world.client().await;
-        let mut third = TestClient::new(world.connect().await);
-        let (_, code, message) = third.receive_error().await;
-        assert_eq!(code, ErrorCode::TooLarge);
-        assert!(message.contains("max_connections"), "{message}");
-        assert!(third.receive().await.unwrap().is_none());
+        let third = TestClient::welcome(world.connect().await, None).await;
+        let (code, message) = refused(third.map(drop));
+        assert_eq!(code, ErrorCode::Connect, "clients try again");
+        assert!(message.contains("--max-connections"), "{message}");
+        assert_eq!(world.server_stat("connections_refused"), 1);
         second.stats().await;
         drop(first);
         world
             .until(|world| world.server_stat("connections") == 1)
             .await;
         world.client().await.stats().await;
+    });
+}
+
+#[test]
+fn strangers_keep_out_nobody_who_is_welcome_and_others_for_a_while() {
+    let config = ServerConfig {
+        max_connections: 2,
+        max_handshakes: 3,
+        handshake_deadline_ms: 1_000,
+        ..config(table())
+    };
+    World::run(9, config, |world| async move {
+        let mut early = world.client().await;
+        let mut strangers = Vec::new();
+        for _ in 0..3 {
+            strangers.push(world.connect().await);
+        }
+        world
+            .until(|world| world.server_stat("connections") == 4)
+            .await;
+        let mut late = TestClient::new(world.connect().await);
+        let (_, code, message) = late.receive_error().await;
+        assert_eq!(code, ErrorCode::Connect, "clients try again");
+        assert!(message.contains("max_handshakes"), "{message}");
+        assert!(late.receive().await.unwrap().is_none());
+        early.stats().await;
+        // Their time is over.
+        world
+            .until(|world| world.server_stat("connections") == 1)
+            .await;
+        world.client().await.stats().await;
+        drop(strangers);
+    });
+}
+
+#[test]
+fn clients_that_fail_to_log_in_are_counted() {
+    World::run(10, with_token(), |world| async move {
+        // As a client does to which the server's proof does not fit its token.
+        let mut leaves = TestClient::new(world.connect().await);
+        leaves.hello(PROTOCOL, [1; 32]).await.unwrap();
+        drop(leaves);
+        world
+            .until(|world| world.server_stat("failed_logins") == 1)
+            .await;
+        let without = TestClient::welcome(world.connect().await, None).await;
+        assert_eq!(refused(without.map(drop)).0, ErrorCode::Authentication);
+        world
+            .until(|world| world.server_stat("failed_logins") == 2)
+            .await;
+        // Connections without a word, and welcome ones, are none of them.
+        drop(world.connect().await);
+        drop(world.client().await);
+        world
+            .until(|world| world.server_stat("connections") == 0)
+            .await;
+        assert_eq!(world.server_stat("failed_logins"), 2);
     });
 }

@@ -8,10 +8,11 @@ mod handshake;
 mod messages;
 mod protocol;
 mod receive_budget;
+mod replies;
 mod shutdown;
 mod simulation;
 mod world;
 
-pub use client::{CLOGGING, LARGE, TestClient};
+pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient};
 pub use messages::*;
 pub use world::{World, config};

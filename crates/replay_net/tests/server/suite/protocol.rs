@@ -391,7 +391,7 @@ fn a_reply_over_the_frame_limit_takes_no_item_from_a_queue() {
 fn a_reader_that_does_not_read_is_dropped_and_pins_nothing() {
     let config = ServerConfig {
         write_deadline_ms: 1_000,
-        max_frame_bytes: 2 * LARGE as u64,
+        max_frame_bytes: CLOGGABLE,
         ..config(limited_table())
     };
     World::run(13, config, |world| async move {

@@ -94,7 +94,7 @@ fn a_client_that_does_not_read_cannot_hold_up_the_end() {
     let config = ServerConfig {
         drain_deadline_ms: 300,
         write_deadline_ms: 600_000,
-        max_frame_bytes: 2 * LARGE as u64,
+        max_frame_bytes: CLOGGABLE,
         ..config(table())
     };
     World::run(3, config, |world| async move {

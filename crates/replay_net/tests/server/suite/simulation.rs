@@ -320,6 +320,15 @@ impl Stack for SimStack {
         world.tasks.insert(id, Box::pin(task));
         world.ready.push(id);
     }
+
+    /// Takes half a second by this world's clock.
+    async fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.sleep(Duration::from_millis(500)).await;
+        Ok(work())
+    }
 }
 
 /// A bound address of a simulated network.

@@ -186,9 +186,11 @@ impl World {
         }
     }
 
-    /// Waits until `done`.
+    /// Waits until `done`, for an hour of a simulated network at most; over sockets the whole test has an end.
     pub async fn until(&self, done: impl Fn(&World) -> bool) {
+        let late = self.now() + Duration::from_secs(3_600);
         while !done(self) {
+            assert!(self.now() < late, "not in time: {:#}", self.stats());
             self.sleep(Duration::from_millis(1)).await;
         }
     }
@@ -226,6 +228,11 @@ impl World {
     /// Bytes of frames that are arriving or wait to be answered.
     pub fn receive_bytes(&self) -> u64 {
         self.stats()["receive_bytes"].as_u64().unwrap()
+    }
+
+    /// Bytes of replies that clients have not read.
+    pub fn reply_bytes(&self) -> u64 {
+        self.stats()["reply_bytes"].as_u64().unwrap()
     }
 
     /// A number of the table's statistics.

@@ -1,0 +1,92 @@
+//! Requests that make, empty and remove tables. Their time grows with the table's capacity, so connections run them on a
+//! thread of their own.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use replay_core::error::{Error, Result};
+use replay_core::memory::Memory;
+use replay_core::schema::TableConfig;
+use replay_wire::{ReplyBody, RequestBody};
+
+/// The tables of a server's memory.
+pub struct Tables {
+    memory: Arc<Memory>,
+    /// Names of the tables in the server's own configuration.
+    configured: HashSet<String>,
+    /// One request at a time: more threads would only wait for each other.
+    turn: Semaphore,
+}
+
+impl Tables {
+    /// Makes the configured tables.
+    ///
+    /// # Errors
+    /// Errors of [`Memory::create_table`].
+    pub fn new(memory: Arc<Memory>, configured: &[TableConfig]) -> Result<Arc<Self>> {
+        for table in configured {
+            memory.create_table(table)?;
+        }
+        Ok(Arc::new(Tables {
+            memory,
+            configured: configured.iter().map(|table| table.name.clone()).collect(),
+            turn: Semaphore::new(1),
+        }))
+    }
+
+    /// Whether a request makes, empties or removes a table.
+    pub fn handles(request: &RequestBody) -> bool {
+        matches!(
+            request,
+            RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_)
+        )
+    }
+
+    /// Waits for the end of the requests before this one.
+    pub async fn turn(&self) -> SemaphorePermit<'_> {
+        let turn = self.turn.acquire().await;
+        turn.expect("the semaphore is never closed")
+    }
+
+    /// Answers a request that [`Tables::handles`].
+    ///
+    /// # Errors
+    /// The error to answer the request with.
+    pub fn answer(&self, request: &RequestBody) -> Result<ReplyBody> {
+        match request {
+            RequestBody::CreateTable(config) => self.create(config)?,
+            RequestBody::EmptyTable(name) => self.memory.empty_table(name)?,
+            RequestBody::DropTable(name) => self.remove(name)?,
+            _ => return Err(Error::Internal("this request is not about a table".into())),
+        }
+        Ok(ReplyBody::Done)
+    }
+
+    fn create(&self, config: &TableConfig) -> Result<()> {
+        match self.memory.create_table(config) {
+            Ok(_) => Ok(()),
+            Err(Error::TableDiffers { table, difference })
+                if self.configured.contains(&config.name) =>
+            {
+                Err(Error::TableDiffers {
+                    table,
+                    difference: format!(
+                        "{difference} (the table is in the server's configuration)"
+                    ),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        if self.configured.contains(name) {
+            return Err(Error::Config(format!(
+                "table {name:?} is in the server's configuration and cannot be dropped: empty it instead"
+            )));
+        }
+        self.memory.drop_table(name)
+    }
+}
