@@ -14,7 +14,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--torch-backend cpu)
 $(if $(filter auto cpu,$(TORCH)),,$(error TORCH=$(TORCH): it is auto, which comes with CUDA, or cpu))
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
-RUST_TESTS := $(if $(NEXTEST),cargo nextest run --workspace --no-fail-fast,cargo test --workspace --no-fail-fast --lib --bins --tests)
+RUST_TESTS := $(if $(NEXTEST),cargo nextest run --locked --workspace --no-fail-fast,cargo test --locked --workspace --no-fail-fast --lib --bins --tests)
 # Where F-Stack is installed: FF_PATH, or its pkg-config file.
 FSTACK := $(if $(FF_PATH),yes,$(shell pkg-config --exists libfstack 2>/dev/null && echo yes))
 DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
@@ -48,7 +48,7 @@ $(VENV)/.torch-$(TORCH): $(BIN)/uv
 	@touch $@
 
 build: setup ## build the extension into .venv, optimised
-	$(BIN)/maturin develop --release --uv --quiet
+	$(BIN)/maturin develop --release --locked --uv --quiet
 
 format: setup ## format Rust and Python
 	cargo fmt --all
@@ -57,38 +57,38 @@ format: setup ## format Rust and Python
 
 lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --quiet -- --deny warnings
-	cargo clippy --package replay_core --all-targets --features loom --quiet -- --deny warnings
-	cargo clippy --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
-	cargo clippy --package replay_net --all-targets --features fstack --quiet -- --deny warnings
-	cargo clippy --package gradients --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
-	cargo clippy --package replay_py --features fstack,dpdk --quiet -- --deny warnings
-	RUSTDOCFLAGS="--deny warnings" cargo doc --workspace --no-deps --quiet
-	RUSTDOCFLAGS="--deny warnings" cargo doc --package fstack_sys --package replay_net --features fstack,dpdk --no-deps --quiet
+	cargo clippy --locked --workspace --all-targets --quiet -- --deny warnings
+	cargo clippy --locked --package replay_core --all-targets --features loom --quiet -- --deny warnings
+	cargo clippy --locked --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
+	cargo clippy --locked --package replay_net --all-targets --features fstack --quiet -- --deny warnings
+	cargo clippy --locked --package gradients --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
+	cargo clippy --locked --package replay_py --features fstack,dpdk --quiet -- --deny warnings
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --quiet
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package replay_net --features fstack,dpdk --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
-	cargo test --workspace --exclude replay_py --doc
+	cargo test --locked --workspace --exclude replay_py --doc
 	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): make dpdk-test')
 	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/fstack.md): make fstack-test')
 
 # Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
-	cargo test --package fstack_sys --features dpdk
-	cargo test --package gradients --features dpdk --lib
-	cargo test --package gradients --package replay_net --features dpdk --test dpdk -- --show-output
+	cargo test --locked --package fstack_sys --features dpdk
+	cargo test --locked --package gradients --features dpdk --lib
+	cargo test --locked --package gradients --package replay_net --features dpdk --test dpdk -- --show-output
 
 # Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif
-	cargo test --package fstack_sys --features fstack
-	cargo test --package replay_net --features fstack --lib stack::
-	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --package replay_net --features fstack --test fstack -- --show-output links::
+	cargo test --locked --package fstack_sys --features fstack
+	cargo test --locked --package replay_net --features fstack --lib stack::
+	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --locked --package replay_net --features fstack --test fstack -- --show-output links::
 
 # For the whole workspace, as the Rust tests: that is one build for both.
-COUNTS := cargo test --quiet --workspace --bench counts --
+COUNTS := cargo test --locked --quiet --workspace --bench counts --
 
 bench-check: ## allocations, reads, writes and bytes of each operation, against benchmarks/counts.json
 	$(COUNTS)
@@ -97,7 +97,7 @@ bench-record: ## record them again, after a change that explains the difference
 	$(COUNTS) --record
 
 loom: ## model checks of the lock-free parts, and the mutations that must make them fail
-	cargo test --package replay_core --features loom --test 'loom_*'
+	cargo test --locked --package replay_core --features loom --test 'loom_*'
 
 python-test: build ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest
@@ -118,7 +118,7 @@ $(VENV)/.bench: setup
 	@touch $@
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
-	cargo check --quiet --package replay_wire --features generate
+	cargo check --locked --quiet --package replay_wire --features generate
 
 clean: ## remove what was built
 	cargo clean

@@ -55,6 +55,15 @@ def still_works(replay: innet.Replay) -> bool:
         ({"q": np.full((1, 4), np.nan, np.float32), "action": 1}, "q has to be finite"),
         ({"q": np.zeros((1, 4), np.float32), "action": 4}, "action 4 .*q has 4 actions"),
         ({"final_q": np.zeros((1, 4), np.float32)}, "final_q belongs to final observations"),
+        (
+            {
+                "final_frame": np.zeros((1, 12, 8), np.uint8),
+                "truncated": True,
+                "q": np.zeros((1, 4), np.float32),
+                "action": 1,
+            },
+            "is truncated, and its final observation has no Q-values: give final_q beside q",
+        ),
         ({"final": True}, "final row, but the row before it neither terminated nor truncated"),
         ({"final_frame": np.zeros((1, 12, 8), np.uint8), "final": True}, "neither terminates nor truncates"),
         ({"priority": np.zeros(2)}, r'"priority" has to be numbers\[1\].*got float64\[2\]'),
@@ -468,3 +477,22 @@ def test_ctrl_c_ends_a_wait(tmp_path: Path, where: str, call: str) -> None:
             child.kill()
     assert output == "interrupted\n", problems
     assert child.returncode == 0
+
+
+def test_forgotten_flags_are_named_once(make_replay: MakeReplay, caplog: pytest.LogCaptureFixture) -> None:
+    """Every row says that it is the first of its episode, and none that an episode ended."""
+    replay = make_replay([table()])
+    with replay.writer("t", 1, VIEW, name="forgetful") as writer:
+        for t in range(500):
+            writer.append(**(step(t) | {"first": True, "terminated": False}))
+    (warning,) = [line.getMessage() for line in caplog.records if "dropped" in line.getMessage()]
+    assert 'writer "forgetful" of table "t" has dropped 49 windows and made 0 items' in warning
+    assert "49 windows at a row with `first` that follows no terminated or truncated row" in warning
+
+
+def test_one_table_needs_no_list(tmp_path: Path) -> None:
+    with innet.Replay(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+        with innet.connect(server.addresses[0], tables=table("second")) as client:
+            assert list(client.tables()) == ["second", "t"]
+    with pytest.raises(TypeError):
+        innet.Replay(3)  # type: ignore[arg-type]

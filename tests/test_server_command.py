@@ -65,3 +65,30 @@ def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
     wrong = subprocess.run([*command, str(tmp_path / "missing.ini")], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "missing.ini" in wrong.stderr
+
+
+def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
+    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+    with innet.Replay([table("kept"), table("old run")]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+        address = server.addresses[0]
+        fill(replay, 20, name="kept")
+        listed = ask("tables", address).stdout.splitlines()
+        assert listed[0].startswith("kept  20 steps  ")
+        assert listed[1] == "old run  0 steps  0 items  0 B"
+        assert ask("drop", "old run", address).returncode == 0
+        assert list(replay.tables()) == ["kept"]
+        again = ask("drop", "old run", address)
+        assert again.returncode == 1
+        assert 'there is no table "old run"' in again.stderr
+
+
+def test_statistics_are_printed_again_and_again(tmp_path: Path) -> None:
+    with innet.Replay(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+        watch = [*COMMAND, "stats", server.addresses[0], "--json", "--watch", "1"]
+        with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            uptimes = [json.loads(watching.stdout.readline())["uptime_s"] for _ in range(2)]
+            watching.kill()
+    assert uptimes[0] < uptimes[1]

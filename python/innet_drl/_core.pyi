@@ -387,7 +387,7 @@ class Batches(_ContextManager):
     def __iter__(self) -> Self: ...
     def __next__(self) -> Batch: ...
     def close(self) -> None:
-        """Stops drawing ahead and waits for the background thread.
+        """Stops drawing ahead, ends a blocked `next` of another thread, and waits for the background thread.
 
         Unreturned batches of a memory in this process do not count for `samples_per_insert`; up to `prefetch + 2`
         batches that a server has sent do. With `max_times_sampled`, the items of batches that do not count are
@@ -496,7 +496,8 @@ class Writer(_ContextManager):
                 the priority |n-step TD error| at birth, computed as the learner does with equal parameters.
             priority: float32 or float64 `(streams,)`: priorities of the anchors, before the exponent. Without
                 `q` and `priority`, items start with the largest priority the table has ever held.
-            final_q: float32 `(streams, actions)`: Q-values of `final_<observation>`.
+            final_q: float32 `(streams, actions)`: Q-values of `final_<observation>`; needed at a truncation where there
+                is `q`.
             timeout: Seconds to wait for space, `None` for ever, 0 not at all.
             **columns: Every column of the table, dtype and shape exactly; and, for SAME_STEP environments,
                 `final_<observation>`: the last observations of the episodes that ended.
@@ -515,7 +516,10 @@ class Writer(_ContextManager):
             DeadlineError: Not done within `timeout` seconds.
         """
     def close(self, timeout: float | None = None) -> None:
-        """Flushes and ends the writer. Windows that are still open never become items."""
+        """Flushes and ends the writer. Windows that are still open never become items.
+
+        A blocked `append` or `flush` of another thread ends with `ClosedError`.
+        """
     @property
     def steps(self) -> int:
         """Steps appended, over all streams, without final rows."""
@@ -773,7 +777,11 @@ class Server(_ContextManager):
     def gradients(self) -> str | None:
         """UDP address for gradients, `"ip:port"`; `None` if the server sums none."""
     def close(self) -> None:
-        """Stops listening, lets requests under way finish, and ends the connections."""
+        """Stops listening, lets requests under way finish, and ends the connections.
+
+        Waiting calls of clients end with `ClosedError`. A server that `innet-replay serve` runs and a signal ends is
+        different: its clients wait for the next one at its address (`reconnect_for` of `connect`).
+        """
 
 @final
 class Replay(_ContextManager):
@@ -786,7 +794,7 @@ class Replay(_ContextManager):
     "spawn" or "forkserver", and connect there.
 
     Args:
-        tables: Tables to make.
+        tables: Tables to make, or one.
         max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
             `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
             received data.
@@ -797,7 +805,7 @@ class Replay(_ContextManager):
     """
 
     def __new__(
-        cls, tables: _Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
+        cls, tables: Table | _Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
     ) -> Self: ...
     def create_table(self, table: Table, timeout: float | None = None) -> None:
         """Makes a table, unless it exists with the same definition.
@@ -1110,28 +1118,36 @@ class Replay(_ContextManager):
             gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.
         """
     def close(self) -> None:
-        """Ends the connection, or releases the memory."""
+        """Ends the connection, or releases the memory.
+
+        Blocked calls of other threads end with `ClosedError`, and so does every call of its writers and iterators of
+        batches. Close those first.
+        """
 
 def connect(
     url: str,
     *,
     token: str | None = None,
-    tables: _Sequence[Table] = (),
+    tables: Table | _Sequence[Table] = (),
     timeout: float | None = 10.0,
     tls_ca: str | PathLike[str] | None = None,
     spin: bool = False,
     config: str | PathLike[str] | None = None,
     grace: float = 5.0,
+    reconnect_for: float = 60.0,
 ) -> Replay:
-    """Connects to a server.
+    """Connects to a server, and again after a broken connection.
+
+    Tables that this client made are made again on a server that was started again without them.
 
     Args:
         url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"`
             goes there by F-Stack's TCP, where the package was built with it.
         token: The server's token; it is never sent. `None` takes the environment variable INNET_TOKEN, where it is
             set and not empty; `""` is none in any case.
-        tables: Tables to make there.
-        timeout: Seconds to wait for the server to answer.
+        tables: Tables to make there, or one.
+        timeout: Seconds to wait for the server to listen and to answer; the log (`innet_drl`) names a server that is
+            waited for.
         tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
             needs it: the authorities that the system trusts are not asked.
         spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core. For clients
@@ -1139,6 +1155,8 @@ def connect(
         config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a
             thread of its own, so all such addresses of a process need the same file.
         grace: Seconds by which a call may exceed its `timeout`, for the server's answer that names the cause.
+        reconnect_for: Seconds for which a call without a shorter `timeout` connects again after its connection broke;
+            then it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
 
     Raises:
         ConfigError: An invalid address, or one that does not match `tls_ca`.

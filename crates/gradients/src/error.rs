@@ -65,7 +65,7 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// A job, a device or an address that cannot be used.
-    #[error("configuration: {0}")]
+    #[error("{0}")]
     Config(String),
     /// A job that needs more than the aggregator may allocate.
     #[error("{what} of {size} is over the limit of {limit}; {advice}")]

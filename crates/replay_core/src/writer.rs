@@ -71,8 +71,15 @@ pub struct Writer {
     /// The push that failed last; it is retried before any other.
     unsent: Option<PushBody>,
     counters: WriterCounters,
+    table: String,
+    name: String,
+    /// The log has named its dropped windows.
+    warned: bool,
     closed: bool,
 }
+
+/// Dropped windows that the log names, even of a writer that makes items too.
+const MANY_DROPPED: u64 = 100;
 
 impl Writer {
     /// Opens a writer of `table`, whose items have the windows of `view`.
@@ -118,10 +125,11 @@ impl Writer {
         }
         check_pushes_fit(&config, streams, options.chunk_steps)?;
         config.check_window(streams, view.before(), view.after())?;
+        let (table, name) = (config.name.clone(), options.name);
         let channel = open_channel(OpenWriter {
-            table: config.name.clone(),
+            table: table.clone(),
             writer: random(),
-            name: options.name,
+            name: name.clone(),
             streams,
             window_before: view.before(),
             window_after: view.after(),
@@ -138,6 +146,9 @@ impl Writer {
             items: Vec::new(),
             unsent: None,
             counters: WriterCounters::default(),
+            table,
+            name,
+            warned: false,
             closed: false,
         })
     }
@@ -209,8 +220,30 @@ impl Writer {
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
+    /// Warns once of a writer that makes no items, or that drops many windows: forgotten flags look like this.
+    fn warn_of_dropped_windows(&mut self) {
+        let counters = self.counters();
+        let (by_reset, without_final_row) = (
+            counters.dropped_by_reset,
+            counters.dropped_without_final_row,
+        );
+        let dropped = by_reset + without_final_row;
+        if self.warned || dropped == 0 || (counters.items > 0 && dropped < MANY_DROPPED) {
+            return;
+        }
+        self.warned = true;
+        tracing::warn!(
+            "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
+             that follows no terminated or truncated row, {without_final_row} at a truncation without a final row",
+            self.name,
+            self.table,
+            counters.items,
+        );
+    }
+
     /// Pushes the open chunks, after retrying a push that failed.
     fn push(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.warn_of_dropped_windows();
         loop {
             if self.unsent.is_none() {
                 self.unsent = self.seal();

@@ -10,6 +10,7 @@ mod writer_order;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
@@ -57,6 +58,22 @@ pub struct ServerContext {
     pub max_frame_bytes: u64,
     /// Time for the client to read a reply, and for a frame to arrive once memory is reserved for it.
     pub write_deadline: Duration,
+    /// Whether the server ends for good. Written before the phase changes; the phase's lock orders both.
+    pub closed: AtomicBool,
+}
+
+impl ServerContext {
+    /// The error of requests and handshakes that the server's end cuts off. Clients connect again unless it is [`Error::Closed`].
+    fn end(&self) -> Error {
+        // Relaxed, as the store in `Server::close`: the phase's lock orders both.
+        if self.closed.load(Ordering::Relaxed) {
+            return Error::Closed("the server");
+        }
+        Error::Disconnected {
+            address: "the server".into(),
+            reason: "it is shutting down".into(),
+        }
+    }
 }
 
 /// Phase of a server's shutdown.
@@ -148,7 +165,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let mut phase = self.phase.clone();
         let welcomed = tokio::select! {
             biased;
-            () = reached(&mut phase, Phase::Draining) => return Err(Error::Closed("the server")),
+            () = reached(&mut phase, Phase::Draining) => return Err(self.context.end()),
             welcomed = until(self.stack, self.handshake_deadline, self.welcome(frames, write)) => welcomed,
         };
         let late = || Error::Deadline {
@@ -300,6 +317,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         while let Some((received, reply)) = waiting.next().await {
             self.reply(&replies, received, reply);
         }
+        let end = self.context.end();
+        if matches!(end, Error::Closed(_)) {
+            // A client that waits for nothing learns it at its next call.
+            self.reply_error(&replies, NO_REQUEST, &end, None);
+        }
         Ok(())
     }
 
@@ -378,7 +400,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let mut listening = None;
         loop {
             if *phase.borrow_and_update() >= Phase::Draining {
-                return Err(Error::Closed("the server"));
+                return Err(self.context.end());
             }
             let last = self.stack.now() >= received.deadline;
             if let Some(reply) = membership.attempt(body, last, &mut turn)? {

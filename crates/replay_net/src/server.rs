@@ -8,6 +8,7 @@ mod admission;
 mod failed_logins;
 mod running;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -84,6 +85,7 @@ impl Server {
                 handshake,
                 max_frame_bytes: config.max_frame_bytes,
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
+                closed: AtomicBool::new(false),
             },
             tls,
             admission: Admission::new(config),
@@ -113,9 +115,17 @@ impl Server {
         &self.context.service
     }
 
-    /// Begins the shutdown: accepts no more connections, answers running requests, and fails blocked ones.
+    /// Begins the shutdown: accepts no more connections, answers running requests, and fails blocked ones. Clients connect again:
+    /// a restarted server may follow.
     pub fn shut_down(&self) {
         self.enter(Phase::Draining);
+    }
+
+    /// [`Server::shut_down`] for good: calls of clients end with [`Error::Closed`], and clients do not connect again by themselves.
+    pub fn close(&self) {
+        // Relaxed: connections read it after the phase, and the phase's lock orders both.
+        self.context.closed.store(true, Ordering::Relaxed);
+        self.shut_down();
     }
 
     /// Drops all open connections.

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{
-    PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadwriteArrayDyn, PyUntypedArray,
-    PyUntypedArrayMethods,
+    PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyReadwriteArrayDyn,
+    PyUntypedArray, PyUntypedArrayMethods,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -15,35 +15,26 @@ use replay_core::schema::Dtype;
 
 use crate::{dtype, error};
 
-/// The bytes of a C-contiguous array, kept alive by a reference to it.
+/// A C-contiguous array from Python, borrowed for reading: calls of this package that write to arrays are refused meanwhile.
 ///
-/// As with any NumPy function that releases the interpreter lock, another Python thread must not write to the array during
-/// the call.
-pub struct ArrayBytes {
-    _owner: Py<PyAny>,
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the bytes belong to an array that `_owner` keeps alive, and NumPy refuses to resize an array that
-// is referenced elsewhere; nothing here is bound to a thread.
-unsafe impl Send for ArrayBytes {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for ArrayBytes {}
-
-impl ArrayBytes {
-    /// The bytes, in C order.
-    pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `read` took both from a C-contiguous array, which is alive.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-}
-
-/// An array from Python, readable by the core.
-pub struct Input {
+/// As with any NumPy function that releases the interpreter lock, other Python code must not write to the array during the
+/// call.
+pub struct Input<'py> {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    pub bytes: ArrayBytes,
+    start: NonNull<u8>,
+    len: usize,
+    /// Reference and borrow. The element type is without meaning.
+    _borrow: PyReadonlyArrayDyn<'py, u8>,
+}
+
+impl Input<'_> {
+    /// The bytes, in C order.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `read` took both from a C-contiguous array. The reference keeps it alive, NumPy does not resize an array
+        // that is referenced elsewhere, and the borrow excludes writes by this package.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
 }
 
 /// Expected dtype and shape. Scalars, of Python or NumPy, and lists are converted unless a number would change its kind or
@@ -56,11 +47,11 @@ pub struct Expected<'a> {
 
 /// Reads a NumPy array, or a value with `__array__` such as a torch tensor. Arrays are never converted. `refuse` makes the
 /// exception for a value that is not a usable array, from the reason.
-pub fn read(
-    value: &Bound<'_, PyAny>,
+pub fn read<'py>(
+    value: &Bound<'py, PyAny>,
     expected: Option<Expected<'_>>,
     refuse: impl Fn(String) -> PyErr,
-) -> PyResult<Input> {
+) -> PyResult<Input<'py>> {
     let array = as_array(value, &refuse)?;
     let array = match expected {
         Some(expected) if array.ndim() == 0 || is_literal(value)? => {
@@ -85,16 +76,18 @@ pub fn read(
     let len = array.len() * dtype.bytes();
     // SAFETY: the pointer belongs to the array object that `array` holds.
     let data = unsafe { (*array.as_array_ptr()).fields.data };
-    let bytes = ArrayBytes {
-        _owner: array.into_any().unbind(),
-        // Without elements any address is valid.
-        start: NonNull::new(data.cast()).unwrap_or(NonNull::dangling()),
-        len,
-    };
+    // SAFETY: it is an array; nothing reads its elements as u8, and borrows do not depend on their type.
+    let bytes = unsafe { array.cast_into_unchecked::<PyArrayDyn<u8>>() };
+    let borrow = bytes
+        .try_readonly()
+        .map_err(|_| refuse("another call is writing to this array".into()))?;
     Ok(Input {
         dtype,
         shape,
-        bytes,
+        // Without elements any address is valid.
+        start: NonNull::new(data.cast()).unwrap_or(NonNull::dangling()),
+        len,
+        _borrow: borrow,
     })
 }
 
@@ -125,12 +118,12 @@ pub fn floats_to_change<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadwriteA
 }
 
 /// One dimension of numbers.
-pub struct Numbers(pub Input);
+pub struct Numbers<'py>(pub Input<'py>);
 
-impl Numbers {
+impl Numbers<'_> {
     /// Each number as a float64.
     pub fn to_f64(&self) -> Vec<f64> {
-        let bytes = self.0.bytes.as_slice();
+        let bytes = self.0.bytes();
         match self.0.dtype {
             Dtype::Float32 => map(bytes, |b| f64::from(f32::from_ne_bytes(b))),
             Dtype::Float64 => map(bytes, f64::from_ne_bytes),
@@ -141,19 +134,14 @@ impl Numbers {
         }
     }
 
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.0.shape[0]
-    }
-
     /// Each integer as an int64; one too large becomes negative.
     pub fn to_i64(&self) -> Vec<i64> {
-        map(self.0.bytes.as_slice(), i64::from_ne_bytes)
+        map(self.0.bytes(), i64::from_ne_bytes)
     }
 
     /// The 64 bits of each number.
     pub fn to_bits(&self) -> Vec<u64> {
-        map(self.0.bytes.as_slice(), u64::from_ne_bytes)
+        map(self.0.bytes(), u64::from_ne_bytes)
     }
 }
 
@@ -181,7 +169,11 @@ pub const PRIORITIES: [Dtype; 11] = [
 ///
 /// # Errors
 /// `ConfigError` that names `what`.
-pub fn numbers(value: &Bound<'_, PyAny>, what: &str, allowed: &[Dtype]) -> PyResult<Numbers> {
+pub fn numbers<'py>(
+    value: &Bound<'py, PyAny>,
+    what: &str,
+    allowed: &[Dtype],
+) -> PyResult<Numbers<'py>> {
     let refuse = |got: String| {
         let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
         let names = names.join(" or ");

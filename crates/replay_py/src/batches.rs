@@ -15,7 +15,7 @@ use replay_core::replay::{SampleChannel, Wait};
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::draw::{DecodedSample, Draw};
-use crate::process_local::ProcessLocal;
+use crate::process_local::{Closing, ProcessLocal};
 use crate::turns::{Turns, lock};
 use crate::{error, wait};
 
@@ -83,6 +83,7 @@ impl PyBatches {
         prefetch: usize,
         timeout: Option<f64>,
         description: String,
+        replay: Closing,
     ) -> PyResult<Self> {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
@@ -98,7 +99,7 @@ impl PyBatches {
         };
         let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
-            source: ProcessLocal::new(WHAT, Arc::new(source)),
+            source: ProcessLocal::within(Some(replay), WHAT, Arc::new(source)),
             beta,
             timeout,
             description,
@@ -115,20 +116,20 @@ impl PyBatches {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
-        let source = self.source.get(py)?;
         let beta = self.beta.now(py)?;
-        let drawn = wait::at_most(py, self.timeout, |wait| match &*source {
+        let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
                 let mut turn = direct.take(wait)?;
                 let Direct { draw, channel } = &mut *turn;
                 draw.next(wait, || beta, |wait| channel.next(wait))
             }
             Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
-        })?;
+        };
+        let drawn = self.source.call(py, self.timeout, next)?;
         PyBatch::new(py, drawn.delivered()).map(Some)
     }
 
-    /// Stops drawing ahead and waits for the background thread.
+    /// Stops drawing ahead, ends a blocked `next` of another thread, and waits for the background thread.
     ///
     /// In process, undelivered batches do not count for the rate limiter: a dropped `DecodedSample` returns its credit. A server
     /// counts a batch when it is sent, so there they do count.

@@ -11,33 +11,37 @@ use replay_wire::auth::{self, Secret};
 
 use crate::replay::PyReplay;
 use crate::server::parse;
-use crate::table::PyTable;
+use crate::table::Tables;
 use crate::{log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Connects to a server.
+/// Connects to a server, and again after a broken connection.
 #[pyfunction]
 #[pyo3(
     signature = (
-        url, *, token = None, tables = Vec::new(), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0
+        url, *, token = None, tables = Tables(Vec::new()), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
+        reconnect_for = 60.0
     ),
-    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0)"
+    text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0, \
+                      reconnect_for=60.0)"
 )]
 pub fn connect(
     py: Python<'_>,
     url: &str,
     token: Option<String>,
-    tables: Vec<PyRef<'_, PyTable>>,
+    tables: Tables<'_>,
     timeout: Option<f64>,
     tls_ca: Option<PathBuf>,
     spin: bool,
     config: Option<PathBuf>,
     grace: f64,
+    reconnect_for: f64,
 ) -> PyResult<PyReplay> {
     log::start(py)?;
     let grace = wait::seconds(py, "grace", grace)?;
+    let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;
     let address = parse(py, url)?;
     let deadline = wait::deadline(py, timeout)?;
     // An empty token is no token, even if the environment has one.
@@ -45,18 +49,21 @@ pub fn connect(
         Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
         None => auth::environment_token(),
     };
+    let longest = timeout
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .unwrap_or(LONGEST_CONNECT);
     let options = ConnectOptions {
         token: token.map(Secret),
         tls_ca,
         spin,
         stack_config: config,
-        connect_timeout: timeout
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .unwrap_or(LONGEST_CONNECT),
+        connect_timeout: longest,
+        await_server: longest,
+        reconnect_for,
         grace,
         ..ConnectOptions::default()
     };
-    let client = wait::blocking(py, deadline, |wait| {
+    let client = wait::blocking(py, deadline, None, |wait| {
         Client::connect(&address, options, wait)
     })?;
     let replay = PyReplay::remote(Arc::new(client), &address.to_string());

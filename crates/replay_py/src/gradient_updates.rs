@@ -28,7 +28,7 @@ impl PyGradientUpdates {
         last: Option<u64>,
     ) -> PyResult<Self> {
         let last = last.unwrap_or(u64::MAX);
-        let updates = wait::blocking(py, None, |wait| {
+        let updates = wait::blocking(py, None, None, |wait| {
             client.follow_gradients(request, last, wait)
         })?;
         Ok(PyGradientUpdates {
@@ -48,41 +48,46 @@ impl PyGradientUpdates {
     /// Last update taken, or restarted from.
     #[getter]
     fn index(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.updates.get(py)?.index())
+        self.updates
+            .call(py, None, |updates, _| Ok(updates.index()))
     }
 
     /// Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
     fn offer(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>, index: u64) -> PyResult<bool> {
-        let updates = self.updates.get(py)?;
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
-        wait::unlocked(py, || updates.offer(gradient, index))
+        self.updates
+            .call(py, None, |updates, _| updates.offer(gradient, index))
     }
 
     /// Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
     fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
-        let updates = self.updates.get(py)?;
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        wait::unlocked(py, || updates.take(mean))
+        self.updates.call(py, None, |updates, _| updates.take(mean))
     }
 
     /// Waits for a mean or, with `for_gradient`, until a gradient can be contributed; `False` at the deadline.
     #[pyo3(signature = (deadline = None, *, for_gradient = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
-        let updates = self.updates.get(py)?;
-        wait::at_most(py, deadline, |wait| updates.wait(for_gradient, wait))
+        self.updates.call(py, deadline, |updates, wait| {
+            updates.wait(for_gradient, wait)
+        })
     }
 
     /// Continues from the weights of update `index`.
     fn restart(&self, py: Python<'_>, index: u64) -> PyResult<()> {
-        self.updates.get(py)?.restart(index);
-        Ok(())
+        self.updates.call(py, None, |updates, _| {
+            updates.restart(index);
+            Ok(())
+        })
     }
 
     /// Counts of its gradients.
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counted = self.updates.get(py)?.contributions();
+        let counted = self
+            .updates
+            .call(py, None, |updates, _| Ok(updates.contributions()))?;
         let counts = PyDict::new(py);
         for (name, count) in [
             ("offered", counted.offered),

@@ -88,7 +88,7 @@ impl PyGradientWorker {
                 format!("both via ({via}) and station: {advice}"),
             ));
         }
-        let worker = wait::blocking(py, None, |wait| match (via, station) {
+        let worker = wait::blocking(py, None, None, |wait| match (via, station) {
             (Some(via), _) => client.join_gradients_via(request, via, wait),
             (_, Some(station)) => client.join_gradients_on(request, station, wait),
             (None, None) => client.join_gradients(request, wait),
@@ -109,8 +109,8 @@ impl PyGradientWorker {
     }
 
     fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
-        let shared = self.worker.get(py)?;
-        wait::at_most(py, Some(deadline.unwrap_or(self.deadline)), |wait| {
+        let deadline = Some(deadline.unwrap_or(self.deadline));
+        self.worker.call(py, deadline, |shared, wait| {
             shared.with(wait, |worker| worker.call(command, wait))
         })
     }
@@ -118,12 +118,16 @@ impl PyGradientWorker {
 
 attributes! { PyGradientWorker, |worker, py|
     /// Number of the next round.
-    round: PyResult<u64> = Ok(worker.worker.get(py)?.round.load(Ordering::Relaxed));
+    round: PyResult<u64> = worker.worker.call(py, None, |shared, _| Ok(shared.round.load(Ordering::Relaxed)));
 }
 
 context_manager!(PyGradientWorker, |worker, py, failed| match failed {
     // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
-    true => worker.worker.close(py).map(drop),
+    true => {
+        let shared = worker.worker.close(py)?;
+        py.detach(|| drop(shared));
+        Ok(())
+    }
     false => worker.leave(py, None),
 });
 
@@ -138,10 +142,10 @@ impl PyGradientWorker {
         mean: bool,
         deadline: Option<f64>,
     ) -> PyResult<u32> {
-        let shared = self.worker.get(py)?;
         let mut values = array::floats_to_change(values)?;
         let values = values.as_slice_mut()?;
-        let sum = wait::at_most(py, Some(deadline.unwrap_or(self.deadline)), |wait| {
+        let deadline = Some(deadline.unwrap_or(self.deadline));
+        let sum = self.worker.call(py, deadline, |shared, wait| {
             shared.with(wait, |worker| worker.sum(values, mean, wait))
         })?;
         Ok(sum.workers)
@@ -174,10 +178,11 @@ impl PyGradientWorker {
     /// Leaves the job, and returns when the server has closed the connection.
     #[pyo3(signature = (*, deadline = None))]
     fn leave(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
+        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
         let Some(shared) = self.worker.close(py)? else {
             return Ok(());
         };
-        wait::at_most(py, Some(deadline.unwrap_or(self.deadline)), |wait| {
+        wait::blocking(py, deadline, None, move |wait| {
             let worker = shared.turns.take(wait)?.take();
             worker.map_or(Ok(()), |worker| worker.leave(wait))
         })

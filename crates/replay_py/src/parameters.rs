@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
 use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
-use crate::array::{self, ArrayBytes};
+use crate::array::{self, Input};
 use crate::error;
 
 /// One version of named parameters.
@@ -63,14 +63,22 @@ impl PyParameters {
 }
 
 /// A tensor to write to a file.
-pub struct Tensor {
+pub struct Tensor<'py> {
+    name: String,
     dtype: FileDtype,
-    shape: Vec<usize>,
-    data: ArrayBytes,
+    array: Input<'py>,
     to_bfloat16: bool,
 }
 
-impl View for &Tensor {
+/// The contents of a tensor, which do not need the interpreter lock.
+pub struct TensorView<'a> {
+    dtype: FileDtype,
+    shape: &'a [usize],
+    bytes: &'a [u8],
+    to_bfloat16: bool,
+}
+
+impl View for &TensorView<'_> {
     fn dtype(&self) -> FileDtype {
         if self.to_bfloat16 {
             FileDtype::BF16
@@ -80,11 +88,11 @@ impl View for &Tensor {
     }
 
     fn shape(&self) -> &[usize] {
-        &self.shape
+        self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let bytes = self.data.as_slice();
+        let bytes = self.bytes;
         if !self.to_bfloat16 {
             return Cow::Borrowed(bytes);
         }
@@ -101,7 +109,7 @@ impl View for &Tensor {
         if self.to_bfloat16 {
             2 * self.shape.iter().product::<usize>()
         } else {
-            self.data.as_slice().len()
+            self.bytes.len()
         }
     }
 }
@@ -116,12 +124,12 @@ fn narrowed<const N: usize>(bytes: &[u8], narrow: impl Fn([u8; N]) -> [u8; 2]) -
 }
 
 /// Takes the arrays or torch tensors of a mapping, without copying those that are contiguous and on the CPU.
-pub fn collect(
-    py: Python<'_>,
+pub fn collect<'py>(
+    py: Python<'py>,
     name: &str,
-    tensors: &Bound<'_, PyMapping>,
+    tensors: &Bound<'py, PyMapping>,
     dtype: Option<&str>,
-) -> PyResult<HashMap<String, Tensor>> {
+) -> PyResult<Vec<Tensor<'py>>> {
     let to_bfloat16 = match dtype {
         None => false,
         Some("bfloat16") => true,
@@ -137,20 +145,21 @@ pub fn collect(
         .iter()
         .map(|item| {
             let (key, value): (String, Bound<'_, PyAny>) = item.extract()?;
-            let tensor = to_tensor(&value, to_bfloat16, |reason| {
+            let refuse = |reason| {
                 let message = format!("parameters {name:?} were refused: tensor {key:?}: {reason}");
                 error::raise(py, "ParametersError", message)
-            })?;
-            Ok((key, tensor))
+            };
+            to_tensor(key.clone(), &value, to_bfloat16, refuse)
         })
         .collect()
 }
 
-fn to_tensor(
-    value: &Bound<'_, PyAny>,
+fn to_tensor<'py>(
+    name: String,
+    value: &Bound<'py, PyAny>,
     to_bfloat16: bool,
     refuse: impl Fn(String) -> PyErr,
-) -> PyResult<Tensor> {
+) -> PyResult<Tensor<'py>> {
     let py = value.py();
     let mut value = value.clone();
     let mut is_bfloat16 = false;
@@ -163,23 +172,37 @@ fn to_tensor(
             value = value.call_method1("view", (bits,))?;
         }
     }
-    let input = array::read(&value, None, refuse)?;
+    let array = array::read(&value, None, refuse)?;
     let dtype = if is_bfloat16 {
         FileDtype::BF16
     } else {
-        file_dtype(input.dtype)
+        file_dtype(array.dtype)
     };
     let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
     Ok(Tensor {
+        name,
         dtype,
-        shape: input.shape,
-        data: input.bytes,
+        array,
         to_bfloat16: to_bfloat16 && float,
     })
 }
 
+/// The contents of tensors, by name.
+pub fn views<'a>(tensors: &'a [Tensor<'_>]) -> HashMap<&'a str, TensorView<'a>> {
+    let view = |tensor: &'a Tensor<'_>| TensorView {
+        dtype: tensor.dtype,
+        shape: &tensor.array.shape,
+        bytes: tensor.array.bytes(),
+        to_bfloat16: tensor.to_bfloat16,
+    };
+    let named = tensors
+        .iter()
+        .map(|tensor| (tensor.name.as_str(), view(tensor)));
+    named.collect()
+}
+
 /// Writes a safetensors file.
-pub fn write(name: &str, tensors: &HashMap<String, Tensor>) -> replay_core::Result<Bytes> {
+pub fn write(name: &str, tensors: &HashMap<&str, TensorView<'_>>) -> replay_core::Result<Bytes> {
     safetensors::serialize(tensors, None)
         .map(Bytes::from)
         .map_err(|error| replay_core::Error::Parameters {

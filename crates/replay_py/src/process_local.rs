@@ -1,11 +1,85 @@
 //! A value that `close` drops and that a forked child must not use: the inside of `Replay`, `Writer`, `Batches` and `Server`.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use pyo3::prelude::*;
 
-use crate::error;
+use replay_core::error::Result;
+use replay_core::replay::Wait;
+
 use crate::turns::lock;
+use crate::{error, wait};
+
+/// Signal of `close` to the calls that it ends. They ask it as often as they check for Ctrl-C.
+#[derive(Clone)]
+pub struct Closing(Arc<ClosingState>);
+
+struct ClosingState {
+    what: &'static str,
+    closed: AtomicBool,
+    /// Number of calls of `close`, of which those of a writer may fail.
+    closes: AtomicU32,
+    /// The replay of a writer or of an iterator.
+    replay: Option<Closing>,
+}
+
+impl Closing {
+    fn new(what: &'static str, replay: Option<Closing>) -> Self {
+        Closing(Arc::new(ClosingState {
+            what,
+            closed: AtomicBool::new(false),
+            closes: AtomicU32::new(0),
+            replay,
+        }))
+    }
+
+    /// Start of a call, for [`Closing::ended`].
+    pub fn begin(&self) -> u32 {
+        self.0.closes.load(Ordering::Relaxed)
+    }
+
+    /// Name of the object, or of its replay, if `close` ends a call that began at `begun`.
+    ///
+    /// Relaxed here and in `end_calls` and `close`: no other data is published with the values, and the next check is early
+    /// enough.
+    pub fn ended(&self, begun: u32) -> Option<&'static str> {
+        let ended = self.0.closes.load(Ordering::Relaxed) != begun;
+        if ended {
+            Some(self.0.what)
+        } else {
+            self.closed()
+        }
+    }
+
+    /// Name of the object or of its replay, if it is closed.
+    fn closed(&self) -> Option<&'static str> {
+        if self.0.closed.load(Ordering::Relaxed) {
+            return Some(self.0.what);
+        }
+        self.replay().and_then(Closing::closed)
+    }
+
+    /// The replay's part, for the call that closes the object itself.
+    pub fn replay(&self) -> Option<&Closing> {
+        self.0.replay.as_ref()
+    }
+
+    /// Ends the calls that have begun.
+    pub fn end_calls(&self) {
+        self.0.closes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn close(&self) {
+        self.0.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// The exception for a closed object.
+    pub fn exception(py: Python<'_>, what: &str) -> PyErr {
+        error::raise(py, "ClosedError", format!("this {what} is closed"))
+    }
+}
 
 /// A value for the process that made it, until it is closed.
 ///
@@ -14,17 +88,27 @@ use crate::turns::lock;
 pub struct ProcessLocal<T: Send> {
     value: Mutex<Option<T>>,
     process: u32,
-    what: &'static str,
+    closing: Closing,
 }
 
 impl<T: Send> ProcessLocal<T> {
     /// `value`, which errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
+        Self::within(None, what, value)
+    }
+
+    /// [`ProcessLocal::new`] for a part of `replay`: closing the replay closes it too.
+    pub fn within(replay: Option<Closing>, what: &'static str, value: T) -> Self {
         ProcessLocal {
             value: Mutex::new(Some(value)),
             process: std::process::id(),
-            what,
+            closing: Closing::new(what, replay),
         }
+    }
+
+    /// The signal of `close`.
+    pub fn closing(&self) -> &Closing {
+        &self.closing
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
@@ -48,7 +132,7 @@ impl<T: Send> ProcessLocal<T> {
             format!(
                 "this {} was made before the process forked, and threads and connections do not survive a \
                  fork; make it in the child, or start processes with multiprocessing's \"spawn\" method",
-                self.what
+                self.closing.0.what
             ),
         ))
     }
@@ -62,17 +146,58 @@ impl<T: Send> ProcessLocal<T> {
         T: Clone,
     {
         self.check_process(py)?;
+        if let Some(what) = self.closing.closed() {
+            return Err(Closing::exception(py, what));
+        }
         self.lock()
             .clone()
-            .ok_or_else(|| error::raise(py, "ClosedError", format!("this {} is closed", self.what)))
+            .ok_or_else(|| Closing::exception(py, self.closing.0.what))
     }
 
-    /// Takes the value out; `None` if it was closed before.
+    /// Runs a blocking call without the interpreter lock, at most until `deadline`; `close` ends it.
+    ///
+    /// # Errors
+    /// Errors of [`ProcessLocal::get`] and `work`; `ClosedError` if `close` ended the call.
+    pub fn call_until<R: Send>(
+        &self,
+        py: Python<'_>,
+        deadline: Option<Instant>,
+        work: impl FnOnce(&T, &Wait<'_>) -> Result<R> + Send,
+    ) -> PyResult<R>
+    where
+        T: Clone,
+    {
+        let value = self.get(py)?;
+        wait::blocking(py, deadline, Some(&self.closing), move |wait| {
+            // Dropped here: it may be the last reference, whose drop joins threads that wait for the interpreter lock.
+            let value = value;
+            work(&value, wait)
+        })
+    }
+
+    /// [`ProcessLocal::call_until`] for at most `timeout` seconds.
+    ///
+    /// # Errors
+    /// Its errors; `ConfigError` for an invalid timeout.
+    pub fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        work: impl FnOnce(&T, &Wait<'_>) -> Result<R> + Send,
+    ) -> PyResult<R>
+    where
+        T: Clone,
+    {
+        self.call_until(py, wait::deadline(py, timeout)?, work)
+    }
+
+    /// Ends blocked calls and takes the value out; `None` if it was closed before.
     ///
     /// # Errors
     /// `ForkError` in a forked child.
     pub fn close(&self, py: Python<'_>) -> PyResult<Option<T>> {
         self.check_process(py)?;
+        self.closing.close();
         Ok(self.lock().take())
     }
 }

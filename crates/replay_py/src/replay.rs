@@ -25,10 +25,10 @@ use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
 use crate::class::context_manager;
+use crate::log;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
-use crate::table::PyTable;
-use crate::{log, wait};
+use crate::table::{PyTable, Tables};
 pub use draws::PyUpdateReceipt;
 
 /// A replay memory: in this process, or the connection to one on a server (`connect`).
@@ -71,10 +71,10 @@ impl PyReplay {
     pub fn make_tables(
         &self,
         py: Python<'_>,
-        tables: Vec<PyRef<'_, PyTable>>,
+        tables: Tables<'_>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        for table in tables {
+        for table in tables.0 {
             self.create_table(py, &table, timeout)?;
         }
         Ok(())
@@ -91,8 +91,9 @@ impl PyReplay {
         timeout: Option<f64>,
         work: impl FnOnce(&dyn Replay, &Wait<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
-        let replay = self.replay(py)?;
-        wait::at_most(py, timeout, |wait| work(replay.as_ref(), wait))
+        self.backend.call(py, timeout, |backend, wait| {
+            work(backend.replay.as_ref(), wait)
+        })
     }
 }
 
@@ -102,12 +103,12 @@ context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 impl PyReplay {
     #[new]
     #[pyo3(
-        signature = (tables = Vec::new(), *, max_bytes = None, seed = None),
+        signature = (tables = Tables(Vec::new()), *, max_bytes = None, seed = None),
         text_signature = "(tables=(), *, max_bytes=None, seed=None)"
     )]
     fn new(
         py: Python<'_>,
-        tables: Vec<PyRef<'_, PyTable>>,
+        tables: Tables<'_>,
         max_bytes: Option<u64>,
         seed: Option<u64>,
     ) -> PyResult<Self> {
@@ -169,10 +170,10 @@ impl PyReplay {
         dtype: Option<&str>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let replay = self.replay(py)?;
         let tensors = parameters::collect(py, name, tensors, dtype)?;
-        wait::at_most(py, timeout, |wait| {
-            replay.put_parameters(name, parameters::write(name, &tensors)?, wait)
+        let views = parameters::views(&tensors);
+        self.call(py, timeout, |replay, wait| {
+            replay.put_parameters(name, parameters::write(name, &views)?, wait)
         })
     }
 

@@ -88,7 +88,7 @@ impl PyServer {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(server) = self.server.close(py)? {
             wait::unlocked(py, || {
-                server.shut_down();
+                server.close();
                 server.wait()
             })?;
         }

@@ -72,9 +72,8 @@ impl PySumTree {
     ) -> PyResult<()> {
         let index = array::numbers(index, "index", &INDEXES)?;
         let priority = array::numbers(priority, "priority", &array::PRIORITIES)?;
-        self.run(py, index.len(), |tree| {
-            tree.update(&index.to_i64(), priority.to_f64())
-        })
+        let (index, priority) = (index.to_i64(), priority.to_f64());
+        self.run(py, index.len(), |tree| tree.update(&index, priority))
     }
 
     /// Draws `count` indexes, with replacement.

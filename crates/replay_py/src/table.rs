@@ -237,3 +237,17 @@ fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
         ..value.column
     })
 }
+
+/// Tables to make: one, or several.
+pub struct Tables<'py>(pub Vec<PyRef<'py, PyTable>>);
+
+impl<'py> FromPyObject<'_, 'py> for Tables<'py> {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match value.extract() {
+            Ok(table) => Ok(Tables(vec![table])),
+            Err(_) => value.extract().map(Tables),
+        }
+    }
+}

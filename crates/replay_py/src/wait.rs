@@ -1,14 +1,15 @@
-//! Blocking calls without the interpreter lock, ended by their deadline or by Ctrl-C.
+//! Blocking calls without the interpreter lock, ended by their deadline, by Ctrl-C, or when the object is closed.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use replay_core::error::Result;
+use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
 use crate::error;
+use crate::process_local::Closing;
 use crate::turns::lock;
 
 /// The instant after `timeout` seconds; `None` for no timeout.
@@ -45,24 +46,22 @@ pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send
     py.detach(work).map_err(|error| error::to_python(py, error))
 }
 
-/// As [`blocking`], for at most `timeout` seconds.
-pub fn at_most<T: Send>(
-    py: Python<'_>,
-    timeout: Option<f64>,
-    work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
-) -> PyResult<T> {
-    blocking(py, deadline(py, timeout)?, work)
-}
-
-/// Runs `work` without the interpreter lock, and raises its error or the exception of a signal handler.
+/// Runs `work` without the interpreter lock, and raises its error, the exception of a signal handler, or `ClosedError` once
+/// `closing` ends the call.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
+    closing: Option<&Closing>,
     work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+    let begun = closing.map(|closing| (closing, closing.begin()));
+    let ended = || begun.and_then(|(closing, begun)| closing.ended(begun));
     let result = py.detach(|| {
         let interrupted = || {
+            if ended().is_some() {
+                return true;
+            }
             Python::attach(|py| match py.check_signals() {
                 Ok(()) => false,
                 Err(error) => {
@@ -76,8 +75,11 @@ pub fn blocking<T: Send>(
             interrupted: &interrupted,
         })
     });
-    match lock(&raised).take() {
-        Some(raised) => Err(raised),
-        None => result.map_err(|error| error::to_python(py, error)),
+    if let Some(raised) = lock(&raised).take() {
+        return Err(raised);
     }
+    result.map_err(|error| match ended() {
+        Some(what) if matches!(error, Error::Interrupted) => Closing::exception(py, what),
+        _ => error::to_python(py, error),
+    })
 }

@@ -1,22 +1,21 @@
 //! `Writer`: one `append` a step, one row a stream.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::error::Result;
-use replay_core::replay::{Replay, Wait};
+use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::Wait;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
-use replay_core::writer::{
-    FinalObservations, StepBatch, Values, Writer, WriterCounters, WriterOptions,
-};
+use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
-use crate::process_local::ProcessLocal;
+use crate::process_local::{Closing, ProcessLocal};
 use crate::turns::{Turns, lock};
 use crate::{error, wait};
 
@@ -38,60 +37,60 @@ pub struct PyWriter {
 struct WriterState {
     turns: Turns<Writer>,
     counters: Mutex<WriterCounters>,
+    /// The last call ended at its deadline. Relaxed accesses: it is a flag on its own.
+    late: AtomicBool,
 }
 
 impl WriterState {
     fn append(&self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
-        let mut writer = self.turns.take(wait)?;
-        writer.append(step, wait)?;
-        *lock(&self.counters) = writer.counters();
-        Ok(())
+        self.call(wait, |writer| {
+            writer.append(step, wait)?;
+            *lock(&self.counters) = writer.counters();
+            Ok(())
+        })
     }
 
-    fn counters(&self) -> WriterCounters {
-        *lock(&self.counters)
+    fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer) -> Result<()>) -> Result<()> {
+        let mut writer = self.turns.take(wait)?;
+        let done = work(&mut writer);
+        let late = done.as_ref().err().map(Error::code) == Some(ErrorCode::Deadline);
+        self.late.store(late, Ordering::Relaxed);
+        done
     }
 }
 
 impl PyWriter {
-    pub fn open(
-        py: Python<'_>,
-        replay: &dyn Replay,
-        table: &str,
+    /// A writer of the replay that `replay` closes.
+    pub fn new(
+        config: Arc<TableConfig>,
+        writer: Writer,
+        name: String,
         streams: u32,
         view: &ViewSpec,
-        options: WriterOptions,
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let name = options.name.clone();
-        let (config, writer) = wait::at_most(py, timeout, |wait| {
-            let config = replay.table_config(table, wait)?;
-            let writer = Writer::over_channel(config.clone(), streams, view, options, |open| {
-                replay.open_writer(open, wait)
-            })?;
-            Ok((config, writer))
-        })?;
+        replay: Closing,
+    ) -> Self {
         let shared = WriterState {
             turns: Turns::new("writer", writer),
             counters: Mutex::default(),
+            late: AtomicBool::new(false),
         };
-        Ok(PyWriter {
-            writer: ProcessLocal::new("writer", Arc::new(shared)),
+        PyWriter {
+            writer: ProcessLocal::within(Some(replay), "writer", Arc::new(shared)),
             config,
             name,
             streams: streams as usize,
             final_observation: view.observation().map(|column| format!("final_{column}")),
-        })
+        }
     }
 
     /// Reads one argument of `append`; `row` is the shape of one row.
-    fn read(
+    fn read<'py>(
         &self,
         name: &str,
-        value: &Bound<'_, PyAny>,
+        value: &Bound<'py, PyAny>,
         dtype: Dtype,
         row: &[u32],
-    ) -> PyResult<Input> {
+    ) -> PyResult<Input<'py>> {
         let shape: Vec<usize> = std::iter::once(self.streams)
             .chain(row.iter().map(|&n| n as usize))
             .collect();
@@ -105,7 +104,7 @@ impl PyWriter {
         })
     }
 
-    fn refuse(&self, py: Python<'_>, name: &str, expected: &str, got: &Input) -> PyErr {
+    fn refuse(&self, py: Python<'_>, name: &str, expected: &str, got: &Input<'_>) -> PyErr {
         error::schema(
             py,
             &self.config.name,
@@ -124,12 +123,7 @@ impl PyWriter {
             return Err(self.refuse(value.py(), name, "bool", &input));
         }
         // Converted, because a byte of a NumPy bool may be greater than 1.
-        Ok(input
-            .bytes
-            .as_slice()
-            .iter()
-            .map(|&byte| byte != 0)
-            .collect())
+        Ok(input.bytes().iter().map(|&byte| byte != 0).collect())
     }
 
     fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
@@ -141,7 +135,12 @@ impl PyWriter {
         Ok(priorities.into_iter().map(|p| p as f32).collect())
     }
 
-    fn column(&self, name: &str, column: &str, value: &Bound<'_, PyAny>) -> PyResult<Input> {
+    fn column<'py>(
+        &self,
+        name: &str,
+        column: &str,
+        value: &Bound<'py, PyAny>,
+    ) -> PyResult<Input<'py>> {
         let found = self
             .config
             .columns
@@ -154,6 +153,19 @@ impl PyWriter {
         }
     }
 
+    fn counters(&self, py: Python<'_>) -> PyResult<WriterCounters> {
+        self.writer
+            .call(py, None, |writer, _| Ok(*lock(&writer.counters)))
+    }
+
+    /// Whether the last call ended at its deadline.
+    fn is_late(&self, py: Python<'_>) -> bool {
+        let late = self.writer.call(py, None, |writer, _| {
+            Ok(writer.late.load(Ordering::Relaxed))
+        });
+        late.unwrap_or(false)
+    }
+
     /// The view's observation column for a final observation's name, unless the table has a column of that name.
     fn is_final_observation(&self, name: &str) -> bool {
         self.final_observation.as_deref() == Some(name)
@@ -161,32 +173,35 @@ impl PyWriter {
     }
 }
 
-fn values(input: &Input) -> Values<'_> {
+fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
     Values {
         dtype: input.dtype,
         shape: &input.shape,
-        bytes: input.bytes.as_slice(),
+        bytes: input.bytes(),
     }
 }
 
 attributes! { PyWriter, |writer, py|
     /// Steps appended, over all streams, without final rows.
-    steps: PyResult<u64> = Ok(writer.writer.get(py)?.counters().steps);
+    steps: PyResult<u64> = Ok(writer.counters(py)?.steps);
     /// Items made.
-    items: PyResult<u64> = Ok(writer.writer.get(py)?.counters().items);
+    items: PyResult<u64> = Ok(writer.counters(py)?.items);
     /// Windows that never became items.
     ///
     /// After a reset that no end announced, or a truncation without final row.
     dropped_windows: PyResult<u64> = {
-        let counters = writer.writer.get(py)?.counters();
+        let counters = writer.counters(py)?;
         Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
     };
 }
 
 context_manager!(PyWriter, |writer, py, failed| match failed {
     true => {
-        // Errors are ignored: they would hide the block's exception.
-        let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
+        // After a deadline the caller has waited for this memory already. Errors are ignored: they would hide the block's
+        // exception.
+        if !writer.is_late(py) {
+            let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
+        }
         Ok(())
     }
     false => writer.close(py, None),
@@ -212,7 +227,6 @@ impl PyWriter {
         timeout: Option<f64>,
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
-        let writer = self.writer.get(py)?;
         let terminated = self.flags("terminated", terminated)?;
         let truncated = self.flags("truncated", truncated)?;
         let first = self.flags("first", first)?;
@@ -223,7 +237,7 @@ impl PyWriter {
         let read_q = |name, value| self.read(name, value, Dtype::Float32, &[]);
         let q = q.map(|value| read_q("q", value)).transpose()?;
         let final_q = final_q.map(|value| read_q("final_q", value)).transpose()?;
-        let mut inputs: Vec<(String, Input)> = Vec::new();
+        let mut inputs: Vec<(String, Input<'_>)> = Vec::new();
         let mut final_observation = None;
         for (name, value) in columns.into_iter().flatten() {
             let name: String = name.extract()?;
@@ -242,44 +256,51 @@ impl PyWriter {
                 "final_q belongs to final observations, and there are none",
             ));
         }
-        wait::at_most(py, timeout, |wait| {
-            let columns: Vec<(&str, Values<'_>)> = inputs
-                .iter()
-                .map(|(name, input)| (name.as_str(), values(input)))
-                .collect();
-            let same_step = final_observation
-                .as_ref()
-                .map(|observation| FinalObservations {
-                    observation: values(observation),
-                    ended: finals.as_deref(),
-                    q: final_q.as_ref().map(values),
-                });
-            let step = StepBatch {
-                columns: &columns,
-                terminated: Some(&terminated),
-                truncated: Some(&truncated),
-                first: Some(&first),
-                final_rows: finals.as_deref().filter(|_| same_step.is_none()),
-                final_observations: same_step,
-                q: q.as_ref().map(values),
-                priority: priority.as_deref(),
-            };
-            writer.append(&step, wait)
-        })
+        let columns: Vec<(&str, Values<'_>)> = inputs
+            .iter()
+            .map(|(name, input)| (name.as_str(), values(input)))
+            .collect();
+        let same_step = final_observation
+            .as_ref()
+            .map(|observation| FinalObservations {
+                observation: values(observation),
+                ended: finals.as_deref(),
+                q: final_q.as_ref().map(values),
+            });
+        let step = StepBatch {
+            columns: &columns,
+            terminated: Some(&terminated),
+            truncated: Some(&truncated),
+            first: Some(&first),
+            final_rows: finals.as_deref().filter(|_| same_step.is_none()),
+            final_observations: same_step,
+            q: q.as_ref().map(values),
+            priority: priority.as_deref(),
+        };
+        self.writer
+            .call(py, timeout, |writer, wait| writer.append(&step, wait))
     }
 
     /// Sends what is packed and waits until everything is in the table; open windows stay open.
     #[pyo3(signature = (timeout = None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let writer = self.writer.get(py)?;
-        wait::at_most(py, timeout, |wait| writer.turns.take(wait)?.flush(wait))
+        self.writer.call(py, timeout, |writer, wait| {
+            writer.call(wait, |writer| writer.flush(wait))
+        })
     }
 
     /// Flushes and ends the writer. Windows that are still open never become items.
     #[pyo3(signature = (timeout = None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let deadline = wait::deadline(py, timeout)?;
         let writer = self.writer.get(py)?;
-        wait::at_most(py, timeout, |wait| writer.turns.take(wait)?.close(wait))
+        let closing = self.writer.closing();
+        // Ends a blocked append or flush of another thread, which would keep the writer from its turn.
+        closing.end_calls();
+        wait::blocking(py, deadline, closing.replay(), move |wait| {
+            let writer = writer;
+            writer.call(wait, |writer| writer.close(wait))
+        })
     }
 
     fn __repr__(&self) -> String {

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -38,6 +39,11 @@ class RedisMemory(ReplayMemory):
         super().__init__(own, settings, settings.address, self._messages.view)
         self._store = store
         self._version = 0
+
+    @classmethod
+    def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
+        """Connects to the Redis."""
+        RedisStore(address, "", token, {}).close()
 
     @classmethod
     @contextlib.contextmanager

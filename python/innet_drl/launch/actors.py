@@ -38,8 +38,10 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5
 STOP_SECONDS = 10.0
 """Seconds that an actor may take to end before it is killed."""
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
+MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError)
+"""Errors of actors whose server was started again without their writers."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,9 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
     except TrainingError as error:
         pipe.send(ProcessFailure(str(error), fatal=True))
     except innet.ReplayError as error:
-        pipe.send(ProcessFailure(str(error), fatal=isinstance(error, ValueError)))
+        pipe.send(
+            ProcessFailure(str(error), fatal=isinstance(error, ValueError), by_memory=isinstance(error, MEMORY_LOST))
+        )
     except Exception:
         # A replacement would meet the same before its first step.
         pipe.send(ProcessFailure(traceback.format_exc(), fatal=not playing.is_set()))
@@ -212,8 +216,9 @@ class Actors:
         process.close()
         if failure is not None and failure.fatal:
             raise ActorError(f"actor {index} cannot play: {reason}")
-        if self._restarts_left == 0:
+        counts = failure is None or not failure.by_memory
+        if counts and self._restarts_left == 0:
             raise ActorError(f"actor {index} failed, and no restart is left: {reason}")
-        self._restarts_left -= 1
+        self._restarts_left -= counts
         logger.error("actor %d failed and is replaced (%d restarts left): %s", index, self._restarts_left, reason)
         self._start(replace(self._assignments[index], first_step=agent_steps))

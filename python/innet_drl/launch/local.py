@@ -7,6 +7,7 @@ learners connect to it; with `--replay` all of them connect to a server.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import tempfile
 import time
@@ -21,7 +22,7 @@ from innet_drl.launch.processes import start_fork_server
 from innet_drl.train import serial
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, ProcessError, RelayError
-from innet_drl.train.memory import ReplayMemory, memory_class
+from innet_drl.train.memory import ReplayMemory, memory_class, memory_token
 from innet_drl.train.page import Page
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.targets import TargetsAhead
@@ -63,12 +64,17 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
     if not config.serial:
         start_fork_server()
     title = f"{config.environment} in {out}"
-    with Page(title) as page, Trainer(config, folder, page, resumed) as trainer:
-        if config.serial:
-            serial.train(trainer)
-        else:
-            train_parallel(trainer)
-        return trainer.finish()
+    with Page(title) as page:
+        if not config.serial and config.replay != "embedded":
+            # Before the trainer measures arithmetic, which takes seconds.
+            page.say(f"connecting to the replay memory at {config.replay}")
+            memory_class(config.replay).check(config.replay, memory_token(config), config.replay_ca)
+        with Trainer(config, folder, page, resumed) as trainer:
+            if config.serial:
+                serial.train(trainer)
+            else:
+                train_parallel(trainer)
+            return trainer.finish()
 
 
 def train_parallel(trainer: Trainer) -> None:
@@ -105,13 +111,13 @@ def train_parallel(trainer: Trainer) -> None:
 
 
 def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iterator[TorchBatch]) -> None:
-    pending = None
+    pending = incarnation = None
     checked = time.monotonic()
     while not trainer.finished:
         try:
             batch = next(batches)
         except innet.errors.DeadlineError as error:
-            trainer.note = str(error).removeprefix("the deadline passed: ")
+            trainer.say(str(error).removeprefix("the deadline passed: "))
             batch = None
         trainer.stopwatch.lap("wait for a batch")
         if batch is not None:
@@ -120,7 +126,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
             if pending is not None:
                 keys, earlier = pending
-                memory.update_priorities(keys, trainer.priorities(earlier))
+                trainer.ask(functools.partial(memory.update_priorities, keys, trainer.priorities(earlier)))
             pending = (batch.key, update)
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
@@ -131,6 +137,11 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             _check_actors(actors, trainer)
             if trainer.report_due_by_time:
                 trainer.report(memory)
+                if memory.incarnation != incarnation:
+                    if incarnation is not None:
+                        logger.warning("the server of the replay memory was started again: its memory was empty")
+                        trainer.publish(memory)
+                    incarnation = memory.incarnation
             if trainer.checkpoint_due:
                 trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
 

@@ -34,6 +34,8 @@ class ProcessFailure:
     message: str
     fatal: bool
     """A replacement would fail in the same way."""
+    by_memory: bool = False
+    """The memory came back empty: a replacement counts as no restart."""
 
 
 def start_fork_server() -> None:

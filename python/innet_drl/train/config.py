@@ -58,6 +58,9 @@ class Config:
     the password of the Redis."""
     replay_ca: Path | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
+    replay_patience: Positive = 60.0
+    """Seconds that a run waits for a server (`--replay`) that is away or does not answer, before it ends with a
+    checkpoint."""
     message: Literal["frames", "stacks"] = "frames"
     """Messages to a Redis: `frames` has each frame once, compressed with LZ4; `stacks` is the paper's format, whole
     transitions of stacked float32 observations."""

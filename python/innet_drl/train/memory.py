@@ -36,6 +36,9 @@ from innet_drl.train.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+GRACE_SECONDS = 0.25
+"""Seconds by which a call of a server may exceed its timeout: the page names a silent server soon."""
+
 IMAGE_BYTES = 2_000
 """Memory reserved for each step of an Atari game: compressed, Breakout takes 409 on average and Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
@@ -80,6 +83,8 @@ class MemorySettings:
     max_bytes: int
     seed: int
     tls_ca: Path | None
+    patience: float
+    """Seconds to wait for a server that does not answer."""
     message: str
     message_transitions: int
     resumed: bool
@@ -137,6 +142,16 @@ class ReplayMemory(abc.ABC):
         self._settings = settings
         self._name = settings.table.name
         self._view = view or settings.view
+        self._incarnation: str | None = None
+
+    @classmethod
+    @abc.abstractmethod
+    def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
+        """Connects to an address, so that a wrong one is named before anything is made.
+
+        Raises:
+            innet_drl.ReplayError: Nothing answers there.
+        """
 
     @classmethod
     @abc.abstractmethod
@@ -185,12 +200,19 @@ class ReplayMemory(abc.ABC):
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of sampled transitions."""
-        self.replay.update_priorities(self._name, keys, priorities)
+        self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience)
 
-    def stats(self) -> dict[str, Any]:
-        """Returns the table's counters."""
-        table: dict[str, Any] = self.replay.stats()["tables"][self._name]
+    def stats(self, timeout: float | None = None) -> dict[str, Any]:
+        """Returns the table's counters, within `timeout` seconds or the patience of the settings."""
+        stats = self.replay.stats(self._settings.patience if timeout is None else timeout)
+        self._incarnation = stats["incarnation"]
+        table: dict[str, Any] = stats["tables"][self._name]
         return table
+
+    @property
+    def incarnation(self) -> str | None:
+        """Number of the memory that `stats` saw last: a server that was started again has another one."""
+        return self._incarnation
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the items to a file, if this process keeps them."""
@@ -203,6 +225,11 @@ class ReplayMemory(abc.ABC):
 
 class ServerMemory(ReplayMemory):
     """The memory as a client of a server, which is `innet-replay serve` or the first learner."""
+
+    @classmethod
+    def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
+        """Connects to the server."""
+        innet.connect(address, token=token, tls_ca=tls_ca).close()
 
     @classmethod
     @contextlib.contextmanager
@@ -222,7 +249,7 @@ class ServerMemory(ReplayMemory):
     @contextlib.contextmanager
     def join(cls, settings: MemorySettings) -> Iterator[Self]:
         """Connects to the server."""
-        with innet.connect(settings.address, token=settings.token, tls_ca=settings.tls_ca) as replay:
+        with _connect(settings) as replay:
             yield cls(replay, settings, settings.address)
 
     def writer(self, actor: int) -> innet.Writer:
@@ -242,7 +269,7 @@ class ServerMemory(ReplayMemory):
 
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
-        self.replay.put_parameters(self._name, tensors)
+        self.replay.put_parameters(self._name, tensors, timeout=self._settings.patience)
 
 
 class EmbeddedMemory(ServerMemory):
@@ -315,6 +342,7 @@ def memory_settings(
         max_bytes=config.max_bytes,
         seed=config.seed,
         tls_ca=config.replay_ca,
+        patience=config.replay_patience,
         message=config.message,
         message_transitions=config.message_transitions,
         resumed=earlier is not None,
@@ -374,7 +402,15 @@ def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
 def _connect(settings: MemorySettings) -> innet.Replay:
     address, table = settings.address, settings.table
     try:
-        return innet.connect(address, token=settings.token, tables=[table], tls_ca=settings.tls_ca)
+        # Every process of a run names the table: the first one to reach a restarted, empty server makes it again.
+        return innet.connect(
+            address,
+            token=settings.token,
+            tables=[table],
+            tls_ca=settings.tls_ca,
+            grace=GRACE_SECONDS,
+            reconnect_for=settings.patience,
+        )
     except innet.errors.TableDiffersError as error:
         drop = f"innet_drl.connect({address!r}).drop_table({table.name!r})"
         if not settings.resumed:

@@ -148,6 +148,11 @@ class Meter:
         return time.perf_counter() - self._started
 
     @property
+    def time_s(self) -> float:
+        """Seconds of training over all sessions."""
+        return self._earlier_s + self.session_s
+
+    @property
     def seconds_since_line(self) -> float:
         """Seconds since the last line of metrics."""
         return time.perf_counter() - self._last_time
@@ -223,7 +228,7 @@ class Meter:
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, as plain JSON values."""
         return {
-            "time_s": self._earlier_s + self.session_s,
+            "time_s": self.time_s,
             "agent_steps": self.agent_steps,
             "games": self.games,
             "best": self.best,

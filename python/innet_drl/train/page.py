@@ -6,6 +6,7 @@ The package logs through `logging`; the embedding program configures handlers. `
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import sys
 import time
@@ -72,6 +73,7 @@ class Page:
         has_page = self._console.is_terminal and fits
         self._live = Live(console=self._console, auto_refresh=False) if has_page else None
         self._last_line = -PLAIN_SECONDS
+        self._shown: tuple[Metrics, dict[int, float], float | None] | None = None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -92,11 +94,23 @@ class Page:
         self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None = None
     ) -> None:
         """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
+        self._shown = metrics, scores_by_actor, seconds_left
         if self._live is not None:
             self._live.update(self._render(metrics, scores_by_actor, note, seconds_left), refresh=True)
         elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
             _print(self._console, plain_line(metrics, note))
+
+    def show_note(self, note: str, time_s: float) -> None:
+        """Shows another note and time with the numbers of the last line; any thread may call it."""
+        if self._live is None:
+            return
+        if self._shown is None:
+            self.say(note)
+        else:
+            metrics, scores, seconds_left = self._shown
+            shown = self._render(dataclasses.replace(metrics, time_s=time_s), scores, note, seconds_left)
+            self._live.update(shown, refresh=True)
 
     def _render(
         self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None

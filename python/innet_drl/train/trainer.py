@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl.batches import TorchBatch
+from innet_drl.errors import ReplayError
 from innet_drl.train import environments, video
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import Config
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 """Seconds from a checkpoint that could not be written to the next try."""
+SILENT_SECONDS = 0.5
+"""Seconds of a call of the memory after which the page says that the run waits for it."""
+LAST_SECONDS = 0.25
+"""Seconds that the memory has for the last line of a run that a signal ends."""
 KEPT_LINES = 10_000
 """Largest number of pending lines of metrics."""
 NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
@@ -58,6 +63,10 @@ class Result:
     """Seconds of training over all sessions of the run, without evaluations and the video."""
     evaluation: Evaluation | None
     """The last evaluation; `None` if training was interrupted or made no update."""
+
+
+class _Interrupted(BaseException):
+    """A signal during a call of the memory. Raised by the signal's handler, so that it ends the call."""
 
 
 class Trainer:
@@ -105,17 +114,24 @@ class Trainer:
         self._reached_target = False
         self._evaluated: tuple[int, Evaluation] | None = None
         self._previous_handlers: dict[signal.Signals, Any] = {}
+        self._table: dict[str, Any] | None = None
+        self._asked: float | None = None
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._watch_calls, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
         # Handlers belong to the main thread; a program that trains in another one handles signals itself.
         if threading.current_thread() is threading.main_thread():
             for name in (signal.SIGINT, signal.SIGTERM):
                 self._previous_handlers[name] = signal.signal(name, self._interrupt)
+        self._watch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for name, handler in self._previous_handlers.items():
             signal.signal(name, handler)
+        self._ended.set()
+        self._watch.join()
         if self._files is not None:
             with self.folder.writing():
                 with contextlib.suppress(RunFolderError):
@@ -142,6 +158,33 @@ class Trainer:
         by_journal = config.serial and self.restorable
         in_learner = config.replay == "embedded" or config.relayed
         return config.checkpoint_replay and in_learner and not by_journal
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Calls the memory, unless the run is interrupted. A signal ends the call, and the page names a long one."""
+        if self.config.serial:
+            # The memory of this process does not block, and a resumed run has to repeat what this one would have done.
+            call()
+            return
+        try:
+            try:
+                self._asked = time.monotonic()
+                if not self.interrupted:
+                    call()
+            finally:
+                self._asked = None
+        except _Interrupted:
+            self._asked = None
+
+    def say(self, note: str) -> None:
+        """Shows a note on the run's state on the page."""
+        self.note = note
+        self.page.show_note(note, self.meter.time_s)
+
+    def _watch_calls(self) -> None:
+        while not self._ended.wait(SILENT_SECONDS / 2):
+            asked = self._asked
+            if asked is not None and time.monotonic() - asked >= SILENT_SECONDS:
+                self.say(f"waiting for the replay memory at {self.config.replay}")
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
@@ -213,7 +256,7 @@ class Trainer:
 
     def publish(self, memory: ReplayMemory) -> None:
         """Publishes the parameters for the actors."""
-        memory.put_parameters(self.learner.parameters())
+        self.ask(lambda: memory.put_parameters(self.learner.parameters()))
         self.learner.publications += 1
         self.stopwatch.lap("publish")
 
@@ -252,8 +295,19 @@ class Trainer:
 
     def report(self, memory: ReplayMemory) -> None:
         """Writes a line of metrics and shows it."""
+
+        def ask_for_counters() -> None:
+            self._table = memory.stats()
+
+        self.ask(ask_for_counters)
+        if self.interrupted:
+            # If the memory does not answer, the last line has its counters of the line before.
+            with contextlib.suppress(ReplayError):
+                self._table = memory.stats(LAST_SECONDS)
+        if self._table is None:
+            return
         self.meter.add_learner_time(self.stopwatch.take())
-        metrics = self.meter.line(self.learner.updates, self.learner.publications, memory.stats())
+        metrics = self.meter.line(self.learner.updates, self.learner.publications, self._table)
         self._write(metrics)
         self.stopwatch.lap("report")
 
@@ -376,6 +430,8 @@ class Trainer:
             raise KeyboardInterrupt
         self.interrupted = True
         logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
+        if self._asked is not None:
+            raise _Interrupted
 
     def finish(self) -> Result:
         """Evaluates the trained agent, records a video of it, and sums up the session.

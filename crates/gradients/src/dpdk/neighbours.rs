@@ -76,19 +76,17 @@ impl Neighbours {
             return;
         }
         let mut table = self.table();
-        match table.get_mut(&ip) {
-            Some(entry) => {
-                entry.last_heard = now;
-                entry.asked = None;
-                if entry.neighbour == neighbour {
-                    return;
-                }
-                entry.neighbour = neighbour;
+        if let Some(entry) = table.get_mut(&ip) {
+            entry.last_heard = now;
+            entry.asked = None;
+            if entry.neighbour == neighbour {
+                return;
             }
-            None if arp.to.0 == here && make_room(&mut table) => {
-                table.insert(ip, ArpEntry::new(neighbour, now, None));
-            }
-            None => return,
+            entry.neighbour = neighbour;
+        } else if arp.to.0 == here && make_room(&mut table) {
+            table.insert(ip, ArpEntry::new(neighbour, now, None));
+        } else {
+            return;
         }
         drop(table);
         self.changed();

@@ -26,7 +26,7 @@ pub struct FinalObservations<'a> {
     pub observation: Values<'a>,
     /// `[streams]`: the episode ends with this step; by default where it is terminated or truncated.
     pub ended: Option<&'a [bool]>,
-    /// float32 `[streams, actions]`: Q-values of these observations.
+    /// float32 `[streams, actions]`: Q-values of these observations; needed at a truncation where the step has Q-values.
     pub q: Option<Values<'a>>,
 }
 
@@ -236,6 +236,13 @@ impl StepChecker {
             )));
         }
         let Some(q) = step.q else { return Ok(()) };
+        let cut = is_set(step.step.truncated, stream) && !is_set(step.step.terminated, stream);
+        let last = step.last_observation(stream).filter(|_| cut);
+        if last.is_some_and(|last| last.estimate.greedy.is_none()) {
+            return Err(self.refuse(format!(
+                "stream {stream} is truncated, and its final observation has no Q-values: give final_q beside q"
+            )));
+        }
         let action = self.action.ok_or_else(|| {
             self.refuse(format!(
                 "priorities from Q-values need a column {ACTION:?} of one integer a step; give priorities instead"

@@ -1,9 +1,11 @@
-//! The command line: `innet-replay serve`, `stats` and `doctor`. The binary and the Python wheel both call [`run`].
+//! The command line: `innet-replay serve`, `stats`, `tables`, `drop` and `doctor`. The binary and the Python wheel both call [`run`].
 
 mod doctor;
 mod log;
 mod serve;
+mod server_flags;
 mod stats;
+mod tables;
 
 use std::ffi::OsString;
 
@@ -23,6 +25,8 @@ struct CommandLine {
 enum Command {
     Serve(Box<serve::ServeFlags>),
     Stats(stats::StatsFlags),
+    Tables(tables::TablesFlags),
+    Drop(tables::DropFlags),
     Doctor(doctor::DoctorFlags),
 }
 
@@ -46,6 +50,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             serve::run(&flags, given).map(|()| 0)
         }
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
+        Command::Tables(flags) => tables::list(&flags).map(|()| 0),
+        Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Doctor(flags) => doctor::run(&flags),
     };
     match done {

@@ -1,71 +1,47 @@
 //! `innet-replay stats`: counters and gauges of a server, as tables or as JSON.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
 
-use crate::client::{Client, ConnectOptions};
-use crate::config::read_token_file;
-use crate::stack::Address;
+use super::server_flags::{ServerFlags, patience};
 use replay_core::error::Result;
-use replay_core::replay::{Replay, Wait};
-use replay_wire::auth::{self, Secret};
-
-/// Longest wait for the server.
-const PATIENCE: Duration = Duration::from_secs(10);
+use replay_core::replay::Replay;
 
 /// Show the counters and gauges of a server.
 #[derive(Args)]
 pub struct StatsFlags {
-    /// Address of the server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port over F-Stack
-    #[arg(default_value = "innet://127.0.0.1:7710")]
-    address: Address,
+    #[command(flatten)]
+    server: ServerFlags,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Token of the server; prefer --token-file, or the environment variable INNET_TOKEN
-    #[arg(long)]
-    token: Option<String>,
-    /// File with the server's token
-    #[arg(long, value_name = "FILE", conflicts_with = "token")]
-    token_file: Option<PathBuf>,
-    /// PEM file with the server's certificate or its authority's, for innets://
-    #[arg(long, value_name = "FILE")]
-    tls_ca: Option<PathBuf>,
-    /// F-Stack's configuration file, for innet+fstack://
-    #[arg(long, value_name = "FILE")]
-    stack_config: Option<PathBuf>,
+    /// Print again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    watch: Option<u32>,
 }
 
 /// Prints the statistics of the server.
 pub fn run(flags: &StatsFlags) -> Result<()> {
-    let wait = Wait::until(Some(Instant::now() + PATIENCE));
-    let options = ConnectOptions {
-        token: token(flags, auth::environment_token())?.map(Secret),
-        tls_ca: flags.tls_ca.clone(),
-        stack_config: flags.stack_config.clone(),
-        connect_timeout: PATIENCE,
-        ..ConnectOptions::default()
-    };
-    let stats = Client::connect(&flags.address, options, &wait)?.stats(&wait)?;
-    let text = if flags.json {
-        stats.to_string() + "\n"
-    } else {
-        tables(&stats)
-    };
-    // An error is ignored: the reader (`| head`) may have ended.
-    let _ = io::stdout().write_all(text.as_bytes());
-    Ok(())
-}
-
-/// Token of the flags, or else of the environment.
-fn token(flags: &StatsFlags, environment: Option<String>) -> Result<Option<String>> {
-    match &flags.token_file {
-        Some(path) => read_token_file(path).map(Some),
-        None => Ok(flags.token.clone().or(environment)),
+    let client = flags.server.connect()?;
+    loop {
+        let stats = client.stats(&patience())?;
+        let mut text = if flags.json {
+            stats.to_string()
+        } else {
+            tables(&stats)
+        };
+        if flags.json || flags.watch.is_some() {
+            text.push('\n');
+        }
+        let printed = io::stdout().write_all(text.as_bytes());
+        let Some(seconds) = flags.watch.filter(|_| printed.is_ok()) else {
+            // An error is ignored: the reader (`| head`) may have ended.
+            return Ok(());
+        };
+        std::thread::sleep(Duration::from_secs(seconds.into()));
     }
 }
 
@@ -116,7 +92,7 @@ fn readable(name: &str, value: &Value) -> String {
     }
 }
 
-fn readable_bytes(bytes: u64) -> String {
+pub(super) fn readable_bytes(bytes: u64) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB"];
     let power = (bytes.max(1).ilog2() / 10).min(unit.len() as u32 - 1);
     match power {
@@ -129,7 +105,7 @@ fn readable_bytes(bytes: u64) -> String {
     }
 }
 
-fn with_separators(number: u64) -> String {
+pub(super) fn with_separators(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (position, digit) in digits.chars().enumerate() {

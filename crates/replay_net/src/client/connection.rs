@@ -1,8 +1,11 @@
 //! A connection to a server, and its driver: a tokio runtime without a thread of its own, which runs only inside blocking
 //! calls, or F-Stack's reactor, which runs each call while the caller waits.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustls::pki_types::ServerName;
@@ -11,7 +14,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
-use super::pipeline::RequestPipeline;
+use super::outage::Outage;
+use super::pipeline::{RequestPipeline, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
 use crate::io_error;
 use crate::refuse;
@@ -20,6 +24,7 @@ use crate::stack::{Address, ByteStream, StackName, kernel};
 use crate::stack::{fstack, fstack_config::Config};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::schema::TableConfig;
 use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
 type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
@@ -38,6 +43,11 @@ pub struct Dialer {
     open: Option<Box<OpenStream>>,
     #[cfg(feature = "fstack")]
     reactor: Option<fstack::ReactorHandle>,
+    /// Incarnation of the server at the last connection, 0 before the first one.
+    incarnation: AtomicU64,
+    /// Tables that this client made, by name.
+    tables: Mutex<BTreeMap<String, TableConfig>>,
+    pub(super) outage: Outage,
     /// The process that connected: a forked child must not use its parent's connections.
     process: u32,
 }
@@ -107,6 +117,9 @@ impl Dialer {
             open: None,
             #[cfg(feature = "fstack")]
             reactor,
+            incarnation: AtomicU64::new(0),
+            tables: Mutex::default(),
+            outage: Outage::default(),
             process: std::process::id(),
         })
     }
@@ -162,20 +175,38 @@ impl Dialer {
             let stream = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
             let token = self.options.token.as_ref().map(|token| &*token.0);
-            match pipeline.handshake(token).await {
-                Ok(incarnation) => Ok((pipeline, incarnation)),
+            let incarnation = match pipeline.handshake(token).await {
+                Ok(incarnation) => incarnation,
                 Err(error) => {
                     pipeline.close().await;
-                    Err(self.explain(error))
+                    return Err(self.explain(error));
                 }
+            };
+            // Relaxed: a table that is made twice is made once.
+            if self.incarnation.load(Ordering::Relaxed) != incarnation {
+                // The server restarted, and may be empty.
+                let tables: Vec<_> = self.tables().values().cloned().collect();
+                for table in tables {
+                    let body = RequestBody::CreateTable(table);
+                    let reply = pipeline.call(u32::MAX, body).await?;
+                    expect_reply!(reply, ReplyBody::Done => ())?;
+                }
+                self.incarnation.store(incarnation, Ordering::Relaxed);
             }
+            Ok((pipeline, incarnation))
         })?;
+        self.outage.end(&self.address);
         Ok(Connection {
             incarnation,
             process: self.process,
             tls: self.tls.is_some(),
             open: Some((pipeline, driver)),
         })
+    }
+
+    /// Tables that this client made and did not drop: a restarted server gets them again.
+    pub(super) fn tables(&self) -> MutexGuard<'_, BTreeMap<String, TableConfig>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn driver(&self) -> Result<Driver> {
@@ -360,11 +391,16 @@ impl Connection {
         }
     }
 
-    /// Whether an idle connection is still open.
-    pub fn is_alive(&mut self) -> bool {
+    /// Checks that an idle connection is still open.
+    ///
+    /// # Errors
+    /// The reason why it is not.
+    pub fn check(&mut self) -> Result<()> {
         let late = || Error::Interrupted;
-        let arrived = self.run(&Wait::forever(), None, late, RequestPipeline::arrived);
-        matches!(arrived, Ok(None))
+        match self.run(&Wait::forever(), None, late, RequestPipeline::arrived)? {
+            None => Ok(()),
+            Some(reply) => Err(unexpected(&reply.body)),
+        }
     }
 }
 

@@ -193,7 +193,8 @@ impl JobConnection {
         let connection = self.connection.lock();
         connection
             .unwrap_or_else(PoisonError::into_inner)
-            .is_alive()
+            .check()
+            .is_ok()
     }
 
     fn disconnected(&self) -> Error {

@@ -5,6 +5,7 @@
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
 //! | `pool` | idle connections, retries after broken ones |
+//! | `outage` | servers that do not answer, for the log; servers that were closed |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
 //! | [`gradients`] | a worker of a gradient job |
@@ -13,11 +14,12 @@
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before
 //! the answer arrived, the client repeats the call on a new connection, until the caller's deadline or for
-//! [`ConnectOptions::reconnect_for`].
+//! [`ConnectOptions::reconnect_for`]. A restarted server first gets the tables again that this client made.
 
 pub mod connection;
 pub mod gradient_updates;
 pub mod gradients;
+mod outage;
 pub mod pipeline;
 mod pool;
 pub mod push;
@@ -38,8 +40,8 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_broken};
-use pool::{ConnectionPool, retry};
+use pipeline::{expect_reply, is_absent, is_broken};
+use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -67,6 +69,8 @@ pub struct ConnectOptions {
     pub grace: Duration,
     /// Longest time for which a call reconnects after a broken connection, also without a deadline.
     pub reconnect_for: Duration,
+    /// Longest time for which the first connection is tried again while no server listens at the address.
+    pub await_server: Duration,
     /// Largest frame accepted from the server, in bytes.
     pub max_frame_bytes: u64,
     /// Unacknowledged pushes of one writer, at least 1.
@@ -85,6 +89,7 @@ impl Default for ConnectOptions {
             connect_timeout: Duration::from_secs(10),
             grace: Duration::from_secs(5),
             reconnect_for: Duration::from_secs(60),
+            await_server: Duration::ZERO,
             max_frame_bytes: 1 << 30,
             push_window: 32,
             push_window_bytes: 16 << 20,
@@ -100,7 +105,7 @@ pub struct Client {
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
-/// Connects to a server, without retries: a refused connection fails at once, an unanswered one after
+/// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`]; an unanswered one fails after
 /// [`ConnectOptions::connect_timeout`].
 ///
 /// # Errors
@@ -126,7 +131,9 @@ impl Client {
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let dialer = Arc::new(dialer);
         let idle = ConnectionPool::default();
-        idle.give(dialer.dial(wait)?);
+        let longest = dialer.options.await_server;
+        let first = retry_for(longest, is_absent, &dialer, wait, || dialer.dial(wait))?;
+        idle.give(first);
         Ok(Client {
             dialer,
             idle,
@@ -219,7 +226,11 @@ impl Client {
 
 impl Replay for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
-        self.ask_done(wait, |_| RequestBody::CreateTable(config.clone()))
+        self.ask_done(wait, |_| RequestBody::CreateTable(config.clone()))?;
+        self.dialer
+            .tables()
+            .insert(config.name.clone(), config.clone());
+        Ok(())
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
@@ -232,6 +243,7 @@ impl Replay for Client {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
+        self.dialer.tables().remove(table);
         let tries = Cell::new(0);
         let dropped = self.ask_done(wait, |_| {
             tries.set(tries.get() + 1);

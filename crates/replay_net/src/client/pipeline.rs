@@ -285,10 +285,26 @@ pub fn unexpected(body: &ReplyBody) -> Error {
     Error::Protocol(format!("the server answered with {:?}", body.name()))
 }
 
-/// Whether a new connection may help: this one broke, or its server shuts down.
+/// Whether a new connection may help: this one broke, or its server restarts.
 pub fn is_broken(error: &Error) -> bool {
-    matches!(
-        error.code(),
-        ErrorCode::Disconnected | ErrorCode::Connect | ErrorCode::Closed
-    )
+    matches!(error, Error::Closed(_))
+        || matches!(error.code(), ErrorCode::Disconnected | ErrorCode::Connect)
+}
+
+/// Whether nothing listens at the address: a server may be about to start.
+pub fn is_absent(error: &Error) -> bool {
+    use std::io::ErrorKind;
+    let absent = [
+        ErrorKind::ConnectionRefused,
+        // The file of a Unix socket.
+        ErrorKind::NotFound,
+        ErrorKind::HostUnreachable,
+        ErrorKind::NetworkUnreachable,
+    ];
+    matches!(error, Error::Connect { source, .. } if absent.contains(&source.kind()))
+}
+
+/// Whether the server was closed for good.
+pub fn is_closed(error: &Error) -> bool {
+    matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Closed)
 }

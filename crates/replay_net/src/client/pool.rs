@@ -4,33 +4,51 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
-use super::pipeline::is_broken;
-use replay_core::error::Result;
+use super::pipeline::{is_broken, is_closed};
+use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
 /// Calls `attempt` again after a broken connection: at once, then after pauses that double up to a second, until the caller's
-/// deadline or for [`ConnectOptions::reconnect_for`](super::ConnectOptions), whichever ends first.
+/// deadline or for [`ConnectOptions::reconnect_for`](super::ConnectOptions), whichever ends first. After the first pause the log
+/// names the server. A server that was closed for good is not waited for.
 ///
 /// # Errors
 /// Error of the last attempt or of an interrupt.
-pub fn retry<T>(
+pub fn retry<T>(dialer: &Dialer, wait: &Wait<'_>, attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let longest = dialer.options.reconnect_for;
+    retry_for(longest, is_broken, dialer, wait, attempt)
+}
+
+/// [`retry`] for `longest`, after errors that `helps` accepts.
+///
+/// # Errors
+/// Errors of [`retry`].
+pub fn retry_for<T>(
+    longest: Duration,
+    helps: impl Fn(&Error) -> bool,
     dialer: &Dialer,
     wait: &Wait<'_>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let until = Instant::now() + dialer.options.reconnect_for;
-    let until = wait.deadline.map_or(until, |d| until.min(d));
+    let until = Instant::now().checked_add(longest);
+    let until = [until, wait.deadline].into_iter().flatten().min();
     let mut pause = Duration::ZERO;
     loop {
         let error = match attempt() {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
+        if is_closed(&error) {
+            dialer.outage.close();
+        }
         let next = Instant::now() + pause;
-        if !is_broken(&error) || next >= until {
+        if !helps(&error) || until.is_some_and(|until| next >= until) {
             return Err(error);
         }
-        tracing::debug!(%error, ?pause, "connecting again");
+        dialer.outage.check(&dialer.address)?;
+        if !pause.is_zero() {
+            dialer.outage.begin(&error, longest);
+        }
         wait.check()?;
         let mut slices = wait.slices(Some(next));
         loop {
@@ -63,8 +81,10 @@ impl ConnectionPool {
             let Some(mut connection) = idle else {
                 return dialer.dial(wait);
             };
-            if connection.is_alive() {
-                return Ok(connection);
+            match connection.check() {
+                Ok(()) => return Ok(connection),
+                Err(error) if is_closed(&error) => dialer.outage.close(),
+                Err(_) => {}
             }
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::pipeline::{RequestPipeline, expect_reply, is_broken, unexpected};
+use super::pipeline::{RequestPipeline, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
@@ -121,7 +121,7 @@ impl Pushes {
         let dialer = self.dialer.clone();
         retry(&dialer, wait, || {
             let worked = self.work_on_this_connection(wait, &done);
-            if worked.as_ref().is_err_and(is_broken) {
+            if worked.as_ref().is_err_and(|e| is_broken(e) || is_closed(e)) {
                 self.connection = None;
             }
             worked
@@ -226,7 +226,7 @@ impl Pushes {
                     code,
                     message: message.clone(),
                 };
-                if is_broken(&error) {
+                if is_broken(&error) || is_closed(&error) {
                     return Err(error);
                 }
                 let behind = self.pending.len() - at - 1;

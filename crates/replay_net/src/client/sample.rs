@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
-use super::pipeline::{RequestPipeline, answer, is_broken, unexpected};
+use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
@@ -63,7 +63,7 @@ impl Samples {
                     return Ok(sampled);
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                Err(error) if request.earlier && !is_broken(&error) => {}
+                Err(error) if request.earlier && !is_broken(&error) && !is_closed(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -138,7 +138,7 @@ impl SampleChannel for Samples {
         let next = retry(&dialer, wait, || {
             let next = self.next_on_this_connection(wait, patience);
             if let Err(error) = &next
-                && (is_broken(error) || !is_harmless(error))
+                && (is_broken(error) || is_closed(error) || !is_harmless(error))
             {
                 self.connection = None;
             }

@@ -62,6 +62,11 @@ impl RunningServer {
         self.server.shut_down();
     }
 
+    /// [`Server::close`].
+    pub fn close(&self) {
+        self.server.close();
+    }
+
     /// Returns when the server has ended.
     ///
     /// # Errors

@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 
 use replay_core::error::{Error, ErrorCode};
 use replay_core::importance;
-use replay_core::replay::{Replay, SampleRequest};
+use replay_core::replay::SampleRequest;
 use replay_core::schema::Dtype;
 use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
-use replay_core::writer::WriterOptions;
+use replay_core::writer::{Writer, WriterOptions};
 
 use super::PyReplay;
 use crate::batch::PyBatch;
@@ -51,7 +51,6 @@ impl PyReplay {
     fn decoder(
         &self,
         py: Python<'_>,
-        replay: &Arc<dyn Replay>,
         table: &str,
         reading: DecoderKey,
         deadline: Option<Instant>,
@@ -63,8 +62,8 @@ impl PyReplay {
         if let Some(decoder) = self.decoders().get(table).and_then(known) {
             return Ok(decoder);
         }
-        let decoder = wait::blocking(py, deadline, |wait| {
-            let config = replay.table_config(table, wait)?;
+        let decoder = self.backend.call_until(py, deadline, |backend, wait| {
+            let config = backend.replay.table_config(table, wait)?;
             Decoder::new(&config, &reading.view, reading.options).map(Arc::new)
         })?;
         let mut decoders = self.decoders();
@@ -87,7 +86,6 @@ impl PyReplay {
         threads: usize,
         deadline: Option<Instant>,
     ) -> PyResult<Draw> {
-        let replay = self.replay(py)?;
         let choices = [
             ("batch", Normalization::Batch),
             ("memory", Normalization::Memory),
@@ -102,9 +100,9 @@ impl PyReplay {
             normalization,
             threads,
         };
-        let decoder = self.decoder(py, &replay, table, DecoderKey { view, options }, deadline)?;
+        let decoder = self.decoder(py, table, DecoderKey { view, options }, deadline)?;
         Ok(Draw {
-            replay,
+            replay: self.replay(py)?,
             decoder,
             request,
         })
@@ -125,20 +123,22 @@ impl PyReplay {
         chunk_steps: u32,
         timeout: Option<f64>,
     ) -> PyResult<PyWriter> {
-        let replay = self.replay(py)?;
         let options = WriterOptions {
             name: name.to_owned(),
             chunk_steps,
         };
-        PyWriter::open(
-            py,
-            replay.as_ref(),
-            table,
-            streams,
-            &view.0,
-            options,
-            timeout,
-        )
+        let closing = self.backend.closing().clone();
+        let opened = options.name.clone();
+        let (config, writer) = self.call(py, timeout, |replay, wait| {
+            let config = replay.table_config(table, wait)?;
+            let writer = Writer::over_channel(config.clone(), streams, &view.0, options, |open| {
+                replay.open_writer(open, wait)
+            })?;
+            Ok((config, writer))
+        })?;
+        Ok(PyWriter::new(
+            config, writer, opened, streams, &view.0, closing,
+        ))
     }
 
     /// Samples `count` items.
@@ -169,7 +169,10 @@ impl PyReplay {
             threads,
             deadline,
         )?;
-        let drawn = wait::blocking(py, deadline, |wait| {
+        let closing = self.backend.closing();
+        let drawn = wait::blocking(py, deadline, Some(closing), move |wait| {
+            // Dropped here, without the interpreter lock: it may have the last reference to the memory.
+            let draw = draw;
             let drawn = draw.next(
                 wait,
                 || beta,
@@ -212,7 +215,8 @@ impl PyReplay {
             py, table, count, view.0, normalize, false, threads, deadline,
         )?;
         let description = format!("{count} items of table {table:?} {}", self.location);
-        let batches = PyBatches::new(py, draw, beta, prefetch, timeout, description)?;
+        let closing = self.backend.closing().clone();
+        let batches = PyBatches::new(py, draw, beta, prefetch, timeout, description, closing)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
@@ -235,8 +239,9 @@ impl PyReplay {
     ) -> PyResult<PyUpdateReceipt> {
         let keys = array::numbers(key, "key", &KEYS)?;
         let priorities = array::numbers(priority, "priority", &array::PRIORITIES)?;
+        let (keys, priorities) = (keys.to_bits(), priorities.to_f64());
         let receipt = self.call(py, timeout, |replay, wait| {
-            replay.update_priorities(table, &keys.to_bits(), &priorities.to_f64(), wait)
+            replay.update_priorities(table, &keys, &priorities, wait)
         })?;
         Ok(PyUpdateReceipt {
             applied: receipt.applied,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use replay_core::ErrorCode;
 use replay_net::config::ServerConfig;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{NO_REQUEST, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
             let reply = waiting.receive().await.unwrap().unwrap();
             // The push that came before the end may have let the draw through.
             match reply.body {
-                ReplyBody::Error { code, .. } => assert_eq!(code, ErrorCode::Closed),
+                ReplyBody::Error { code, .. } => assert_eq!(code, ErrorCode::Disconnected),
                 body => assert_eq!(body.name(), "sampled"),
             }
             assert!(waiting.receive().await.unwrap().is_none());
@@ -41,7 +41,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
 }
 
 #[test]
-fn a_draw_that_nothing_lets_through_hears_that_the_server_closed() {
+fn a_draw_that_nothing_lets_through_hears_that_the_server_ends() {
     World::run(1, config(table()), |world| async move {
         let mut waiting = world.client().await;
         let first = waiting.send(draw(1), 600_000).await.unwrap();
@@ -52,7 +52,7 @@ fn a_draw_that_nothing_lets_through_hears_that_the_server_closed() {
         let mut ids = Vec::new();
         for _ in 0..2 {
             let (id, code, message) = waiting.receive_error().await;
-            assert_eq!(code, ErrorCode::Closed, "{message}");
+            assert_eq!(code, ErrorCode::Disconnected, "{message}");
             ids.push(id);
         }
         ids.sort_unstable();
@@ -130,9 +130,27 @@ fn pushes_that_wait_at_the_end_are_not_applied() {
         client.stats().await;
         world.server.shut_down();
         for _ in 6..=8 {
-            assert_eq!(client.receive_error().await.1, ErrorCode::Closed);
+            assert_eq!(client.receive_error().await.1, ErrorCode::Disconnected);
         }
         assert!(client.receive().await.unwrap().is_none());
         assert_eq!(world.table_stat("inserted_steps"), 5);
+    });
+}
+
+#[test]
+fn every_client_of_a_server_that_closes_for_good_hears_of_it() {
+    World::run(6, config(table()), |world| async move {
+        let mut idle = world.client().await;
+        let mut waiting = world.client().await;
+        let draw = waiting.send(draw(1), 600_000).await.unwrap();
+        // Requests are tried in the order of their arrival: once this one is answered, the draw waits.
+        waiting.stats().await;
+        world.server.close();
+        for expected in [draw, NO_REQUEST] {
+            let (id, code, message) = waiting.receive_error().await;
+            assert_eq!((id, code), (expected, ErrorCode::Closed), "{message}");
+        }
+        assert_eq!(idle.receive_error().await.1, ErrorCode::Closed);
+        assert!(idle.receive().await.unwrap().is_none());
     });
 }

@@ -1,0 +1,66 @@
+//! Flags of commands that ask a server, and the connection to it.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::client::{Client, ConnectOptions};
+use crate::config::read_token_file;
+use crate::stack::Address;
+use replay_core::error::Result;
+use replay_core::replay::Wait;
+use replay_wire::auth::{self, Secret};
+
+/// Longest wait for the server.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Address and credentials of a server.
+#[derive(Args)]
+pub struct ServerFlags {
+    /// Address of the server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port over F-Stack
+    #[arg(default_value = "innet://127.0.0.1:7710")]
+    address: Address,
+    /// Token of the server; prefer --token-file, or the environment variable INNET_TOKEN
+    #[arg(long)]
+    token: Option<String>,
+    /// File with the server's token
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    token_file: Option<PathBuf>,
+    /// PEM file with the server's certificate or its authority's, for innets://
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// F-Stack's configuration file, for innet+fstack://
+    #[arg(long, value_name = "FILE")]
+    stack_config: Option<PathBuf>,
+}
+
+impl ServerFlags {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Errors of [`Client::connect`] and of reading the token.
+    pub fn connect(&self) -> Result<Client> {
+        let options = ConnectOptions {
+            token: self.token(auth::environment_token())?.map(Secret),
+            tls_ca: self.tls_ca.clone(),
+            stack_config: self.stack_config.clone(),
+            connect_timeout: PATIENCE,
+            ..ConnectOptions::default()
+        };
+        Client::connect(&self.address, options, &patience())
+    }
+
+    /// Token of the flags, or else of the environment.
+    fn token(&self, environment: Option<String>) -> Result<Option<String>> {
+        match &self.token_file {
+            Some(path) => read_token_file(path).map(Some),
+            None => Ok(self.token.clone().or(environment)),
+        }
+    }
+}
+
+/// Deadline of one call.
+pub fn patience() -> Wait<'static> {
+    Wait::until(Some(Instant::now() + PATIENCE))
+}

@@ -1,0 +1,69 @@
+//! `innet-replay tables` and `drop`: the tables of a server.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::Value;
+
+use super::server_flags::{ServerFlags, patience};
+use super::stats::{readable_bytes, with_separators};
+use replay_core::error::Result;
+use replay_core::replay::Replay;
+
+/// List the tables of a server.
+#[derive(Args)]
+pub struct TablesFlags {
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// Remove a table with its steps and items, and free its memory.
+#[derive(Args)]
+pub struct DropFlags {
+    /// Name of the table
+    table: String,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// Prints a line for each table: name, steps, items, bytes.
+pub fn list(flags: &TablesFlags) -> Result<()> {
+    let stats = flags.server.connect()?.stats(&patience())?;
+    // An error is ignored: the reader (`| head`) may have ended.
+    let _ = io::stdout().write_all(lines(&stats["tables"]).as_bytes());
+    Ok(())
+}
+
+/// Drops a table.
+pub fn drop_table(flags: &DropFlags) -> Result<()> {
+    let client = flags.server.connect()?;
+    client.drop_table(&flags.table, &patience())
+}
+
+fn lines(tables: &Value) -> String {
+    let tables = tables.as_object().into_iter().flatten();
+    let line = |(name, table): (&String, &Value)| {
+        let count = |counter: &str| table[counter].as_u64().unwrap_or(0);
+        format!(
+            "{name}  {} steps  {} items  {}\n",
+            with_separators(count("steps")),
+            with_separators(count("items")),
+            readable_bytes(count("bytes"))
+        )
+    };
+    tables.map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_table_is_one_line() {
+        let tables = json!({"apex": {"steps": 12345, "items": 12000, "bytes": 2048}, "b": {}});
+        let expected = "apex  12,345 steps  12,000 items  2.0 KiB\nb  0 steps  0 items  0 B\n";
+        assert_eq!(lines(&tables), expected);
+    }
+}

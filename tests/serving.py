@@ -1,0 +1,49 @@
+"""A real server in a process of its own, for tests that kill, stop and restart it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Self
+
+SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve", "--listen"]
+
+
+class Server:
+    """`innet-replay serve`, which can be started again at its address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Starts it, and returns when it listens."""
+        self._process = subprocess.Popen([*SERVE, self.address], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert "ready" in self._process.stdout.readline()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds; the timeout of the test is the bound."""
+    while not condition():
+        threading.Event().wait(0.01)

@@ -1,0 +1,300 @@
+"""Calls that wait while another thread closes what they use, or while their server dies: they end, and say why."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from conftest import MakeReplay
+from innet_drl import errors
+from serving import Server, until
+from steps import VIEW, fill, step, table
+
+ENDS = pytest.mark.timeout(45)
+"""Less than the 60 s for which a client waits for a server that is away."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(f"unix://{tmp_path}/s") as serving:
+        yield serving
+
+
+class Lines(logging.Handler):
+    """Collects the lines of the log, and lets a test wait for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.new = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self.new:
+            self.lines.append(record.getMessage())
+            self.new.notify_all()
+
+    def wait_for(self, part: str) -> None:
+        with self.new:
+            assert self.new.wait_for(lambda: any(part in line for line in self.lines), 30), self.lines
+
+
+@pytest.fixture
+def log() -> Iterator[Lines]:
+    lines = Lines()
+    package = logging.getLogger("innet_drl")
+    package.addHandler(lines)
+    yield lines
+    package.removeHandler(lines)
+
+
+class Call(threading.Thread):
+    """A call in a thread of its own, and its exception."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> BaseException | None:
+        self.join()
+        return self.error
+
+
+def limited() -> innet.Table:
+    """A table that lets no step through after the first ten, and no draw before them."""
+    return table(min_size=5, samples_per_insert=1.0, slack=10.0)
+
+
+@ENDS
+@pytest.mark.parametrize("call", ["sample", "next"])
+def test_close_ends_a_draw_that_waits(make_replay: MakeReplay, call: str) -> None:
+    replay = make_replay([limited()])
+    batches = replay.batches("t", 4, VIEW)
+    draw = {"sample": lambda: replay.sample("t", 4, VIEW), "next": lambda: next(batches)}[call]
+    drawing = Call(draw)
+    until(lambda: replay.stats()["tables"]["t"]["blocked_draws"] > 0)
+    replay.close()
+    error = drawing.ended()
+    assert isinstance(error, errors.ClosedError)
+    assert str(error) == "this replay is closed"
+    with pytest.raises(errors.ClosedError, match="this replay is closed"):
+        next(batches)
+
+
+@ENDS
+def test_closing_an_iterator_ends_its_next(make_replay: MakeReplay) -> None:
+    replay = make_replay([limited()])
+    for prefetch in (0, 4):
+        batches = replay.batches("t", 4, VIEW, prefetch=prefetch)
+        drawing = Call(functools.partial(next, batches))
+        until(lambda: replay.stats()["tables"]["t"]["blocked_draws"] > 0)
+        batches.close()
+        assert isinstance(drawing.ended(), errors.ClosedError)
+        replay.drop_table("t")
+        replay.create_table(limited())
+
+
+def write_until_blocked(replay: innet.Replay) -> tuple[innet.Writer, Call]:
+    writer = replay.writer("t", 1, VIEW, chunk_steps=1)
+
+    def write() -> None:
+        for t in range(10_000):
+            writer.append(**step(t))
+            writer.flush()
+
+    writing = Call(write)
+    until(lambda: replay.stats()["tables"]["t"]["blocked_pushes"] > 0)
+    return writer, writing
+
+
+@ENDS
+def test_close_of_the_replay_ends_a_push_that_waits(make_replay: MakeReplay) -> None:
+    replay = make_replay([limited()])
+    writer, writing = write_until_blocked(replay)
+    replay.close()
+    error = writing.ended()
+    assert isinstance(error, errors.ClosedError)
+    assert str(error) == "this replay is closed"
+    with pytest.raises(errors.ClosedError):
+        writer.append(**step(0))
+
+
+@ENDS
+def test_close_of_the_writer_ends_a_push_that_waits(make_replay: MakeReplay) -> None:
+    replay = make_replay([limited()])
+    writer, writing = write_until_blocked(replay)
+    with pytest.raises(errors.DeadlineError):
+        writer.close(timeout=0)
+    assert isinstance(writing.ended(), errors.ClosedError)
+
+
+@ENDS
+@pytest.mark.parametrize("address", ["unix://{}/s", "innet://127.0.0.1:0"])
+def test_close_of_the_server_ends_calls_of_its_clients(tmp_path: Path, address: str) -> None:
+    with innet.Replay([limited()]) as memory:
+        server = memory.serve(address.format(tmp_path))
+        with innet.connect(server.addresses[0]) as client, innet.connect(server.addresses[0]) as idle:
+            batches = client.batches("t", 4, VIEW)
+            calls = [Call(lambda: client.sample("t", 4, VIEW)), Call(lambda: next(batches))]
+            # The iterator keeps two draws in flight.
+            until(lambda: memory.stats()["tables"]["t"]["blocked_draws"] >= 3)
+            server.close()
+            for call in calls:
+                error = call.ended()
+                assert isinstance(error, errors.ClosedError), error
+            for _ in range(2):
+                with pytest.raises(errors.ClosedError, match=r"the server .*is closed"):
+                    idle.sample("t", 4, VIEW)
+
+
+@ENDS
+def test_a_server_at_the_address_of_a_closed_one_is_used(tmp_path: Path) -> None:
+    address = f"unix://{tmp_path}/s"
+    with innet.Replay([table()]) as memory:
+        server = memory.serve(address)
+        with innet.connect(address) as client:
+            server.close()
+            with pytest.raises(errors.ClosedError):
+                client.stats()
+            with memory.serve(address):
+                fill(client, 20)
+                assert len(client.sample("t", 4, VIEW)) == 4
+
+
+@ENDS
+def test_a_writers_own_deadline_is_not_followed_by_another_wait(make_replay: MakeReplay) -> None:
+    """The block ends without a flush: the memory is asked no more."""
+    replay = make_replay([limited()])
+    before = 0
+
+    def write() -> None:
+        nonlocal before
+        with replay.writer("t", 1, VIEW, chunk_steps=1) as writer:
+            for t in range(10_000):
+                try:
+                    writer.append(**step(t), timeout=0)
+                    writer.flush(timeout=0)
+                except errors.DeadlineError:
+                    before = replay.stats()["tables"]["t"]["blocked_pushes"]
+                    raise
+
+    with pytest.raises(errors.DeadlineError):
+        write()
+    assert replay.stats()["tables"]["t"]["blocked_pushes"] == before
+
+
+def test_an_array_that_a_sum_writes_to_is_not_read() -> None:
+    values = np.zeros(1000, np.float32)
+    with innet.Replay([]) as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+        with innet.connect(server.addresses[0]) as client, client.join_gradients("job", 0, 2, deadline=30) as worker:
+            summing = Call(lambda: worker.sum(values))
+
+            def is_refused() -> bool:
+                try:
+                    memory.put_parameters("p", {"w": values})
+                except errors.ParametersError as error:
+                    return "another call is writing to this array" in str(error)
+                return False
+
+            until(is_refused)
+            worker.leave()
+            assert isinstance(summing.ended(), errors.ClosedError)
+            memory.put_parameters("p", {"w": values})
+
+
+@ENDS
+def test_who_is_waited_for_is_in_the_log_once(server: Server, log: Lines) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        writer = replay.writer("t", 1, VIEW, chunk_steps=1)
+        server.kill()
+
+        def write() -> None:
+            for t in range(100):
+                writer.append(**step(t))
+
+        writing = Call(write)
+        log.wait_for(f"waiting up to 60s for a server: cannot connect to {server.address}")
+        replay.close()
+        assert isinstance(writing.ended(), errors.ClosedError)
+    assert len(log.lines) == 1, log.lines
+
+
+@ENDS
+def test_the_time_to_give_up_is_a_setting(server: Server) -> None:
+    with innet.connect(server.address, tables=[table()], reconnect_for=0.2) as replay:
+        server.kill()
+        with pytest.raises(errors.ConnectError, match=r"cannot connect to unix://"):
+            replay.sample("t", 4, VIEW)
+    with pytest.raises(errors.ConfigError, match="reconnect_for is in seconds"):
+        innet.connect(server.address, reconnect_for=-1)
+
+
+@ENDS
+def test_an_empty_server_gets_the_tables_of_its_client_again(server: Server, log: Lines) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        replay.create_table(table("dropped"))
+        replay.drop_table("dropped")
+        fill(replay, 20)
+        batches = replay.batches("t", 4, VIEW)
+        old = next(batches)
+        server.kill()
+        server.start()
+        assert list(replay.tables()) == ["t"]
+        assert replay.update_priorities("t", old.key, np.ones(4)).stale == 4
+        fill(replay, 20)
+        assert len(next(batches)) == 4
+        batches.close()
+
+
+@ENDS
+def test_a_writer_of_a_server_that_forgot_it_says_so(server: Server) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        writer = replay.writer("t", 1, VIEW)
+        writer.append(**step(0))
+        writer.flush()
+        server.kill()
+        server.start()
+        writer.append(**step(1))
+        with pytest.raises(errors.ExpiredError, match="open a new writer"):
+            writer.flush()
+
+
+@ENDS
+def test_a_stopped_server_is_named_at_the_deadline(server: Server) -> None:
+    with innet.connect(server.address, tables=[table()], grace=0.1) as replay:
+        server.send(signal.SIGSTOP)
+        try:
+            with pytest.raises(errors.DeadlineError, match=f"{server.address} did not answer"):
+                replay.sample("t", 4, VIEW, timeout=0.1)
+        finally:
+            server.send(signal.SIGCONT)
+        fill(replay, 20)
+        assert len(replay.sample("t", 4, VIEW)) == 4
+
+
+@ENDS
+def test_connect_waits_for_a_server_that_is_not_up_yet(server: Server, log: Lines) -> None:
+    server.kill()
+    connecting: list[innet.Replay] = []
+    call = Call(lambda: connecting.append(innet.connect(server.address, timeout=30)))
+    log.wait_for(f"cannot connect to {server.address}")
+    server.start()
+    assert call.ended() is None
+    assert connecting[0].tables() == {}
+    connecting[0].close()

@@ -1,0 +1,146 @@
+"""Training with a server that is killed, stopped or restarted: the page names it, Ctrl-C ends the run, work goes on."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import innet_drl as innet
+from innet_drl.cli import main
+from innet_drl.launch import local
+from innet_drl.train.config import Config
+from serving import Server, until
+from training import lines, small
+
+pytestmark = pytest.mark.timeout(110)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(f"unix://{tmp_path}/s") as serving:
+        yield serving
+
+
+class Shown(io.StringIO):
+    """Everything that was printed to the run's terminal."""
+
+    def has(self, *parts: str) -> bool:
+        text = self.getvalue()
+        return all(part in text for part in parts)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    shown = Shown()
+    console = Console(file=shown, force_terminal=True, width=160, height=40)
+    monkeypatch.setattr("innet_drl.train.page.rich.get_console", lambda: console)
+    return shown
+
+
+def endless(server: Server, **changes: Any) -> Config:
+    """A run that something else has to end."""
+    return small(steps=None, minutes=30, replay=server.address, report_seconds=0.5, **changes)
+
+
+def while_training(config: Config, run: Path, act: Callable[[], None]) -> BaseException | None:
+    """Trains in the main thread, which signals go to, and acts in another one; returns the error of the training."""
+    failed: list[BaseException] = []
+
+    def acting() -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=acting)
+    thread.start()
+    ended: BaseException | None = None
+    try:
+        local.train(config, run)
+    except innet.ReplayError as error:
+        ended = error
+    thread.join()
+    if failed:
+        raise failed[0]
+    return ended
+
+
+def updates(run: Path) -> int:
+    """Updates in the last whole line of metrics."""
+    try:
+        return int(lines(run)[-1]["learner_updates"])
+    except (FileNotFoundError, IndexError, ValueError):
+        return 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_page_names_a_server_that_is_away_and_a_signal_ends_the_run(
+    server: Server, terminal: Shown, tmp_path: Path, how: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until(lambda: updates(run) > 20)
+        server.send(how)
+        until(lambda: terminal.has(f"waiting for the replay memory at {server.address}"))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # Without the signal it would wait for an hour, and the test has two minutes.
+    assert while_training(endless(server, replay_patience=3600), run, act) is None
+    server.send(signal.SIGCONT)
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert checkpoint.suffix == ".safetensors"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_gives_up_after_its_patience_with_a_checkpoint(
+    server: Server, tmp_path: Path, how: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until(lambda: updates(run) > 20)
+        server.send(how)
+
+    error = while_training(endless(server, replay_patience=1), run, act)
+    assert isinstance(error, innet.ReplayError)
+    assert server.address in str(error)
+    assert list((run / "checkpoints").iterdir())
+
+
+def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(server: Server, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def act() -> None:
+        until(lambda: updates(run) > 20)
+        server.kill()
+        server.start()
+        reached = updates(run)
+        with innet.connect(server.address) as replay:
+            until(lambda: list(replay.tables()) == ["run"] and list(replay.parameters()) == ["run"])
+        until(lambda: updates(run) > reached + 50)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # No restart of an actor is left, and none is needed.
+    assert while_training(endless(server, actors=2, actor_restarts=0), run, act) is None
+
+
+def test_a_wrong_address_is_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def not_reached(*_: object) -> None:
+        raise AssertionError("arithmetic was measured")
+
+    monkeypatch.setattr("innet_drl.train.trainer.choose_numerics", not_reached)
+    run = str(tmp_path / "run")
+    assert main(["train", "--preset", "cartpole", "--replay", "innet://no-such-host.invalid:7710", "--out", run]) == 1
+    assert "cannot connect to innet://no-such-host.invalid:7710" in capsys.readouterr().err
