@@ -11,7 +11,8 @@ use std::sync::Arc;
 use replay_core::slab::{Handle, Slab};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::thread;
-use replay_core::table::items::{Claim, ItemKey, ItemRows, Items, KeySpace};
+use replay_core::table::items::{Claim, ItemRows, Items};
+use replay_core::table::keys::{ItemKey, KeySpace};
 
 /// Loom switches away from a thread that could go on at most this often in one execution. The faults below
 /// show with two.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::{AtomicU64, Ordering, thread};
-use replay_core::table::items::ItemKey;
+use replay_core::table::keys::ItemKey;
 use replay_core::table::order::InsertionOrder;
 
 /// Runs a model whose readers are spawned last; `loom_sum_tree.rs` gives the reason.

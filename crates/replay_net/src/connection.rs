@@ -4,6 +4,7 @@
 
 mod membership;
 mod quota;
+mod replies;
 mod welcome;
 mod writer_order;
 
@@ -20,10 +21,10 @@ use tokio::sync::{mpsc, watch};
 
 use membership::Membership;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
+use replies::{ReplySender, error_reply};
 use writer_order::{Position, WriterOrder};
 
-use crate::framing::{FrameReader, write_frame};
-use crate::reply_budget::ReplyShare;
+use crate::framing::FrameReader;
 use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
@@ -31,7 +32,7 @@ use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_core::table::Turn;
 use replay_wire::handshake::Handshake;
-use replay_wire::{FrameLimits, NO_REQUEST, OutgoingFrame, Reply, ReplyBody, Request, RequestBody};
+use replay_wire::{FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
@@ -44,9 +45,6 @@ const WAITING_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for the client to close the connection after the last reply. Meanwhile its bytes are read and dropped:
 /// closing a socket with unread bytes resets it, and the client would lose the reply.
 const LINGER: Duration = Duration::from_secs(1);
-
-/// Longest error message in bytes; a message may quote the client's data.
-const MAX_MESSAGE: usize = 4096;
 
 /// State that all connections of a server share.
 pub struct ServerContext {
@@ -117,16 +115,6 @@ struct Received {
     _reservation: FrameReservation,
 }
 
-/// A reply to write.
-struct QueuedReply {
-    frame: OutgoingFrame,
-    _permit: Option<RequestPermit>,
-    _share: ReplyShare,
-}
-
-/// Queue of replies to write.
-type ReplySender = mpsc::UnboundedSender<QueuedReply>;
-
 impl<S: Stack> ConnectionHandler<'_, S> {
     /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down.
     ///
@@ -190,16 +178,6 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         // at once: the client does not read.
         let (end, ()) = tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write))?;
         end
-    }
-
-    async fn write_reply<W: AsyncWrite + Unpin>(
-        &self,
-        write: &mut W,
-        id: u64,
-        body: ReplyBody,
-    ) -> Result<()> {
-        let mut outgoing = replay_wire::encode_reply(Reply { id, body })?;
-        write_frame(&mut outgoing, write, self.peer).await
     }
 
     /// Reads requests until the client ends the connection or sends an invalid frame.
@@ -432,98 +410,6 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             self.context.service.counters.bad_frames.add(1);
         }
     }
-
-    fn reply(&self, replies: &ReplySender, received: Received, reply: Result<ReplyBody>) {
-        let id = received.request.id;
-        let permit = Some(received.permit);
-        let outgoing = reply.and_then(|body| {
-            let outgoing = replay_wire::encode_reply(Reply { id, body })?;
-            match outgoing.frame_bytes() {
-                size if size > self.context.max_frame_bytes => Err(Error::TooLarge {
-                    what: "a reply, in bytes,",
-                    size,
-                    limit: self.context.max_frame_bytes,
-                    advice: "ask for less at a time, or start the server with a larger --max-frame-bytes",
-                }),
-                _ => Ok(outgoing),
-            }
-        });
-        match outgoing {
-            Ok(outgoing) => self.enqueue(replies, outgoing, permit),
-            Err(error) => self.reply_error(replies, id, &error, permit),
-        }
-    }
-
-    fn enqueue(&self, replies: &ReplySender, frame: OutgoingFrame, permit: Option<RequestPermit>) {
-        let share = self
-            .context
-            .service
-            .reply_budget()
-            .hold(frame.frame_bytes());
-        // An error means that the connection has ended.
-        let _ = replies.send(QueuedReply {
-            frame,
-            _permit: permit,
-            _share: share,
-        });
-    }
-
-    /// Queues a short reply.
-    fn queue(
-        &self,
-        replies: &ReplySender,
-        id: u64,
-        body: ReplyBody,
-        permit: Option<RequestPermit>,
-    ) {
-        match replay_wire::encode_reply(Reply { id, body }) {
-            Ok(frame) => self.enqueue(replies, frame, permit),
-            Err(error) => tracing::error!(id, %error, "a reply could not be encoded"),
-        }
-    }
-
-    fn reply_error(
-        &self,
-        replies: &ReplySender,
-        id: u64,
-        error: &Error,
-        permit: Option<RequestPermit>,
-    ) {
-        tracing::debug!(id, %error, "request failed");
-        self.context.service.counters.errors.add(1);
-        self.queue(replies, id, error_reply(error), permit);
-    }
-
-    /// Writes replies until all senders of the queue are gone.
-    ///
-    /// # Errors
-    /// [`Error::Deadline`] when the client does not read a reply in time.
-    async fn send<W: AsyncWrite + Unpin>(
-        &self,
-        mut outbox: mpsc::UnboundedReceiver<QueuedReply>,
-        write: &mut W,
-    ) -> Result<()> {
-        let counters = &self.context.service.counters;
-        while let Some(mut queued) = outbox.recv().await {
-            let outgoing = &mut queued.frame;
-            let allowed = self.context.write_deadline;
-            let deadline = self.stack.now() + allowed;
-            let writing = write_frame(outgoing, write, self.peer);
-            let Some(written) = until(self.stack, deadline, writing).await else {
-                counters.slow_readers_dropped.add(1);
-                return Err(Error::Deadline {
-                    waited_for: format!(
-                        "the client did not read a reply of {} bytes within {} ms",
-                        outgoing.frame_bytes(),
-                        allowed.as_millis()
-                    ),
-                });
-            };
-            written?;
-            counters.bytes_sent.add(outgoing.frame_bytes());
-        }
-        Ok(())
-    }
 }
 
 /// Logs an opened writer, and adds its name to the log lines of its connection.
@@ -538,20 +424,5 @@ fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
             last_sequence = opened.last_sequence,
             "writer opened"
         );
-    }
-}
-
-fn error_reply(error: &Error) -> ReplyBody {
-    let mut message = error.to_string();
-    if message.len() > MAX_MESSAGE {
-        let end = (0..=MAX_MESSAGE)
-            .rev()
-            .find(|&i| message.is_char_boundary(i));
-        message.truncate(end.unwrap_or(0));
-        message.push_str("...");
-    }
-    ReplyBody::Error {
-        code: error.code(),
-        message,
     }
 }

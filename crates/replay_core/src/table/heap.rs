@@ -1,6 +1,6 @@
 //! Items by rank, for the samplers that always choose the first: a binary heap that knows where each slot is in it.
 
-use super::items::ItemKey;
+use super::keys::ItemKey;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankBy {

@@ -1,99 +1,16 @@
-//! The items of a table: their metadata beside the leaves of the sum tree, their keys, how often each was drawn.
+//! The items of a table: their metadata beside the leaves of the sum tree, and how often each was drawn.
 //!
 //! The metadata of a slot are atomic words. The owner of the dead slot writes them before the leaf goes live. A
 //! reader draws a leaf (slot and generation), loads the words, pins the chunks, and then asks the tree whether that
 //! generation is still live ([`Items::confirm`]): if so, every word belonged to the drawn item. No lock is taken.
 
-use std::sync::atomic::AtomicU32;
-
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
 use crate::sync::fault::{self, Fault};
-use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence, random};
+use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence};
 
-const SLOT_BITS: u32 = 24;
-const LIFETIME_BITS: u32 = 24;
-const SPACE_SHIFT: u32 = SLOT_BITS + LIFETIME_BITS;
-
-/// Names an item within its table: its slot in the sum tree, and which of the slot's lifetimes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ItemKey {
-    /// The leaf.
-    pub slot: u32,
-    /// The lifetime of the leaf: odd.
-    pub generation: u32,
-}
-
-impl ItemKey {
-    /// The key in one number, for an atomic.
-    pub const fn to_word(self) -> u64 {
-        (self.slot as u64) << 32 | self.generation as u64
-    }
-
-    /// The key in a number of [`ItemKey::to_word`].
-    pub const fn from_word(word: u64) -> Self {
-        ItemKey {
-            slot: (word >> 32) as u32,
-            generation: word as u32,
-        }
-    }
-}
-
-/// The part of its keys that a table shares with no other table: a number in the upper 16 bits of every key, and the
-/// generation that its slots begin with.
-///
-/// A key has 64 bits and keeps its meaning wherever it is sent, so nothing but its bits can name the table. Tables of one
-/// process have numbers of one counter: 65,536 follow before one returns. The counter begins at a random number, and each
-/// table's generations at a random one of 2^24: keys of two tables in different processes agree only where both do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeySpace {
-    number: u16,
-    first_generation: u32,
-}
-
-impl KeySpace {
-    /// The keys of a new table.
-    pub fn new() -> Self {
-        // Numbers given out, counted from `first`. Not loom's: no model makes tables.
-        static TABLES: AtomicU32 = AtomicU32::new(0);
-        static FIRST: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
-        let first = *FIRST.get_or_init(|| random() as u32);
-        // Relaxed: each number is given out once, and nothing is published with it.
-        let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Self::of(first.wrapping_add(table) as u16, random() as u32)
-    }
-
-    /// Keys of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
-    pub const fn of(number: u16, lifetime: u32) -> Self {
-        KeySpace {
-            number,
-            first_generation: lifetime << 1 & ((1 << (LIFETIME_BITS + 1)) - 1),
-        }
-    }
-
-    /// The key of an item outside its table: lifetime (the generation without its lowest bit, which is 1) in bits 0 to
-    /// 23, slot in bits 24 to 47, number in bits 48 to 63.
-    pub fn to_bits(self, key: ItemKey) -> u64 {
-        u64::from(self.number) << SPACE_SHIFT
-            | u64::from(key.slot) << LIFETIME_BITS
-            | u64::from(key.generation >> 1)
-    }
-
-    /// The item that a key names; `None` for another table's key.
-    pub fn from_bits(self, bits: u64) -> Option<ItemKey> {
-        (bits >> SPACE_SHIFT == u64::from(self.number)).then_some(ItemKey {
-            slot: (bits >> LIFETIME_BITS) as u32 & ((1 << SLOT_BITS) - 1),
-            generation: (bits as u32 & ((1 << LIFETIME_BITS) - 1)) << 1 | 1,
-        })
-    }
-}
-
-impl Default for KeySpace {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+use super::keys::{ItemKey, KeySpace};
 
 /// The rows of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,7 +105,7 @@ impl Items {
         };
         Items {
             keys,
-            tree: SumTree::dead(capacity, priority_unit_log2, keys.first_generation),
+            tree: SumTree::dead(capacity, priority_unit_log2, keys.first_generation()),
             words: (0..capacity).map(dead).collect(),
             free,
             live: AtomicU64::new(0),
@@ -476,7 +393,6 @@ impl Items {
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
 
     const KEYS: KeySpace = KeySpace::of(1, 0);
 
@@ -490,32 +406,6 @@ mod tests {
         before: 2,
         after: 5,
     };
-
-    #[test]
-    fn keys_round_trip_and_name_nothing_elsewhere() {
-        let key = ItemKey {
-            slot: (1 << 24) - 1,
-            generation: (1 << 25) - 1,
-        };
-        assert_eq!(ItemKey::from_word(key.to_word()), key);
-        let keys = KeySpace::of(3, 7);
-        let bits = keys.to_bits(key);
-        assert_eq!(bits, (4 << 48) - 1);
-        assert_eq!(keys.from_bits(bits), Some(key));
-        assert_eq!(KeySpace::of(2, 7).from_bits(bits), None);
-        assert_eq!(KeySpace::of(4, 7).from_bits(bits), None);
-    }
-
-    #[test]
-    fn tables_have_numbers_of_their_own_and_random_first_generations() {
-        let spaces: Vec<_> = (0..1000).map(|_| KeySpace::new()).collect();
-        let numbers: HashSet<_> = spaces.iter().map(|space| space.number).collect();
-        assert_eq!(numbers.len(), spaces.len());
-        let generations: HashSet<_> = spaces.iter().map(|s| s.first_generation).collect();
-        // Of 2^24, two of a thousand agree once in 34 runs, and ten pairs never.
-        assert!(generations.len() > 990);
-        assert!(generations.iter().all(|generation| generation % 2 == 0));
-    }
 
     #[test]
     fn slots_begin_with_the_generation_of_their_table() {

@@ -2,24 +2,26 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | [`items`] | metadata, keys and liveness of items, without a lock |
+//! | [`items`], [`keys`] | metadata and liveness of items, without a lock; their keys |
 //! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
 //! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample` | sampling: no lock, but for the samplers that keep a heap |
+//! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
 //! | `update` | priorities, corrupt items |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `waiting` | the order of calls that wait |
 //! | `stats` | counters |
 
 pub mod items;
+pub mod keys;
 pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
+mod credit;
 mod evict;
 mod heap;
 mod prepare;
@@ -49,7 +51,8 @@ use crate::slab::Slab;
 pub use waiting::Turn;
 pub use writers::Writers;
 
-use items::{ItemKey, Items, KeySpace};
+use items::Items;
+use keys::{ItemKey, KeySpace};
 use residents::Residents;
 use sampler::ItemSampler;
 use stats::TableCounters;

@@ -3,7 +3,7 @@
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering};
 
-use super::items::ItemKey;
+use super::keys::ItemKey;
 
 /// Keys in the order of insertion. One writer at a time appends (under the table's insert lock); any thread reads.
 pub struct InsertionOrder {

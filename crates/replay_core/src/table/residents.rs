@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::slab::Handle;
 
-use super::items::ItemKey;
+use super::keys::ItemKey;
 
 /// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
 /// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.

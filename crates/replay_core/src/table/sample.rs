@@ -15,7 +15,9 @@ use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
 
-use super::items::{Claim, ItemKey, ItemRows, Metadata};
+use super::credit::Credit;
+use super::items::{Claim, ItemRows, Metadata};
+use super::keys::ItemKey;
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
@@ -209,18 +211,6 @@ impl Table {
         batch
             .finish(live_items, min_probability)
             .map(Attempt::Ready)
-    }
-
-    /// Takes claims back: their items can be drawn again, in the order they had.
-    fn undo(&self, claims: &[Claim]) {
-        for claim in claims {
-            self.items.undo(claim);
-            if let ItemSampler::InOrder(queue) = &self.sampler
-                && self.items.is_last(claim)
-            {
-                queue.put_back(claim.key);
-            }
-        }
     }
 
     /// Whether there are items and none has mass, for a draw that found nothing. Prioritized draws take no other lock: a
@@ -494,47 +484,5 @@ impl Drop for Sampling<'_> {
         if self.finished {
             table.held.wake();
         }
-    }
-}
-
-/// The draws of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
-struct Credit {
-    table: Arc<Table>,
-    admitted: Admitted,
-    /// Empty without a limit on draws of an item: then a draw ends none.
-    claims: Vec<Claim>,
-}
-
-impl Credit {
-    /// A batch under way, which holds the mass of items that it has drawn for the last time.
-    fn new(table: &Arc<Table>, admitted: Admitted, mut claims: Vec<Claim>) -> Self {
-        table.items.begin_batch();
-        if !table.items.limits_draws() {
-            claims.clear();
-        }
-        Credit {
-            table: table.clone(),
-            admitted,
-            claims,
-        }
-    }
-}
-
-impl SampleCredit for Credit {
-    fn delivered(mut self: Box<Self>) {
-        self.admitted.items = 0;
-        for claim in self.claims.drain(..) {
-            self.table.items.settle(&claim);
-        }
-    }
-}
-
-impl Drop for Credit {
-    fn drop(&mut self) {
-        let table = &self.table;
-        table.undo(&self.claims);
-        table.limiter.give_back(self.admitted);
-        table.items.end_batch();
-        table.held.wake();
     }
 }

@@ -10,7 +10,8 @@ use crate::sum_tree::{SumTree, Update};
 use crate::sync::lock;
 
 use super::heap::{Heap, RankBy};
-use super::items::{ItemKey, Items};
+use super::items::Items;
+use super::keys::ItemKey;
 use super::order::InsertionOrder;
 
 /// Mass of an item, in units, under a sampler that ignores priorities.

@@ -12,7 +12,7 @@ use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, Ta
 use crate::snapshot_records::{RecordKind, RecordWriter};
 
 use super::Table;
-use super::items::ItemKey;
+use super::keys::ItemKey;
 use super::stored::StoredChunk;
 use super::writers::WriterIdentity;
 

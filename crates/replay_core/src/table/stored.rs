@@ -10,7 +10,7 @@ use crate::chunk::{PackedRows, RowBlobs};
 use crate::schema::TableConfig;
 use crate::slab::{Handle, Slab};
 
-use super::items::ItemKey;
+use super::keys::ItemKey;
 use super::residents::{EXTRA_ITEMS, Resident};
 use super::streams::ChunkSpan;
 use super::waiting::WaitingLine;

@@ -1,0 +1,66 @@
+//! Draws of a batch between the table and its reader.
+
+use std::sync::Arc;
+
+use crate::limiter::Admitted;
+use crate::replay::SampleCredit;
+
+use super::Table;
+use super::items::Claim;
+use super::sampler::ItemSampler;
+
+/// The draws of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
+pub struct Credit {
+    table: Arc<Table>,
+    admitted: Admitted,
+    /// Empty without a limit on draws of an item: then a draw ends none.
+    claims: Vec<Claim>,
+}
+
+impl Credit {
+    /// A batch under way, which holds the mass of items that it has drawn for the last time.
+    pub fn new(table: &Arc<Table>, admitted: Admitted, mut claims: Vec<Claim>) -> Self {
+        table.items.begin_batch();
+        if !table.items.limits_draws() {
+            claims.clear();
+        }
+        Credit {
+            table: table.clone(),
+            admitted,
+            claims,
+        }
+    }
+}
+
+impl SampleCredit for Credit {
+    fn delivered(mut self: Box<Self>) {
+        self.admitted.items = 0;
+        for claim in self.claims.drain(..) {
+            self.table.items.settle(&claim);
+        }
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        let table = &self.table;
+        table.undo(&self.claims);
+        table.limiter.give_back(self.admitted);
+        table.items.end_batch();
+        table.held.wake();
+    }
+}
+
+impl Table {
+    /// Takes claims back: their items can be drawn again, in the order they had.
+    pub(super) fn undo(&self, claims: &[Claim]) {
+        for claim in claims {
+            self.items.undo(claim);
+            if let ItemSampler::InOrder(queue) = &self.sampler
+                && self.items.is_last(claim)
+            {
+                queue.put_back(claim.key);
+            }
+        }
+    }
+}
