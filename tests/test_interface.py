@@ -366,7 +366,7 @@ def test_a_writer_whose_pushes_cannot_fit_is_not_opened(make_replay: MakeReplay)
     replay.writer("t", 16, VIEW, chunk_steps=30).close()
 
 
-def test_a_writer_is_read_and_left_while_another_thread_appends(make_replay: MakeReplay) -> None:
+def test_a_writer_is_read_and_interrupted_while_another_thread_appends(make_replay: MakeReplay) -> None:
     replay = make_replay([table(samples_per_insert=1.0, slack=10.0)])
     writer = replay.writer("t", 1, VIEW, chunk_steps=1)
 
@@ -381,12 +381,6 @@ def test_a_writer_is_read_and_left_while_another_thread_appends(make_replay: Mak
         pass
     # The slack allows 10 items, and the windows of 3 steps are open; one more step waits.
     assert 10 <= writer.items <= writer.steps <= 15
-    refusal = ""
-    # It may be between an append and its flush.
-    while "another thread is using this writer" not in refusal:
-        with pytest.raises(errors.DeadlineError) as caught:
-            writer.close(timeout=0)
-        refusal = str(caught.value)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from innet_drl.cli import main
 from innet_drl.launch import local
@@ -29,9 +30,11 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
     folder = RunFolder.open(run)
     config = folder.config()
     assert (config.environment, config.serial, config.layers, config.seed) == ("CartPole-v1", True, (8,), 3)
-    # What is written today is what was written then.
+    # What is written today is what was written then, and settings that were added since.
     config.save(run / "again.yaml")
-    assert (run / "again.yaml").read_text() == (run / "config.yaml").read_text()
+    now, then = (yaml.safe_load((run / name).read_text()) for name in ("again.yaml", "config.yaml"))
+    assert now.items() >= then.items()
+    assert now.keys() - then.keys() == {"replay_patience"}
     checkpoint = folder.latest_checkpoint()
     assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
     assert checkpoint.state["meter"]["agent_steps"] == 81

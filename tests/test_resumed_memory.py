@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from full_disk import full_device
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.learner import Update
@@ -108,11 +109,10 @@ def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_full_disk_for_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Writing to /dev/full fails as writing to a full disk does."""
     run = tmp_path / "run"
     local.train(FIRST, run)
     content = (run / "replay.snapshot").read_bytes()
-    (run / "replay.snapshot.partial").symlink_to("/dev/full")
+    full_device(run / "replay.snapshot.partial")
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--steps", "6000"]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import innet_drl as innet
+from full_disk import full_device
 from innet_drl import errors
 from steps import VIEW, step, table
 
@@ -104,7 +105,7 @@ def test_a_full_disk_is_told_as_such_and_the_earlier_file_stays(tmp_path: Path) 
     saved = filled()
     saved.save(path)
     content = path.read_bytes()
-    (tmp_path / "snapshot.partial").symlink_to("/dev/full")
+    full_device(tmp_path / "snapshot.partial")
     with pytest.raises(OSError, match="cannot be written") as caught:
         saved.save(path)
     assert isinstance(caught.value, errors.StorageError)

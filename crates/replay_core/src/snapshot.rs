@@ -107,7 +107,10 @@ fn lock_partial(partial: &Path) -> Result<File> {
             let text = "another process saves to this file now";
             return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
-        file.set_len(0)?;
+        // What an earlier writer left. Nothing else is cut: a device has no length to set.
+        if file.metadata()?.len() > 0 {
+            file.set_len(0)?;
+        }
         Ok(file)
     };
     open().map_err(cannot_write(partial))

@@ -1,10 +1,10 @@
 """A journal of a serial run's memory, which a resumed run replays.
 
 A seeded memory in this process, used by one thread, is a function of the calls made to it: rows written, batches
-sampled, priorities set. The same calls in the same order give the same memory, with the same keys and the same
-future samples. That makes resuming exact if the environments can be restored. It is meant for small runs: 16 bytes
-for each sampled transition, and a few hundred for a step of all environments. They are kept in files, one for each
-checkpoint with the calls since the one before.
+sampled, priorities set. The same calls in the same order give the same memory, with the same future samples; only the
+keys differ, since each memory has its own. That makes resuming exact if the environments can be restored. It is meant
+for small runs: 16 bytes for each sampled transition, and a few hundred for a step of all environments. They are kept in
+files, one for each checkpoint with the calls since the one before.
 """
 
 from __future__ import annotations
@@ -87,12 +87,17 @@ class Journal:
         """
         arrays = {name: tensor.numpy() for name, tensor in under(_PREFIX, tensors).items()}
         rows = {name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)}
+        # Recorded keys and those of this memory, each the name of one item.
+        now: dict[int, int] = {}
+        recorded: dict[int, int] = {}
         draw = 0
         for index, draws in enumerate(arrays["draws_after_row"]):
             self.append(**{name: array[index] for name, array in rows.items()})
             for _ in range(draws):
                 batch = next(self._batches)
-                if not np.array_equal(batch.key.view(np.int64), arrays["keys"][draw]):
+                for key, earlier in zip(batch.key.tolist(), arrays["keys"][draw].tolist(), strict=True):
+                    if now.setdefault(earlier, key) == key and recorded.setdefault(key, earlier) == earlier:
+                        continue
                     raise RunFolderError(
                         "the memory draws other items than it did when the checkpoint was written, probably "
                         "by another release: resume it with that one, or without --serial"

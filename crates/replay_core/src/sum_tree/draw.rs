@@ -1,6 +1,6 @@
 //! Draws: many descents side by side, level by level, so that the cache misses of one level overlap.
 
-use rand::rngs::SmallRng;
+use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::sync::fault::{self, Fault};
@@ -44,13 +44,13 @@ const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 
 /// Random targets of a batch, one in each of as many equal parts of the sum of priorities (Schaul et al., 2016, appendix
 /// B.2.1). They follow from a seed and the batch's number alone: no lock between threads.
-pub struct Strata(SmallRng);
+pub struct Strata(StdRng);
 
 impl Strata {
     /// Targets of batch `number` under `seed`.
     pub fn new(seed: u64, number: u64) -> Self {
         let step = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Strata(SmallRng::seed_from_u64(seed.wrapping_add(step)))
+        Strata(StdRng::seed_from_u64(seed.wrapping_add(step)))
     }
 
     /// Puts `count` ascending targets in [0, 1) into `targets`, cleared first.
