@@ -15,4 +15,5 @@ mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient};
 pub use messages::*;
+pub use simulation::SimStack;
 pub use world::{World, config};
