@@ -8,6 +8,7 @@ use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
+use crate::suite::simulation::SimStack;
 use crate::suite::*;
 
 #[test]

@@ -10,10 +10,9 @@ mod protocol;
 mod receive_budget;
 mod replies;
 mod shutdown;
-mod simulation;
+pub mod simulation;
 mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient};
 pub use messages::*;
-pub use simulation::SimStack;
 pub use world::{World, config};
