@@ -107,7 +107,7 @@ class PlainReplay:
             "reward": reward,
             "discount": discount.astype(np.float32),
             "next_observation": self._stacks(after, environment, stack),
-            "weight": np.ones(count, np.float32),
+            "weights": np.ones(count, np.float32),
         }
 
     def _stacks(self, row: NDArray[np.int64], environment: NDArray[np.int64], stack: int) -> NDArray[np.uint8]:

@@ -206,7 +206,7 @@ def main() -> None:
     flags = parser.parse_args()
     updates = flags.updates or {"a2c": 600, "dqn": 2000}[flags.agent]
     processes = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder, innet.Replay([]) as nothing:
+    with tempfile.TemporaryDirectory() as folder, innet.Memory([]) as nothing:
         gradients = flags.gradients
         if gradients is None:
             server = nothing.serve(f"unix://{folder}/gradients", gradients="127.0.0.1:0")  # 5

@@ -28,7 +28,7 @@ def make_replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make
     with ExitStack() as stack:
 
         def make(tables: Sequence[innet.Table] = ()) -> innet.Replay:
-            memory = stack.enter_context(innet.Replay(tables if request.param == "process" else ()))
+            memory = stack.enter_context(innet.Memory(tables if request.param == "process" else ()))
             if request.param == "process":
                 return memory
             address = f"unix://{tmp_path}/innet.sock" if request.param == "unix" else "innet://127.0.0.1:0"

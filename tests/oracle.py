@@ -103,7 +103,7 @@ def n_step(stream: Stream, t: int, *, stack: int, n: int, gamma: float, padding:
 
 @dataclass
 class Window:
-    """What `Sequence` delivers for one item: arrays of the steps that exist."""
+    """What `Sequences` delivers for one item: arrays of the steps that exist."""
 
     steps: int
     observation: Array

@@ -9,7 +9,7 @@ import numpy as np
 import innet_drl as innet
 
 COLUMNS: dict[str, Any] = {"frame": ("uint8", (12, 8)), "action": "int64", "reward": "float32"}
-VIEW = innet.NStep(stack=4, n=3, gamma=0.9)
+VIEW = innet.NStep(stack=4, n=3, gamma=0.9, observation="frame")
 
 
 def table(

@@ -20,7 +20,7 @@ KEPT = 64
 
 @pytest.mark.timeout(900)
 def test_windows_equal_the_stacks_of_the_environment() -> None:
-    view = innet.NStep(stack=4, n=N, gamma=GAMMA, padding="zero")
+    view = innet.NStep(stack=4, n=N, gamma=GAMMA, padding="zero", observation="frame")
     table = innet.Table(
         "atari",
         {
@@ -44,7 +44,7 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
     ends = {"terminated": 0, "truncated": 0, "life lost": 0, "bootstrapped early": 0}
 
     with (
-        innet.Replay([table]) as replay,
+        innet.Memory([table]) as replay,
         replay.writer("atari", ENVIRONMENTS, view, chunk_steps=CHUNK) as writer,
     ):
 

@@ -90,10 +90,13 @@ def test_a_missing_column_is_named(make_replay: MakeReplay) -> None:
 
 
 def test_python_numbers_become_what_the_column_holds() -> None:
-    with innet.Replay([table()]) as replay, replay.writer("t", 2, innet.NStep(stack=1, n=1)) as writer:
+    with (
+        innet.Memory([table()]) as replay,
+        replay.writer("t", 2, innet.NStep(stack=1, n=1, observation="frame")) as writer,
+    ):
         writer.append(frame=7, action=[1, 2], reward=0.1, terminated=True, truncated=False, first=[True, True])
         writer.flush()
-        batch = replay.sample("t", 50, innet.NStep(stack=1, n=1))
+        batch = replay.sample("t", 50, innet.NStep(stack=1, n=1, observation="frame"))
         assert (batch.observation == 7).all()
         assert set(batch.action.tolist()) == {1, 2}
         assert (batch.reward == np.float32(0.1)).all()
@@ -112,18 +115,18 @@ def test_bad_priorities_change_nothing(make_replay: MakeReplay, bad: float) -> N
     priorities = np.full(8, 5.0)
     priorities[6] = bad
     with pytest.raises(errors.PriorityError, match="finite and not negative") as caught:
-        replay.update_priorities("t", batch.key, priorities)
+        replay.update_priorities("t", batch.ids, priorities)
     assert isinstance(caught.value, ValueError)
-    np.testing.assert_allclose(replay.sample("t", 30, VIEW, timeout=10).probability, 1 / 20, rtol=1e-3)
+    np.testing.assert_allclose(replay.sample("t", 30, VIEW, timeout=10).probabilities, 1 / 20, rtol=1e-3)
 
 
 def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
     fill(replay, 20)
-    key = replay.sample("t", 4, VIEW, timeout=10).key
-    with pytest.raises(errors.ConfigError, match="key has one dimension of uint64 or int64, got float64"):
+    key = replay.sample("t", 4, VIEW, timeout=10).ids
+    with pytest.raises(errors.ConfigError, match="ids has one dimension of uint64 or int64, got float64"):
         replay.update_priorities("t", key.astype(float), np.ones(4))
-    with pytest.raises(errors.ConfigError, match="priority has one dimension"):
+    with pytest.raises(errors.ConfigError, match="priorities has one dimension"):
         replay.update_priorities("t", key, np.ones((4, 1)))
     with pytest.raises(errors.SchemaError, match="4 keys and 3 priorities"):
         replay.update_priorities("t", key, np.ones(3))
@@ -144,7 +147,7 @@ def test_a_bad_beta_is_refused_before_the_wait(make_replay: MakeReplay) -> None:
     assert still_works(replay)
 
 
-@pytest.mark.parametrize("name", ["terminated", "first", "final_q", "priority", "timeout", "weight", "key"])
+@pytest.mark.parametrize("name", ["terminated", "first", "final_q", "priority", "timeout", "weights", "ids"])
 def test_a_column_with_the_name_of_an_argument_is_refused(make_replay: MakeReplay, name: str) -> None:
     with pytest.raises(errors.TableError, match=rf'column "{name}" has the name of an argument.*rename it'):
         make_replay([innet.Table("t", {name: "float32"}, 100)])
@@ -232,7 +235,7 @@ def test_a_table_that_cannot_be_made_says_why(arguments: dict[str, Any], message
         (lambda: innet.NStep(n=2000), "n is 1 to 1024, got 2000"),
         (lambda: innet.NStep(gamma=1.5), "gamma is 0 to 1, got 1.5"),
         (lambda: innet.NStep(padding=cast(Any, "edge")), 'padding is "zero" or "repeat"'),
-        (lambda: innet.Sequence(0), "length is 1 to"),
+        (lambda: innet.Sequences(0), "length is 1 to"),
         (lambda: innet.Window(0, 65535), "after is 0 to"),
     ],
 )
@@ -245,15 +248,15 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
     replay = make_replay([table()])
     with pytest.raises(errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward'):
         replay.writer("t", 1, innet.NStep(observation="pixels"))
-    with pytest.raises(TypeError, match="a view is an NStep, a Sequence or a Window, got str"):
+    with pytest.raises(TypeError, match="a view is an NStep, Sequences or a Window, got str"):
         replay.sample("t", 1, "nstep")  # type: ignore[arg-type]
-    fill(replay, 20, view=innet.NStep(stack=2, n=1))
+    fill(replay, 20, view=innet.NStep(stack=2, n=1, observation="frame"))
     with pytest.raises(errors.ViewError, match=r"needs 3 steps before and 3 after.*written with 1 and 1"):
         replay.sample("t", 1, VIEW, timeout=10)
 
 
 def test_a_table_beyond_the_limit_is_refused() -> None:
-    with innet.Replay(max_bytes=1_000_000) as replay:
+    with innet.Memory(max_bytes=1_000_000) as replay:
         with pytest.raises(errors.TableError, match=r"of the 1000000 for tables.*lower capacity, .* max_bytes"):
             replay.create_table(table(capacity=1_000_000, capacity_bytes=1))
         replay.create_table(table(capacity=500))
@@ -279,7 +282,7 @@ def test_a_server_that_does_not_answer_is_left_at_the_deadline() -> None:
 
 
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:
-    with innet.Replay() as replay, replay.serve(f"unix://{tmp_path}/s"):
+    with innet.Memory() as replay, replay.serve(f"unix://{tmp_path}/s"):
         with pytest.raises(errors.ReplayError, match="a server is running there"):
             replay.serve(f"unix://{tmp_path}/s")
         with pytest.raises(errors.ConfigError, match="can be reached from other machines and needs a token"):
@@ -343,7 +346,7 @@ def test_a_server_that_is_none_of_ours(reply: str, error: type[Exception], messa
 @pytest.mark.parametrize("welcomed", [False, True])
 def test_a_bad_frame_ends_its_own_connection_alone(tmp_path: Path, data: bytes, welcomed: bool) -> None:
     path = f"{tmp_path}/s"
-    with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}") as server:
+    with innet.Memory([table()]) as memory, memory.serve(f"unix://{path}") as server:
         with innet.connect(server.addresses[0]) as replay, WireClient(path, handshake=welcomed) as other:
             other.socket.sendall(data)
             other.socket.shutdown(socket.SHUT_WR)
@@ -372,8 +375,8 @@ def push_a_bad_blob(path: str, *, writer: int, name: str, priority: float) -> No
 
 def test_where_no_item_decodes_others_are_sampled(tmp_path: Path) -> None:
     path = f"{tmp_path}/s"
-    view = innet.NStep(stack=1, n=1)
-    with innet.Replay([table(priority_exponent=1.0)]) as memory, memory.serve(f"unix://{path}") as server:
+    view = innet.NStep(stack=1, n=1, observation="frame")
+    with innet.Memory([table(priority_exponent=1.0)]) as memory, memory.serve(f"unix://{path}") as server:
         with innet.connect(server.addresses[0]) as client:
             fill(memory, 20, view=view, priority=0.001)
             # Of the mass, the others have one part in fifty million.
@@ -393,8 +396,8 @@ def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = f"{tmp_path}/s"
-    view = innet.NStep(stack=1, n=1)
-    with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}") as server:
+    view = innet.NStep(stack=1, n=1, observation="frame")
+    with innet.Memory([table()]) as memory, memory.serve(f"unix://{path}") as server:
         push_a_bad_blob(path, writer=5, name="careless", priority=50.0)
         for replay in (memory, innet.connect(server.addresses[0])):
             fill(replay, 20, view=view, priority=1.0)
@@ -402,7 +405,7 @@ def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
             batch = memory.sample("t", 64, view, timeout=10)
         # The bad item was sampled (its mass makes it certain but for 1 in 10^20), and left out.
         assert 0 < len(batch) < 64
-        assert all(len(array) == len(batch) for array in batch.values())
+        assert all(len(array) == len(batch) for array in batch.as_dict().values())
         assert "careless" in caplog.text
         assert 'column "frame"' in caplog.text
         # It is gone.
@@ -411,7 +414,7 @@ def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
 
 def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
     path = f"{tmp_path}/s"
-    with innet.Replay([table()]) as memory, memory.serve(f"unix://{path}"), WireClient(path) as client:
+    with innet.Memory([table()]) as memory, memory.serve(f"unix://{path}"), WireClient(path) as client:
         names = {"table": "t", "writer": 9, "streams": 1, "windowBefore": 0, "windowAfter": 1}
         client.call(openWriter=SCHEMA.OpenWriter.new_message(name="first", **names))
         with WireClient(path) as second:
@@ -428,7 +431,7 @@ from steps import VIEW, step, table
 
 # Where the tests run in the background, a shell has had Ctrl-C ignored, and Python takes that over.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-memory = innet.Replay([table(min_size=500, samples_per_insert=1.0, slack=10.0)])
+memory = innet.Memory([table(min_size=500, samples_per_insert=1.0, slack=10.0)])
 where, call = sys.argv[1:]
 if where == "process":
     replay = memory
@@ -491,8 +494,8 @@ def test_forgotten_flags_are_named_once(make_replay: MakeReplay, caplog: pytest.
 
 
 def test_one_table_needs_no_list(tmp_path: Path) -> None:
-    with innet.Replay(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+    with innet.Memory(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
         with innet.connect(server.addresses[0], tables=table("second")) as client:
             assert list(client.tables()) == ["second", "t"]
     with pytest.raises(TypeError):
-        innet.Replay(3)  # type: ignore[arg-type]
+        innet.Memory(3)  # type: ignore[arg-type]

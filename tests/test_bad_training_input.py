@@ -58,7 +58,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=400)
         first = local.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
@@ -297,7 +297,7 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         report = Trainer.report
 
         def report_and_close(self: Trainer, memory: ReplayMemory) -> None:
@@ -338,7 +338,7 @@ def test_a_run_that_diverges_ends_at_its_last_good_checkpoint(tmp_path: Path, se
 
 def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=300)
         local.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)

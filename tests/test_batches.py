@@ -57,20 +57,20 @@ def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> 
 
 
 def test_batches_ask_the_schedule_for_beta() -> None:
-    with innet.Replay([table(priority_exponent=1.0)]) as replay:
-        with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+    with innet.Memory([table(priority_exponent=1.0)]) as replay:
+        with replay.writer("t", 1, innet.NStep(stack=4, n=1, observation="frame")) as writer:
             for t in range(10):
                 writer.append(**step(t, priority=np.array([t + 1.0])))
         betas = iter([0.0, 0.0, 1.0])
-        view = innet.NStep(stack=4, n=1)
+        view = innet.NStep(stack=4, n=1, observation="frame")
         with replay.batches("t", 64, view, prefetch=0, beta=lambda: next(betas)) as batches:
-            assert (next(batches).weight == 1).all()
+            assert (next(batches).weights == 1).all()
             batch = next(batches)
-            np.testing.assert_allclose(batch.weight, batch.probability.min() / batch.probability, rtol=1e-4)
+            np.testing.assert_allclose(batch.weights, batch.probabilities.min() / batch.probabilities, rtol=1e-4)
 
 
 def test_undelivered_batches_give_their_samples_back() -> None:
-    with innet.Replay([table(samples_per_insert=1.0, slack=32.0)]) as replay:
+    with innet.Memory([table(samples_per_insert=1.0, slack=32.0)]) as replay:
         with replay.writer("t", 1, VIEW) as writer:
             for t in range(30):
                 writer.append(**step(t))
@@ -94,14 +94,14 @@ def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> 
     assert batch.observation.shape == (32, 4, 12, 8)
     shared = batch.observation.untyped_storage().data_ptr(), batch.observation.untyped_storage().nbytes()
     assert shared[0] <= batch.next_observation.data_ptr() < shared[0] + shared[1] + 32 * 8 * 96
-    assert replay.update_priorities("t", batch.key, batch.weight).stale == 0
+    assert replay.update_priorities("t", batch.ids, batch.weights).stale == 0
     with pytest.raises(AttributeError, match="no array"):
         _ = batch.colour
 
 
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
 def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
-    with innet.Replay([table()], seed=3) as replay:
+    with innet.Memory([table()], seed=3) as replay:
         fill(replay, 100)
         with replay.batches("t", 32, VIEW, device="cuda", prefetch=2, timeout=5) as batches:
             kept = [next(batches) for _ in range(20)]

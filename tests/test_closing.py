@@ -147,7 +147,7 @@ def test_close_of_the_writer_ends_a_push_that_waits(make_replay: MakeReplay) -> 
 @ENDS
 @pytest.mark.parametrize("address", ["unix://{}/s", "innet://127.0.0.1:0"])
 def test_close_of_the_server_ends_calls_of_its_clients(tmp_path: Path, address: str) -> None:
-    with innet.Replay([limited()]) as memory:
+    with innet.Memory([limited()]) as memory:
         server = memory.serve(address.format(tmp_path))
         with innet.connect(server.addresses[0]) as client, innet.connect(server.addresses[0]) as idle:
             batches = client.batches("t", 4, VIEW)
@@ -166,7 +166,7 @@ def test_close_of_the_server_ends_calls_of_its_clients(tmp_path: Path, address: 
 @ENDS
 def test_a_server_at_the_address_of_a_closed_one_is_used(tmp_path: Path) -> None:
     address = f"unix://{tmp_path}/s"
-    with innet.Replay([table()]) as memory:
+    with innet.Memory([table()]) as memory:
         server = memory.serve(address)
         with innet.connect(address) as client:
             server.close()
@@ -201,7 +201,7 @@ def test_a_writers_own_deadline_is_not_followed_by_another_wait(make_replay: Mak
 
 def test_an_array_that_a_sum_writes_to_is_not_read() -> None:
     values = np.zeros(1000, np.float32)
-    with innet.Replay([]) as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+    with innet.Memory([]) as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
         with innet.connect(server.addresses[0]) as client, client.join_gradients("job", 0, 2, deadline=30) as worker:
             summing = Call(lambda: worker.sum(values))
 
@@ -256,7 +256,7 @@ def test_an_empty_server_gets_the_tables_of_its_client_again(server: Server, log
         server.kill()
         server.start()
         assert list(replay.tables()) == ["t"]
-        assert replay.update_priorities("t", old.key, np.ones(4)).stale == 4
+        assert replay.update_priorities("t", old.ids, np.ones(4)).stale == 4
         fill(replay, 20)
         assert len(next(batches)) == 4
         batches.close()

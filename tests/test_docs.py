@@ -37,7 +37,7 @@ def test_every_statistic_is_explained() -> None:
     chapter = text.split("## Statistics\n")[1].split("\n## ")[0]
     rows = re.findall(r"(?m)^\| (`.*?) \|", chapter)
     explained = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
-    with innet.Replay([table()]) as memory, memory.serve("innet://127.0.0.1:0") as server:
+    with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0") as server:
         with innet.connect(server.addresses[0]) as replay:
             stats = replay.stats()
     assert explained == stats.keys() | stats["tables"]["t"].keys() | stats["server"].keys()

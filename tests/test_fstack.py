@@ -46,7 +46,7 @@ from steps import VIEW, fill, table
 with innet.connect("innet+fstack://10.7.0.2:7710", config=sys.argv[1], token="secret", tables=[table()]) as replay:
     fill(replay, 200)
     batch = replay.sample("t", 64, VIEW, timeout=30)
-    replay.update_priorities("t", batch.key, batch.probability)
+    replay.update_priorities("t", batch.ids, batch.probabilities)
     print(len(batch), repr(replay))
 """
 

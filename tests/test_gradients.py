@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from gradient_worker import expected, vector
 from innet_drl import errors
+from innet_drl.gradients import GradientWorker
 from steps import table
 
 WORKER = Path(__file__).parent / "gradient_worker.py"
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def server() -> Iterator[innet.Server]:
-    with innet.Replay() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
         yield server
 
 
@@ -40,7 +41,7 @@ def replay(server: innet.Server) -> Iterator[innet.Replay]:
         yield replay
 
 
-def join_all(replay: innet.Replay, workers: int, job: str = "job", **options: Any) -> list[innet.GradientWorker]:
+def join_all(replay: innet.Replay, workers: int, job: str = "job", **options: Any) -> list[GradientWorker]:
     return [replay.join_gradients(job, worker, workers, name=f"host-{worker}", **options) for worker in range(workers)]
 
 
@@ -50,8 +51,8 @@ def together(calls: list[Callable[[], T]]) -> list[T]:
         return [future.result() for future in [threads.submit(call) for call in calls]]
 
 
-def sum_all(workers: list[innet.GradientWorker], values: list[NDArray[np.float32]], **options: Any) -> list[int]:
-    def call(worker: innet.GradientWorker, mine: NDArray[np.float32]) -> Callable[[], int]:
+def sum_all(workers: list[GradientWorker], values: list[NDArray[np.float32]], **options: Any) -> list[int]:
+    def call(worker: GradientWorker, mine: NDArray[np.float32]) -> Callable[[], int]:
         return lambda: worker.sum(mine, **options)
 
     return together([call(worker, mine) for worker, mine in zip(workers, values, strict=True)])
@@ -128,14 +129,14 @@ def test_arguments_are_checked(replay: innet.Replay) -> None:
             replay.join_gradients("job", 0, 1, **arguments)  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigError, match="numbers begin with 0"):
         replay.join_gradients("job", 1, 1)
-    with innet.Replay() as memory, pytest.raises(errors.ConfigError, match="need a server that sums gradients"):
+    with innet.Memory() as memory, pytest.raises(errors.ConfigError, match="need a server that sums gradients"):
         memory.join_gradients("job", 0, 1)
-    with innet.Replay() as memory, pytest.raises(errors.ConfigError, match=r"127\.0\.0\.1:7711"):
+    with innet.Memory() as memory, pytest.raises(errors.ConfigError, match=r"127\.0\.0\.1:7711"):
         memory.serve("innet://127.0.0.1:0", gradients="everywhere")
 
 
 def test_a_server_that_sums_nothing_says_so() -> None:
-    with innet.Replay() as memory, memory.serve("innet://127.0.0.1:0") as server:
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
         assert server.gradients is None
         with innet.connect(server.addresses[0]) as replay, pytest.raises(errors.ConfigError, match="--gradients"):
             replay.join_gradients("job", 0, 1)
@@ -220,7 +221,7 @@ def test_a_reset_in_the_middle_loses_the_sum_and_nothing_else(replay: innet.Repl
 
 
 def test_a_server_that_closes_ends_the_call() -> None:
-    with innet.Replay() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
         with innet.connect(server.addresses[0]) as replay, ThreadPoolExecutor(1) as threads:
             worker = replay.join_gradients("job", 0, 2)
             waits = threads.submit(worker.sum, np.ones(5, np.float32))

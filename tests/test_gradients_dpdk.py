@@ -14,6 +14,7 @@ import pytest
 import innet_drl as innet
 from gradient_workers import SERVE, gradient_server
 from innet_drl import errors
+from innet_drl.gradients import Station
 
 EAL = "--no-huge -m 256 --no-pci"
 
@@ -26,7 +27,7 @@ import innet_drl as innet
 import numpy as np
 from gradient_worker import expected, vector
 address, socket, eal, worker = *sys.argv[1:4], int(sys.argv[4])
-station = innet.Station(
+station = Station(
     f"net_memif0,role=client,id=0,socket={socket}", f"10.8.1.{2 + worker}:7711", eal=eal, idle_sleep_us=20
 )
 with innet.connect(address) as replay, replay.join_gradients("memif", worker, 2, station=station) as place:
@@ -57,7 +58,7 @@ def memif_server(sockets: list[Path]) -> Iterator[str]:
 
 def refused(**options: Any) -> str:
     """What a worker is told that joins on a device that is not there, or without DPDK."""
-    station = innet.Station("net_nothing0", "10.8.1.2:7711", eal=EAL)
+    station = Station("net_nothing0", "10.8.1.2:7711", eal=EAL)
     with gradient_server() as address, innet.connect(address) as replay:
         with pytest.raises(errors.ConfigError) as raised:
             replay.join_gradients("job", 0, 1, station=station, **options)
@@ -67,13 +68,13 @@ def refused(**options: Any) -> str:
 
 
 def test_a_station_is_checked() -> None:
-    station = innet.Station("net_null0", "10.8.1.2:7711", prefix=16, gateway="10.8.0.1")
+    station = Station("net_null0", "10.8.1.2:7711", prefix=16, gateway="10.8.0.1")
     assert repr(station) == "<Station 10.8.1.2:7711/16 on net_null0>"
     for address in ("10.8.1.2", "[::1]:7711", "here:1"):
         with pytest.raises(errors.ConfigError, match="IPv4 address"):
-            innet.Station("net_null0", address)
+            Station("net_null0", address)
     with pytest.raises(errors.ConfigError, match="gateway is an IPv4 address"):
-        innet.Station("net_null0", "10.8.1.2:7711", gateway="the way out")
+        Station("net_null0", "10.8.1.2:7711", gateway="the way out")
     assert "leave one of them out" in refused(via="127.0.0.1:7711")
 
 

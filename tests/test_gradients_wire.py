@@ -29,7 +29,7 @@ def receive(udp: socket.socket) -> tuple[int, int, bytes]:
 
 
 def test_the_schema_and_the_datagrams_are_enough_to_sum() -> None:
-    with innet.Replay() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
         host, port = server.addresses[0].removeprefix("innet://").split(":")
         join = SCHEMA.JoinGradients.new_message(
             job="plain", worker=0, workers=1, world=1, arithmetic="float", segmentValues=3, deadlineMs=60_000

@@ -84,20 +84,19 @@ def test_the_arrays_of_a_batch(make_replay: MakeReplay) -> None:
         "reward": ("float32", (16,)),
         "discount": ("float32", (16,)),
         "action": ("int64", (16,)),
-        "weight": ("float32", (16,)),
-        "probability": ("float64", (16,)),
-        "key": ("uint64", (16,)),
-        "age": ("uint32", (16,)),
+        "weights": ("float32", (16,)),
+        "probabilities": ("float64", (16,)),
+        "ids": ("uint64", (16,)),
+        "ages": ("uint32", (16,)),
     }
-    assert set(batch) == set(batch.keys()) == set(expected)
-    assert {name: (array.dtype.name, array.shape) for name, array in batch.items()} == expected
-    assert batch["action"] is batch.action
-    assert "action" in batch
-    assert "colour" not in batch
+    arrays = batch.as_dict()
+    assert {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == expected
+    assert arrays["action"] is batch.action
+    assert set(arrays) <= set(dir(batch))
+    arrays.clear()
+    assert set(batch.as_dict()) == set(expected)
     with pytest.raises(AttributeError, match='no array "colour"; it has observation'):
         _ = batch.colour
-    with pytest.raises(KeyError):
-        batch["colour"]
     assert (batch.observation[:, -1, 0, 0] == batch.action).all()
 
 
@@ -120,7 +119,7 @@ def test_arrays_outlive_their_batch_and_their_replay(make_replay: MakeReplay) ->
 
 
 def test_buffers_are_used_again_when_their_last_array_is_gone() -> None:
-    with innet.Replay([table()]) as replay:
+    with innet.Memory([table()]) as replay:
         fill(replay, 200)
         addresses = set()
         for _ in range(20):
@@ -129,7 +128,7 @@ def test_buffers_are_used_again_when_their_last_array_is_gone() -> None:
 
 
 def test_observations_share_the_window_buffer() -> None:
-    with innet.Replay([table()]) as replay:
+    with innet.Memory([table()]) as replay:
         fill(replay, 200)
         batch = replay.sample("t", 64, VIEW)
         assert np.shares_memory(batch.observation, batch.next_observation)
@@ -140,39 +139,41 @@ def test_priorities_decide_what_is_sampled(make_replay: MakeReplay) -> None:
     replay = make_replay([table(priority_exponent=1.0)])
     fill(replay, 40, priority=1.0)
     first = replay.sample("t", 60, VIEW, timeout=5)
-    chosen, action = first.key[0], first.action[0]
-    seen = np.unique(first.key)
+    chosen, action = first.ids[0], first.action[0]
+    seen = np.unique(first.ids)
     receipt = replay.update_priorities("t", seen, np.where(seen == chosen, 2.0, 0.0))
     assert (receipt.applied, receipt.stale) == (len(seen), 0)
     # Of the items seen only the chosen one still has mass: 2, beside 1 for each that was not seen.
     batch = replay.sample("t", 200, VIEW, timeout=5)
-    again = np.isin(batch.key, seen)
+    again = np.isin(batch.ids, seen)
     assert again.any()
-    assert (batch.key[again] == chosen).all()
+    assert (batch.ids[again] == chosen).all()
     assert (batch.action[again] == action).all()
-    np.testing.assert_allclose(batch.probability[again], 2 / (2 + 40 - len(seen)), rtol=1e-4)
-    np.testing.assert_allclose(batch.probability[~again], 1 / (2 + 40 - len(seen)), rtol=1e-4)
+    np.testing.assert_allclose(batch.probabilities[again], 2 / (2 + 40 - len(seen)), rtol=1e-4)
+    np.testing.assert_allclose(batch.probabilities[~again], 1 / (2 + 40 - len(seen)), rtol=1e-4)
 
 
 def test_the_priority_exponent_is_applied_once(make_replay: MakeReplay) -> None:
     replay = make_replay([table(priority_exponent=0.5)])
-    with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+    with replay.writer("t", 1, innet.NStep(stack=4, n=1, observation="frame")) as writer:
         for t in range(10):
             writer.append(**step(t, priority=np.array([float((t + 1) ** 2)])))
-    batch = replay.sample("t", 500, innet.NStep(stack=4, n=1), timeout=5)
-    np.testing.assert_allclose(batch.probability, (batch.action + 1) / 55, rtol=1e-4)
+    batch = replay.sample("t", 500, innet.NStep(stack=4, n=1, observation="frame"), timeout=5)
+    np.testing.assert_allclose(batch.probabilities, (batch.action + 1) / 55, rtol=1e-4)
 
 
 def test_weights_follow_the_paper(make_replay: MakeReplay) -> None:
     replay = make_replay([table(priority_exponent=1.0)])
-    with replay.writer("t", 1, innet.NStep(stack=4, n=1)) as writer:
+    with replay.writer("t", 1, innet.NStep(stack=4, n=1, observation="frame")) as writer:
         for t in range(10):
             writer.append(**step(t, priority=np.array([t + 1.0])))
     for normalize in ("batch", "memory"):
-        batch = replay.sample("t", 4, innet.NStep(stack=4, n=1), beta=0.7, normalize=normalize, timeout=5)
-        raw = (10 * batch.probability) ** -0.7
+        batch = replay.sample(
+            "t", 4, innet.NStep(stack=4, n=1, observation="frame"), beta=0.7, normalize=normalize, timeout=5
+        )
+        raw = (10 * batch.probabilities) ** -0.7
         largest = raw.max() if normalize == "batch" else (10 * (1 / 55)) ** -0.7
-        np.testing.assert_allclose(batch.weight, raw / largest, rtol=1e-4)
+        np.testing.assert_allclose(batch.weights, raw / largest, rtol=1e-4)
 
 
 def test_late_keys_are_counted_and_ignored(make_replay: MakeReplay) -> None:
@@ -181,20 +182,20 @@ def test_late_keys_are_counted_and_ignored(make_replay: MakeReplay) -> None:
     batches = [replay.sample("t", 32, VIEW, timeout=5) for _ in range(3)]
     fill(replay, 100)
     for batch in batches:
-        receipt = replay.update_priorities("t", batch.key, np.full(32, 1e5))
+        receipt = replay.update_priorities("t", batch.ids, np.full(32, 1e5))
         assert (receipt.applied, receipt.stale) == (0, 32)
     # The newcomers in the same places kept their priorities.
-    assert replay.sample("t", 64, VIEW, timeout=5).probability.max() < 0.05
+    assert replay.sample("t", 64, VIEW, timeout=5).probabilities.max() < 0.05
 
 
 def test_the_last_priority_of_a_key_counts(make_replay: MakeReplay) -> None:
     replay = make_replay([table(priority_exponent=1.0)])
     fill(replay, 10, priority=1.0)
-    key = replay.sample("t", 1, VIEW, timeout=5).key[0]
+    key = replay.sample("t", 1, VIEW, timeout=5).ids[0]
     receipt = replay.update_priorities("t", [key, key], [1000.0, 91.0])
     assert receipt.stale == 0
     batch = replay.sample("t", 50, VIEW, timeout=5)
-    np.testing.assert_allclose(batch.probability[batch.key == key], 0.91, rtol=1e-4)
+    np.testing.assert_allclose(batch.probabilities[batch.ids == key], 0.91, rtol=1e-4)
 
 
 def test_a_queue_gives_each_item_once_and_in_order(make_replay: MakeReplay) -> None:
@@ -221,7 +222,7 @@ def test_the_newest_the_highest_or_the_lowest_comes_first(
     by_priority = sorted(range(10), key=lambda t: priorities[t])
     expected = {"lifo": list(range(9, -1, -1)), "max_heap": by_priority[::-1], "min_heap": by_priority}
     assert batch.action.tolist() == expected[sampler]
-    assert batch.probability.tolist() == [1.0] * 10
+    assert batch.probabilities.tolist() == [1.0] * 10
     assert replay.stats()["tables"]["t"]["items"] == 0
 
 
@@ -282,7 +283,7 @@ def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
         for _ in range(50):
             batch = replay.sample("t", 16, VIEW, timeout=10)
             assert (batch.observation[:, -1, 0, 0] == batch.action % 256).all()
-            replay.update_priorities("t", batch.key, batch.probability)
+            replay.update_priorities("t", batch.ids, batch.probabilities)
 
     def guarded(work: Any) -> None:
         try:
@@ -301,7 +302,7 @@ def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
 def test_statistics_count(make_replay: MakeReplay) -> None:
     replay = make_replay([table(capacity=110, priority_exponent=0.5)])
     fill(replay, 80, streams=2, priority=4.0)
-    key = replay.sample("t", 8, VIEW, timeout=5).key
+    key = replay.sample("t", 8, VIEW, timeout=5).ids
     newest = int(key.max())
     assert replay.update_priorities("t", [newest, newest + 2**40], [9.0, 1.0]).stale == 1
     replay.put_parameters("p", {"a": np.zeros(3)})
@@ -397,7 +398,7 @@ def test_a_writer_is_read_and_interrupted_while_another_thread_appends(make_repl
 
 def test_replays_say_where_they_are(make_replay: MakeReplay) -> None:
     replay = make_replay()
-    assert repr(replay).startswith("<Replay ")
+    assert repr(replay).startswith(("<Memory in this process>", "<Replay at "))
 
 
 def test_a_replay_is_not_pickled(make_replay: MakeReplay) -> None:
@@ -410,7 +411,7 @@ def test_definitions_are_values() -> None:
         innet.Column("float32", (3, 4), "none"),
         table(min_size=7, sampler="fifo", max_times_sampled=2),
         innet.NStep(stack=4, n=3, gamma=0.5, observation="pixels", padding="repeat"),
-        innet.Sequence(20, burn_in=10, period=5, stack=4, gamma=0.9, state=("h",)),
+        innet.Sequences(20, burn_in=10, period=5, stack=4, gamma=0.9, state=("h",)),
         innet.Window(2, 3),
     ]
     for value in values:
@@ -418,7 +419,7 @@ def test_definitions_are_values() -> None:
         assert eval(repr(value), vars(innet)) == value
     assert innet.Column("uint8", (8, 8)).codec == "lz4"
     assert innet.Column("float32").codec == "none"
-    assert innet.Sequence(20).period == 20
+    assert innet.Sequences(20).period == 20
     assert innet.Table("t", {"a": innet.Column(np.float16), "b": ("int8", 3), "c": bool}, 10).columns == {
         "a": innet.Column("float16", ()),
         "b": innet.Column("int8", (3,)),

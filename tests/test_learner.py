@@ -44,7 +44,7 @@ BATCH: dict[str, NDArray[np.float64]] = {
     # Errors on both sides of Huber's threshold.
     "reward": np.array([0.2, -3.0, 1.0, 0.0, 5.0]),
     "discount": np.array([0.97, 0.0, 0.9, 0.97, 0.5]),
-    "weight": np.array([1.0, 0.3, 0.7, 0.5, 0.9]),
+    "weights": np.array([1.0, 0.3, 0.7, 0.5, 0.9]),
 }
 
 
@@ -70,7 +70,7 @@ def errors(weights: Weights, target: NDArray[np.float64]) -> NDArray[np.float64]
 
 def weighted_huber(weights: Weights, target: NDArray[np.float64]) -> float:
     error = np.abs(errors(weights, target))
-    return float(np.mean(BATCH["weight"] * np.where(error < 1, error**2 / 2, error - 0.5)))
+    return float(np.mean(BATCH["weights"] * np.where(error < 1, error**2 / 2, error - 0.5)))
 
 
 def gradient(weights: Weights, target: NDArray[np.float64], step: float = 1e-6) -> Weights:
@@ -177,8 +177,10 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
         assert actor.report().games, "no episode has ended"
         actor.close()
         batch = replay.sample("t", 500, view)
-        at_birth = batch.probability * replay.stats()["tables"]["t"]["total_priority"]
-        sampled = TorchBatch(len(batch), {name: torch.tensor(a) for name, a in batch.items() if name != "key"})
+        at_birth = batch.probabilities * replay.stats()["tables"]["t"]["total_priority"]
+        sampled = TorchBatch(
+            len(batch), {name: torch.tensor(a) for name, a in batch.as_dict().items() if name != "ids"}
+        )
         np.testing.assert_allclose(at_birth, ours.update(sampled).td_error.numpy(), atol=1e-5)
         assert (batch.discount == 0).any()
         assert at_birth.std() > 0.01

@@ -68,13 +68,13 @@ def sent(messages: MessageFormat, played: list[dict[str, Any]], actor: int = 0) 
 
 def received(messages: MessageFormat, sent: list[bytes]) -> dict[str, NDArray[Any]]:
     """Many transitions of the learner's replay after these messages, as the learner reads them."""
-    with innet.Replay([messages.table], seed=1) as replay:
+    with innet.Memory([messages.table], seed=1) as replay:
         reader = messages.reader(replay)
         for message in sent:
             for writer, row in reader.rows(messages.layout.views(message)):
                 writer.append(**row)
                 writer.flush()
-        return messages.batch(dict(replay.sample(messages.table.name, SAMPLED, messages.view).items()))
+        return messages.batch(replay.sample(messages.table.name, SAMPLED, messages.view).as_dict())
 
 
 def transitions(arrays: dict[str, NDArray[Any]]) -> dict[bytes, float]:
@@ -86,17 +86,17 @@ def transitions(arrays: dict[str, NDArray[Any]]) -> dict[bytes, float]:
         if one["discount"] > 0:
             one["next_observation"] = arrays["next_observation"][index]
         key = b"".join(np.asarray(value, np.float32).tobytes() for value in one.values())
-        told[key] = float(arrays["probability"][index])
+        told[key] = float(arrays["probabilities"][index])
     return told
 
 
 def straight(config: Config, spec: EnvironmentSpec, played: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
     """The same from a replay memory that an actor writes to itself."""
-    with innet.Replay([make_table(config, spec, "own")], seed=1) as replay:
+    with innet.Memory([make_table(config, spec, "own")], seed=1) as replay:
         with replay.writer("own", STREAMS, make_view(config, spec), chunk_steps=4) as writer:
             for row in played:
                 writer.append(**row)
-        return dict(replay.sample("own", SAMPLED, make_view(config, spec)).items())
+        return replay.sample("own", SAMPLED, make_view(config, spec)).as_dict()
 
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])

@@ -79,7 +79,7 @@ def drain(replay: innet.Replay, view: Any, items: int) -> list[innet.Batch]:
 def test_n_step_transitions_equal_the_oracle(
     make_replay: MakeReplay, autoreset: Autoreset, stack: int, n: int, padding: Padding, chunk_steps: int, codec: Codec
 ) -> None:
-    view = innet.NStep(stack=stack, n=n, gamma=0.9, padding=padding)
+    view = innet.NStep(stack=stack, n=n, gamma=0.9, padding=padding, observation="frame")
     simulation = Simulation(STREAMS, seed=stack * 100 + n, autoreset=autoreset)
     replay = make_replay([queue(codec)])
     items = write(replay, view, simulation, chunk_steps)
@@ -132,8 +132,15 @@ def test_sequences_equal_the_oracle(
     stack: int,
     padding: Padding,
 ) -> None:
-    view = innet.Sequence(
-        length, burn_in, period, stack, padding=padding, gamma=0.9, state=("stream", "step", "memory")
+    view = innet.Sequences(
+        length,
+        burn_in,
+        period,
+        stack,
+        observation="frame",
+        padding=padding,
+        gamma=0.9,
+        state=("stream", "step", "memory"),
     )
     simulation = Simulation(STREAMS, seed=length, autoreset=autoreset, end_probability=0.05)
     replay = make_replay([queue(memory=("float32", 2))])
@@ -169,7 +176,7 @@ def test_sequences_equal_the_oracle(
             np.testing.assert_array_equal(batch.truncated[i, :steps], expected.truncated)
             np.testing.assert_array_equal(batch.memory[i], [step, -step])
             for name in ("action", "reward", "discount", "terminated", "truncated", "first"):
-                assert not batch[name][i, steps:].any()
+                assert not getattr(batch, name)[i, steps:].any()
             # In the padding older frames of a stack may still be real ones; the newest is not.
             padding_frames = batch.observation[i, known:]
             assert not (padding_frames[:, -1] if stack > 1 else padding_frames).any()
@@ -207,10 +214,11 @@ def test_raw_windows_equal_the_rows(make_replay: MakeReplay) -> None:
 def test_a_narrower_view_reads_wider_items(make_replay: MakeReplay) -> None:
     replay = make_replay([queue()])
     simulation = Simulation(STREAMS, seed=6, autoreset="next_step")
-    wide, narrow = innet.NStep(stack=4, n=3, gamma=0.9), innet.NStep(stack=2, n=1, gamma=0.9)
+    wide = innet.NStep(stack=4, n=3, gamma=0.9, observation="frame")
+    narrow = innet.NStep(stack=2, n=1, gamma=0.9, observation="frame")
     items = write(replay, wide, simulation, 20)
     with pytest.raises(innet.errors.ViewError, match="before"):
-        replay.sample("t", 1, innet.NStep(stack=5, n=3), timeout=1)
+        replay.sample("t", 1, innet.NStep(stack=5, n=3, observation="frame"), timeout=1)
     for batch in drain(replay, narrow, items):
         for i in range(len(batch)):
             stream = simulation.recorded[batch.stream[i]]
@@ -223,7 +231,7 @@ def test_a_narrower_view_reads_wider_items(make_replay: MakeReplay) -> None:
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 def test_priorities_at_birth_are_the_n_step_errors(make_replay: MakeReplay, autoreset: Autoreset) -> None:
     """The learner's formula on the actor's own Q-values: |R + discount max Q(s') - Q(s, a)|."""
-    view = innet.NStep(stack=1, n=3, gamma=0.9)
+    view = innet.NStep(stack=1, n=3, gamma=0.9, observation="frame")
     simulation = Simulation(STREAMS, seed=8, autoreset=autoreset)
     rng = np.random.default_rng(8)
     replay = make_replay([innet.Table("t", queue().columns, 10_000, priority_exponent=1.0)])
@@ -256,4 +264,4 @@ def test_priorities_at_birth_are_the_n_step_errors(make_replay: MakeReplay, auto
     total = sum(errors.values())
     for i in range(len(batch)):
         share = errors[int(batch.stream[i]), int(batch.step[i])] / total
-        assert batch.probability[i] == pytest.approx(share, rel=1e-3, abs=1e-6)
+        assert batch.probabilities[i] == pytest.approx(share, rel=1e-3, abs=1e-6)

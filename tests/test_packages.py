@@ -24,11 +24,16 @@ ALLOWED = {
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""
 
-CLIENT = {"__init__", "_core", "batches", "errors", "server_cli"}
+CLIENT = {"__init__", "_core", "batches", "errors", "gradients", "recorder", "server_cli"}
 """Files of the client. `cli` and `__main__` start commands of the other packages."""
 
-THIRD_PARTY = {"__init__": set(), "_core": {"numpy", "torch"}, "batches": {"numpy", "torch"}}
-"""Distributions that files of the client import: `batches` is imported for `Replay.batches(device=...)` alone."""
+THIRD_PARTY = {
+    "_core": {"numpy", "torch", "typing_extensions"},
+    "batches": {"numpy", "torch"},
+    "recorder": {"numpy"},
+}
+"""Distributions that files of the client import: `_core` is a stub, read by type checkers alone, and `batches` is
+imported for `Replay.batches(device=...)`."""
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
@@ -130,4 +135,4 @@ def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     packages, modules = printed.splitlines()
     assert set(packages.split()) <= {"innet_drl", "numpy"}
-    assert modules.split() == ["innet_drl._core", "innet_drl.errors"]
+    assert modules.split() == ["innet_drl._core", "innet_drl.errors", "innet_drl.recorder"]

@@ -140,7 +140,7 @@ def test_what_cannot_be_stored_is_named(make_replay: MakeReplay) -> None:
 
 
 def test_parameters_live_in_the_memory_not_the_client(tmp_path: object) -> None:
-    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/s") as server:
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/s") as server:
         with innet.connect(server.addresses[0]) as client:
             client.put_parameters("p", {"a": np.float32(3)})
         with innet.connect(server.addresses[0]) as client:

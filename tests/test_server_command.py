@@ -71,7 +71,7 @@ def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
     def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
 
-    with innet.Replay([table("kept"), table("old run")]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+    with innet.Memory([table("kept"), table("old run")]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
         address = server.addresses[0]
         fill(replay, 20, name="kept")
         listed = ask("tables", address).stdout.splitlines()
@@ -85,7 +85,7 @@ def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
 
 
 def test_statistics_are_printed_again_and_again(tmp_path: Path) -> None:
-    with innet.Replay(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
+    with innet.Memory(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
         watch = [*COMMAND, "stats", server.addresses[0], "--json", "--watch", "1"]
         with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None

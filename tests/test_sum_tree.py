@@ -24,20 +24,20 @@ def test_a_sample_has_indexes_probabilities_and_weights() -> None:
     priorities[::7] = 0
     tree = tree_of(list(priorities), priority_exponent=0.6)
     sampled = tree.sample(512, beta=0.4)
-    expected = {"index": np.int64, "probability": np.float64, "weight": np.float32}
+    expected = {"indexes": np.int64, "probabilities": np.float64, "weights": np.float32}
     for name, dtype in expected.items():
         array = getattr(sampled, name)
         assert (array.dtype, array.shape) == (dtype, (512,))
     assert len(sampled) == 512
     mass = priorities**0.6
     assert tree.total == pytest.approx(mass.sum(), rel=1e-6)
-    probability = mass[sampled.index] / mass.sum()
-    np.testing.assert_allclose(sampled.probability, probability, rtol=1e-4)
+    probability = mass[sampled.indexes] / mass.sum()
+    np.testing.assert_allclose(sampled.probabilities, probability, rtol=1e-4)
     # (N P(i))^-beta over the largest: N cancels.
-    weight = (len(tree) * sampled.probability) ** -0.4
-    np.testing.assert_allclose(sampled.weight, weight / weight.max(), rtol=1e-6)
-    assert sampled.weight.max() == 1.0
-    assert (priorities[sampled.index] > 0).all()
+    weight = (len(tree) * sampled.probabilities) ** -0.4
+    np.testing.assert_allclose(sampled.weights, weight / weight.max(), rtol=1e-6)
+    assert sampled.weights.max() == 1.0
+    assert (priorities[sampled.indexes] > 0).all()
 
 
 def test_indexes_are_sampled_in_proportion_one_from_each_part() -> None:
@@ -45,7 +45,7 @@ def test_indexes_are_sampled_in_proportion_one_from_each_part() -> None:
     tree = tree_of(list(priorities), priority_exponent=1.0, priority_unit_log2=0)
     counts = np.zeros(300)
     for _ in range(200):
-        index = tree.sample(300).index
+        index = tree.sample(300).indexes
         assert (np.diff(index) >= 0).all()
         counts += np.bincount(index, minlength=300)
     expected = 200 * 300 * priorities / priorities.sum()
@@ -60,7 +60,7 @@ def test_length_and_total_follow_the_updates() -> None:
     assert (len(tree), tree.total) == (2, 2.5)
     tree.update([3], [0.0])
     assert (len(tree), tree.total) == (1, 0.5)
-    assert set(tree.sample(64).index) == {9}
+    assert set(tree.sample(64).indexes) == {9}
     tree.update(np.zeros(0, np.int64), np.zeros(0))
     assert (len(tree), tree.total) == (1, 0.5)
 
@@ -91,8 +91,8 @@ def test_exponent_0_samples_every_index_that_was_set() -> None:
     tree = innet.SumTree(5, priority_exponent=0.0)
     tree.update([1, 3], [0.0, 100.0])
     sampled = tree.sample(100)
-    assert np.bincount(sampled.index).tolist() == [0, 50, 0, 50]
-    assert (sampled.weight == 1).all()
+    assert np.bincount(sampled.indexes).tolist() == [0, 50, 0, 50]
+    assert (sampled.weights == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_exponent_0_samples_every_index_that_was_set() -> None:
         ([0, -1], [1.0, 1.0], errors.ConfigError, "an index is 0 to 3.*got -1"),
         ([4, 0], [1.0, 1.0], errors.ConfigError, "an index is 0 to 3.*got 4"),
         ([0], [1.0, 1.0], errors.ConfigError, "1 indexes came with 2 priorities"),
-        ([0.5], [1.0], errors.ConfigError, "index has one dimension of int64"),
+        ([0.5], [1.0], errors.ConfigError, "indexes has one dimension of int64"),
         ([[0]], [[1.0]], errors.ConfigError, "one dimension"),
     ],
 )
@@ -129,7 +129,7 @@ def test_what_cannot_be_sampled() -> None:
     for beta in (-0.1, np.nan):
         with pytest.raises(errors.ConfigError, match="beta"):
             tree.sample(1, beta=beta)
-    assert tree.sample(65536).index.max() == 0
+    assert tree.sample(65536).indexes.max() == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_seed_repeats_the_samples() -> None:
     def samples(seed: int | None) -> list[NDArray[np.int64]]:
         tree = innet.SumTree(1000, seed=seed)
         tree.update(np.arange(1000), np.ones(1000))
-        return [tree.sample(32).index for _ in range(3)]
+        return [tree.sample(32).indexes for _ in range(3)]
 
     np.testing.assert_array_equal(samples(1), samples(1))
     first, second, _ = samples(1)
@@ -164,7 +164,7 @@ def test_priorities_far_apart_stay_what_they_are() -> None:
     tree = tree_of([1e-12, 1e-300, 0.0], priority_exponent=1.0)
     # A positive priority is at least one unit.
     assert len(tree) == 2
-    assert set(tree.sample(64).index) == {0, 1}
+    assert set(tree.sample(64).indexes) == {0, 1}
     tree.update([0], [1e300])
     assert tree.total == pytest.approx(2.0**20)
 
@@ -177,8 +177,8 @@ def test_threads_sample_and_update_at_once(count: int) -> None:
     def work() -> None:
         for _ in range(10):
             sampled = tree.sample(count)
-            assert (sampled.probability > 0).all()
-            tree.update(sampled.index, values)
+            assert (sampled.probabilities > 0).all()
+            tree.update(sampled.indexes, values)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -32,7 +32,7 @@ def address(tmp_path: Path, authority: Path) -> Iterator[str]:
     for one in certificate.cert_chain_pems:
         one.write_to_path(str(chain), append=True)
     with (
-        innet.Replay([table()]) as memory,
+        innet.Memory([table()]) as memory,
         memory.serve("innets://127.0.0.1:0", token=TOKEN, tls_cert=chain, tls_key=key) as server,
     ):
         yield server.addresses[0]

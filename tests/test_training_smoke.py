@@ -88,7 +88,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) -> None:
-    with innet.Replay() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         config = small(replay=server.addresses[0], steps=2_000)
         result = local.train(config, tmp_path / "run")
         table = memory.stats()["tables"]["run"]

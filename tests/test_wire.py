@@ -201,7 +201,7 @@ def test_differences_of_another_client_reach_the_real_reader(server: str, client
     message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=epoch, sequence=1, chunks=chunks, items=items)
     client.call(payload, push=message)
     with innet.connect(f"unix://{server}") as replay:
-        frames = replay.sample("steps", 1, innet.Window(1, 0))["frame"][0]
+        frames = replay.sample("steps", 1, innet.Window(1, 0)).frame[0]
     expected = bytearray(key)
     expected[3:5] = b"\x07\x08"
     expected[5 + 994] = 9

@@ -18,7 +18,7 @@ from benchmarks import recording
 from benchmarks.recording import STREAMS, Row
 from benchmarks.systems import Address, Service, free_port, wait_for
 
-VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA)
+VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA, observation="frame")
 VERSION = f"innet-drl {innet.__version__}"
 # Writers have their default settings here: what a chunk has more in steps it takes less on the wire.
 SWEEP: dict[str, list[dict[str, Any]]] = {
@@ -130,7 +130,7 @@ class Memory(_Samples):
     """`Replay` in process."""
 
     def __init__(self, batch: int, capacity: int, threads: int = 2) -> None:
-        super().__init__(innet.Replay([table(capacity)]), batch, threads)
+        super().__init__(innet.Memory([table(capacity)]), batch, threads)
         feed = _Feed(self._replay, STREAMS, chunk_steps=50)
         self.push, self.flush = feed.push, feed.flush
 
@@ -140,9 +140,9 @@ class Windows:
 
     def __init__(self, batch: int, side: int, length: int | None) -> None:
         self._batch = batch
-        self._view = innet.Sequence(length) if length else VIEW
+        self._view = innet.Sequences(length, observation="frame") if length else VIEW
         columns = {"frame": innet.Column("uint8", (side, side)), "action": innet.Column("uint8")}
-        self._replay = innet.Replay([innet.Table("breakout", {**columns, "reward": innet.Column("float32")}, 50_000)])
+        self._replay = innet.Memory([innet.Table("breakout", {**columns, "reward": innet.Column("float32")}, 50_000)])
         # The blank ones are before a game's first.
         self.frames = {recording.checksum(np.zeros((side, side), np.uint8))}
         """Checksums of the frames that are there."""
@@ -164,7 +164,7 @@ def _scaled(frame: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 
 def _arrays(batch: innet.Batch) -> dict[str, NDArray[Any]]:
-    return {name: batch[name] for name in ("observation", "next_observation", "action", "reward", "discount")}
+    return {name: getattr(batch, name) for name in ("observation", "next_observation", "action", "reward", "discount")}
 
 
 class Tree:
@@ -178,7 +178,7 @@ class Tree:
         self.rewrite(np.arange(items), priorities)
 
     def sample(self) -> NDArray[np.int64]:
-        return self._tree.sample(self._batch).index
+        return self._tree.sample(self._batch).indexes
 
 
 class Store:

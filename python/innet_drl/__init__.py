@@ -4,12 +4,12 @@ The replay client needs NumPy alone:
 
     import innet_drl as innet
 
-    columns = {"frame": ("uint8", (84, 84)), "action": "int64", "reward": "float32"}
-    table = innet.Table("apex", columns, capacity=100_000)
-    replay = innet.Replay([table])                      # in this process, or
+    table = innet.Table.from_spaces("apex", env.observation_space, env.action_space, capacity=100_000)
+    replay = innet.Memory([table])                      # in this process, or
     replay = innet.connect("innet://host:7710")         # on a server: the same interface
 
-`docs/api.md` shows the whole interface by example; `innet_drl.errors` lists its errors. Training needs the extra
+`docs/api.md` shows the whole interface by example; `innet_drl.errors` lists its errors, `innet_drl.gradients` has
+the workers of gradient jobs. Training needs the extra
 `train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
 """
 
@@ -18,15 +18,13 @@ from innet_drl._core import (
     Batch,
     Batches,
     Column,
-    GradientUpdates,
-    GradientWorker,
+    Memory,
     NStep,
     Parameters,
     Replay,
     SampledIndexes,
-    Sequence,
+    Sequences,
     Server,
-    Station,
     SumTree,
     Table,
     UpdateReceipt,
@@ -36,21 +34,21 @@ from innet_drl._core import (
     connect,
 )
 from innet_drl.errors import ReplayError
+from innet_drl.recorder import Recorder
 
 __all__ = [
     "Batch",
     "Batches",
     "Column",
-    "GradientUpdates",
-    "GradientWorker",
+    "Memory",
     "NStep",
     "Parameters",
+    "Recorder",
     "Replay",
     "ReplayError",
     "SampledIndexes",
-    "Sequence",
+    "Sequences",
     "Server",
-    "Station",
     "SumTree",
     "Table",
     "UpdateReceipt",

@@ -1,7 +1,6 @@
 """The compiled core of innet_drl: tables, views, the replay memory in this process or on a server."""
 
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as _Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, final, overload, type_check_only
@@ -9,6 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, final, overload, type_check_on
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+from typing_extensions import disjoint_base
 
 from innet_drl.batches import TorchBatches
 
@@ -19,13 +19,14 @@ __all__ = [
     "GradientUpdates",
     "GradientWorker",
     "LossyPath",
+    "Memory",
     "NStep",
     "ParameterServer",
     "ParameterWorker",
     "Parameters",
     "Replay",
     "SampledIndexes",
-    "Sequence",
+    "Sequences",
     "Server",
     "Station",
     "SumTree",
@@ -94,7 +95,7 @@ class Table:
     Args:
         name: 1 to 128 bytes.
         columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
-            row. `NStep` and `Sequence` read the columns `action` and `reward` beside the observation.
+            row. `NStep` and `Sequences` read the columns `action` and `reward` beside the observation.
         capacity: Steps held before the oldest are evicted; at most 2^24.
         capacity_bytes: Bytes held before the oldest are evicted: as stored, and 512 for each chunk; 0 derives
             it from `capacity` steps without compression, each a chunk.
@@ -113,8 +114,11 @@ class Table:
         min_size: Items needed before the first sample.
         samples_per_insert: Items sampled for each item inserted, held to within `slack`; 0 sets no limit.
         slack: How far the items sampled may run from `samples_per_insert` times the items inserted, in sampled
-            items, either way. With `max_times_sampled`, items that are evicted before they were sampled leave
-            fewer samples than the ratio expects: writers then continue as soon as a request waits for more.
+            items, either way; 0 derives it: the samples of 1,024 inserts or of a tenth of `min_size`, and at least
+            4,096, but no more inserts than `capacity` has beside `min_size`. A sample has at most
+            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted before they were
+            sampled leave fewer samples than the ratio expects: writers then continue as soon as a request waits for
+            more.
 
     Raises:
         TableError: A field that cannot be used; the message says what it may be.
@@ -135,6 +139,34 @@ class Table:
         samples_per_insert: float = 0.0,
         slack: float = 0.0,
     ) -> Self: ...
+    @classmethod
+    def from_spaces(
+        cls,
+        name: str,
+        observation_space: Any,
+        action_space: Any,
+        capacity: int,
+        *,
+        columns: Mapping[str, Column | tuple[DTypeLike, int | tuple[int, ...]] | DTypeLike] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """A table for the steps of a Gymnasium environment.
+
+        Its columns are `observation` and `action`, as the spaces have them, and `reward` (float32).
+
+        Args:
+            name: As in `Table`.
+            observation_space: Space of one observation: `env.observation_space`, or `single_observation_space` of a
+                vector environment.
+            action_space: Space of one action: `env.action_space`, or `single_action_space`.
+            capacity: As in `Table`.
+            columns: More columns, or others in place of these three.
+            **settings: As in `Table`.
+
+        Raises:
+            ConfigError: A space of several parts (`Dict`, `Tuple`), which has no dtype and shape.
+            TableError: As in `Table`.
+        """
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
     def name(self) -> str:
@@ -168,7 +200,7 @@ class Table:
         """Items sampled for each item inserted; 0 sets no limit."""
     @property
     def slack(self) -> float:
-        """Sampled items by which the ratio may be off, either way."""
+        """Sampled items by which the ratio may be off, either way; 0 is derived."""
 
 @final
 class NStep:
@@ -196,7 +228,7 @@ class NStep:
         stack: int = 1,
         n: int = 1,
         gamma: float = 0.99,
-        observation: str = "frame",
+        observation: str = "observation",
         padding: Literal["zero", "repeat"] = "zero",
     ) -> Self: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
@@ -217,7 +249,7 @@ class NStep:
         """Padding before an episode's first observation."""
 
 @final
-class Sequence:
+class Sequences:
     """Sequences for recurrent agents.
 
     As R2D2 has them (Kapturowski et al., 2019), with stored state and burn-in.
@@ -245,10 +277,10 @@ class Sequence:
         burn_in: int = 0,
         period: int | None = None,
         stack: int = 1,
-        observation: str = "frame",
+        observation: str = "observation",
         padding: Literal["zero", "repeat"] = "zero",
         gamma: float = 0.99,
-        state: _Sequence[str] = (),
+        state: Sequence[str] = (),
     ) -> Self: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
@@ -280,7 +312,7 @@ class Sequence:
 class Window:
     """The raw rows around an anchor.
 
-    For uses that `NStep` and `Sequence` do not cover.
+    For uses that `NStep` and `Sequences` do not cover.
 
     Args:
         before: Rows before the anchor.
@@ -298,11 +330,11 @@ class Window:
 
 @final
 class Batch:
-    """The arrays of one sample: as attributes, and as a mapping by name.
+    """The arrays of one sample, as attributes.
 
     `len(batch)` is the number of items B, the first dimension of every array. The arrays are views on buffers
     of the core: they stay valid for as long as they are referenced, also after the batch and the replay are
-    gone, and `observation` and `next_observation` may share memory, so write to neither. `NStep` delivers
+    gone. They share memory, so they are read-only: write to a copy. `NStep` delivers
 
     | array | dtype | shape | meaning |
     | --- | --- | --- | --- |
@@ -311,16 +343,16 @@ class Batch:
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
     | `next_observation` | the column's | as `observation` | to bootstrap from; any where `discount` is 0 |
     | every other column | the column's | `(B, *shape)` | the anchor's value |
-    | `weight` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
-    | `probability` | float64 | `(B,)` | P(i) at the instant of sampling |
-    | `key` | uint64 | `(B,)` | names the items for `Replay.update_priorities` |
-    | `age` | uint32 | `(B,)` | steps inserted into the table since the item was |
+    | `weights` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
+    | `probabilities` | float64 | `(B,)` | P(i) at the instant of sampling |
+    | `ids` | uint64 | `(B,)` | names of the items, for `Replay.update_priorities` |
+    | `ages` | uint32 | `(B,)` | steps inserted into the table since each item was |
 
-    With T = burn_in + length, `Sequence` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
+    With T = burn_in + length, `Sequences` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
     (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first`
     and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step alone.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
-    `truncated`, `first` and `final`. Each adds `weight`, `probability`, `key` and `age`.
+    `truncated`, `first` and `final`. Each adds `weights`, `probabilities`, `ids` and `ages`.
     """
 
     @property
@@ -331,7 +363,7 @@ class Batch:
         """The action at the anchor."""
     @property
     def reward(self) -> NDArray[np.float32]:
-        """The n-step return; of `Sequence`, the reward of each step."""
+        """The n-step return; of `Sequences`, the reward of each step."""
     @property
     def discount(self) -> NDArray[np.float32]:
         """Factor of the bootstrapped value; 0 where terminated."""
@@ -339,28 +371,21 @@ class Batch:
     def next_observation(self) -> _Array:
         """The observation, or its stack, to bootstrap from."""
     @property
-    def weight(self) -> NDArray[np.float32]:
-        """Importance weight."""
+    def weights(self) -> NDArray[np.float32]:
+        """Importance weights."""
     @property
-    def probability(self) -> NDArray[np.float64]:
-        """Probability of the item at the instant of sampling."""
+    def probabilities(self) -> NDArray[np.float64]:
+        """Probabilities of the items at the instant of sampling."""
     @property
-    def key(self) -> NDArray[np.uint64]:
-        """Names the items for `Replay.update_priorities`."""
+    def ids(self) -> NDArray[np.uint64]:
+        """Names of the items, for `Replay.update_priorities`."""
     @property
-    def age(self) -> NDArray[np.uint32]:
-        """Steps inserted into the table since the item was."""
+    def ages(self) -> NDArray[np.uint32]:
+        """Steps inserted into the table since each item was."""
     def __getattr__(self, name: str) -> _Array: ...
-    def __getitem__(self, name: str, /) -> _Array: ...
-    def __contains__(self, name: str, /) -> bool: ...
-    def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
-    def keys(self) -> list[str]:
-        """The names of the arrays."""
-    def values(self) -> list[_Array]:
-        """The arrays."""
-    def items(self) -> list[tuple[str, _Array]]:
-        """Names and arrays."""
+    def as_dict(self) -> dict[str, _Array]:
+        """The arrays by name, in a new dictionary."""
     def _buffers(
         self,
     ) -> list[
@@ -400,10 +425,10 @@ class UpdateReceipt:
 
     @property
     def applied(self) -> int:
-        """Keys whose item now has the new priority."""
+        """Ids whose item now has the new priority."""
     @property
     def stale(self) -> int:
-        """Keys that no longer name an item: counted and ignored."""
+        """Ids that no longer name an item: counted and ignored."""
 
 @final
 class LossyPath:
@@ -458,9 +483,9 @@ class Parameters:
 
 @final
 class Writer(_ContextManager):
-    """Writes the steps of `streams` environments: one `append` a step, one row a stream.
+    """Writes the steps of `num_envs` environments: one `append` a step.
 
-    Steps are packed into chunks and sent when `chunk_steps` of a stream are there. Use it as a context
+    Steps are packed into chunks and sent when `chunk_steps` of an environment are there. Use it as a context
     manager, or call `close`: unsent steps are lost with their writer. A step is stored whole or, after an error,
     not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn is part
     of the timeout. The counts may be read at any time.
@@ -471,34 +496,35 @@ class Writer(_ContextManager):
         *,
         terminated: ArrayLike,
         truncated: ArrayLike,
-        first: ArrayLike,
+        first: ArrayLike | None = None,
         final: ArrayLike | None = None,
         q: ArrayLike | None = None,
         priority: ArrayLike | None = None,
         final_q: ArrayLike | None = None,
-        timeout: float | None = None,
+        timeout: float | None = 60.0,
         **columns: ArrayLike,
     ) -> None:
-        """Appends one row to every stream.
+        """Appends one row of every environment.
 
-        Every array has a leading dimension of `streams`.
+        Every array has a leading dimension of `num_envs`.
 
         Args:
-            terminated: bool `(streams,)`: the value after this step is 0. Without a following `first` it is a
-                lost life: learning ends, the observation stack goes on.
-            truncated: bool `(streams,)`: the episode was cut after this step; its final row bootstraps.
-            first: bool `(streams,)`: the observation starts a new episode and a new stack.
-            final: bool `(streams,)`. Without `final_<observation>`: this row is the last observation of an
+            terminated: bool `(num_envs,)`: the value after this step is 0. If `first` is false in the next row, it is a
+                lost life: learning ends, the observation stack continues.
+            truncated: bool `(num_envs,)`: the episode was cut after this step; its final row bootstraps.
+            first: bool `(num_envs,)`: the observation starts a new episode and a new stack; `None` does after every
+                end. Give it to keep the stack over a lost life, and after a reset in the middle of an episode.
+            final: bool `(num_envs,)`. Without `final_<observation>`: this row is the last observation of an
                 episode, as a NEXT_STEP environment shows it; its action and reward are ignored. With it:
                 where the row's step ended the episode and `final_<observation>` holds its last observation;
                 `None` takes `terminated | truncated`.
-            q: float32 `(streams, actions)`: the actor's Q-values of this observation. All anchors then get
+            q: float32 `(num_envs, actions)`: the actor's Q-values of this observation. All anchors then get
                 the priority |n-step TD error| at birth, computed as the learner does with equal parameters.
-            priority: float32 or float64 `(streams,)`: priorities of the anchors, before the exponent. Without
+            priority: float32 or float64 `(num_envs,)`: priorities of the anchors, before the exponent. Without
                 `q` and `priority`, items start with the largest priority the table has ever held.
-            final_q: float32 `(streams, actions)`: Q-values of `final_<observation>`; needed at a truncation where there
-                is `q`.
-            timeout: Seconds to wait for space, `None` for ever, 0 not at all.
+            final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed at a truncation where
+                there is `q`.
+            timeout: Seconds to wait until the table takes the rows; `None` for ever, 0 not at all.
             **columns: Every column of the table, dtype and shape exactly; and, for SAME_STEP environments,
                 `final_<observation>`: the last observations of the episodes that ended.
 
@@ -509,20 +535,20 @@ class Writer(_ContextManager):
             FencedError: A newer connection of the same writer took over.
             ClosedError: The writer was closed.
         """
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = 60.0) -> None:
         """Sends what is packed and waits until everything is in the table; open windows stay open.
 
         Raises:
             DeadlineError: Not done within `timeout` seconds.
         """
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = 60.0) -> None:
         """Flushes and ends the writer. Windows that are still open never become items.
 
         A blocked `append` or `flush` of another thread ends with `ClosedError`.
         """
     @property
     def steps(self) -> int:
-        """Steps appended, over all streams, without final rows."""
+        """Steps appended, over all environments, without final rows."""
     @property
     def items(self) -> int:
         """Items made."""
@@ -557,26 +583,26 @@ class SumTree:
     def __new__(
         cls, capacity: int, *, priority_exponent: float = 0.6, priority_unit_log2: int = -19, seed: int | None = None
     ) -> Self: ...
-    def update(self, index: ArrayLike, priority: ArrayLike) -> None:
+    def update(self, indexes: ArrayLike, priorities: ArrayLike) -> None:
         """Sets the priorities of indexes.
 
         Args:
-            index: int64 `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
-            priority: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
+            indexes: int64 `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
+            priorities: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
                 never sampled; with the exponent 0 each index that was set is sampled with the same probability.
 
         Raises:
             PriorityError: A NaN, infinite or negative priority; nothing was changed.
             ConfigError: An index out of range, or not as many priorities as indexes; nothing was changed.
         """
-    def sample(self, count: int, *, beta: float = 0.4) -> SampledIndexes:
-        """Samples `count` indexes, with replacement.
+    def sample(self, batch_size: int, *, beta: float = 0.4) -> SampledIndexes:
+        """Samples `batch_size` indexes, with replacement.
 
-        One index comes from each of `count` equal parts of the sum of priorities (Schaul et al., 2016, appendix
+        One index comes from each of `batch_size` equal parts of the sum of priorities (Schaul et al., 2016, appendix
         B.2.1), so they ascend.
 
         Args:
-            count: Samples, 1 to 65536.
+            batch_size: Indexes to sample, 1 to 65536.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta, which are divided by the largest.
 
         Raises:
@@ -606,14 +632,14 @@ class SampledIndexes:
     """
 
     @property
-    def index(self) -> NDArray[np.int64]:
+    def indexes(self) -> NDArray[np.int64]:
         """The sampled indexes."""
     @property
-    def probability(self) -> NDArray[np.float64]:
-        """Its probability at the instant of sampling."""
+    def probabilities(self) -> NDArray[np.float64]:
+        """Their probabilities at the instant of sampling."""
     @property
-    def weight(self) -> NDArray[np.float32]:
-        """Importance weight."""
+    def weights(self) -> NDArray[np.float32]:
+        """Importance weights."""
     def __len__(self) -> int: ...
 
 @final
@@ -783,31 +809,18 @@ class Server(_ContextManager):
         different: its clients wait for the next one at its address (`reconnect_for` of `connect`).
         """
 
-@final
+@disjoint_base
 class Replay(_ContextManager):
-    """A replay memory: in this process, or the connection to one on a server (`connect`).
+    """A replay memory: a `Memory` in this process, or the connection to one on a server (`connect`).
 
-    Every method may be called from several threads. `timeout` is in seconds everywhere: `None` waits for
-    ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server enforces the timeout and names
+    Every method may be called from several threads. `timeout` is in seconds everywhere: 60 by default, `None` waits
+    for ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server enforces the timeout and names
     the cause; an unresponsive one delays a call by up to `grace` of `connect` more. Waiting calls release the
     interpreter lock. A replay must not be used in a forked child (`ForkError`): start processes with the method
     "spawn" or "forkserver", and connect there.
-
-    Args:
-        tables: Tables to make, or one.
-        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
-            `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
-            received data.
-        seed: Makes samples repeatable where one thread writes and samples.
-
-    Raises:
-        TableError: A table that cannot be made.
     """
 
-    def __new__(
-        cls, tables: Table | _Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
-    ) -> Self: ...
-    def create_table(self, table: Table, timeout: float | None = None) -> None:
+    def create_table(self, table: Table, timeout: float | None = 60.0) -> None:
         """Makes a table, unless it exists with the same definition.
 
         Raises:
@@ -815,45 +828,45 @@ class Replay(_ContextManager):
             TableError: It does not fit the memory's `max_bytes` beside the others; the message says which of
                 `capacity`, `capacity_bytes` and `max_bytes` to change.
         """
-    def table(self, name: str, timeout: float | None = None) -> Table:
+    def table(self, name: str, timeout: float | None = 60.0) -> Table:
         """The definition of a table.
 
         Raises:
             UnknownTableError: There is no table of this name.
         """
-    def tables(self, timeout: float | None = None) -> dict[str, Table]:
+    def tables(self, timeout: float | None = 60.0) -> dict[str, Table]:
         """All tables, by name.
 
         The names are in order.
         """
-    def parameters(self, timeout: float | None = None) -> dict[str, int]:
+    def parameters(self, timeout: float | None = 60.0) -> dict[str, int]:
         """The newest version of all parameters, by name.
 
         The names are in order.
         """
-    def empty_table(self, name: str, timeout: float | None = None) -> None:
+    def empty_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes every step and item of a table; its writers stay open."""
-    def drop_table(self, name: str, timeout: float | None = None) -> None:
+    def drop_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes a table."""
     def writer(
         self,
         table: str,
-        streams: int,
-        view: NStep | Sequence | Window,
+        num_envs: int,
+        view: NStep | Sequences | Window,
         *,
         name: str = "",
         chunk_steps: int = 50,
-        timeout: float | None = None,
+        timeout: float | None = 60.0,
     ) -> Writer:
-        """Opens a writer for `streams` environments.
+        """Opens a writer for `num_envs` environments.
 
         Args:
             table: The table's name.
-            streams: Environments; each is a stream of its own.
+            num_envs: Environments that are stepped together.
             view: The view of the items, which fixes their windows. Samples may use narrower views.
             name: Display name in errors, logs and statistics.
-            chunk_steps: Steps of a stream that are packed and sent together, 1 to 65536. A push carries those of
-                all streams: `streams * (chunk_steps + 1)` is at most the table's capacity.
+            chunk_steps: Steps of an environment that are packed and sent together, 1 to 65536:
+                `num_envs * (chunk_steps + 1)` is at most the table's capacity.
             timeout: Seconds to wait for the server.
 
         Raises:
@@ -863,29 +876,29 @@ class Replay(_ContextManager):
     def sample(
         self,
         table: str,
-        count: int,
-        view: NStep | Sequence | Window,
+        batch_size: int,
+        view: NStep | Sequences | Window,
         *,
         beta: float = 0.4,
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
-        timeout: float | None = None,
-        threads: int = 1,
+        timeout: float | None = 60.0,
+        threads: int | None = None,
     ) -> Batch:
-        """Samples `count` items.
+        """Samples `batch_size` items.
 
         Items whose data does not decode are left out, removed from the memory and logged with the name of their
         writer; if none is left, others are sampled within the timeout.
 
         Args:
             table: The table's name.
-            count: Items to sample. The random samplers choose with replacement; see `Table` for the others.
+            batch_size: Items to sample. The random samplers choose with replacement; see `Table` for the others.
             view: How to make arrays of their windows; not wider than the view they were written with.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: Return what there is at the deadline instead of an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Threads that unpack.
+            threads: Threads that unpack; `None` is one for each core that this process may use.
 
         Raises:
             EmptyError: No item has a priority above zero.
@@ -896,21 +909,21 @@ class Replay(_ContextManager):
     def batches(
         self,
         table: str,
-        count: int,
-        view: NStep | Sequence | Window,
+        batch_size: int,
+        view: NStep | Sequences | Window,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,
         device: None = None,
         normalize: Literal["batch", "memory"] = "batch",
-        timeout: float | None = None,
-        threads: int = 1,
+        timeout: float | None = 60.0,
+        threads: int | None = None,
     ) -> Batches:
         """Samples batches repeatedly, decoding ahead of the reader.
 
         Args:
             table: The table's name.
-            count: Items in a batch.
+            batch_size: Items of a batch.
             view: As in `sample`.
             beta: As in `sample`; a function is called before every batch, and counts for batches that are
                 not decoded yet.
@@ -925,26 +938,26 @@ class Replay(_ContextManager):
     def batches(
         self,
         table: str,
-        count: int,
-        view: NStep | Sequence | Window,
+        batch_size: int,
+        view: NStep | Sequences | Window,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,
         device: str | torch.device,
         normalize: Literal["batch", "memory"] = "batch",
-        timeout: float | None = None,
-        threads: int = 1,
+        timeout: float | None = 60.0,
+        threads: int | None = None,
     ) -> TorchBatches: ...
     def update_priorities(
-        self, table: str, key: ArrayLike, priority: ArrayLike, timeout: float | None = None
+        self, table: str, ids: ArrayLike, priorities: ArrayLike, timeout: float | None = 60.0
     ) -> UpdateReceipt:
         """Sets the priorities of sampled items.
 
         Args:
             table: The table's name.
-            key: uint64 `(B,)`, from a batch. Keys of items that are gone, and keys of other tables and
+            ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and
                 memories, are counted and ignored.
-            priority: float `(B,)`, before the exponent: finite and not negative. If a key appears
+            priorities: float `(B,)`, before the exponent: finite and not negative. If an id appears
                 twice, its last value counts.
             timeout: Seconds to wait for the server.
 
@@ -957,7 +970,7 @@ class Replay(_ContextManager):
         tensors: Mapping[str, Any],
         *,
         dtype: Literal["bfloat16"] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = 60.0,
     ) -> int:
         """Stores a new version of named parameters, and returns its number: 1, 2, 3, ...
 
@@ -970,12 +983,12 @@ class Replay(_ContextManager):
         Raises:
             ParametersError: An array of a dtype that cannot be stored, or too much of it.
         """
-    def get_parameters(self, name: str, newer_than: int = 0, timeout: float | None = None) -> Parameters | None:
+    def get_parameters(self, name: str, newer_than: int = 0, timeout: float | None = 60.0) -> Parameters | None:
         """The newest version of named parameters, or `None` when it is not newer than `newer_than`.
 
         A reader gets one whole version, never parts of two.
         """
-    def stats(self, timeout: float | None = None) -> dict[str, Any]:
+    def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
 
         `docs/api.md` explains every key.
@@ -1058,6 +1071,31 @@ class Replay(_ContextManager):
             SilentAggregatorError: Datagrams do not get through.
             ConnectError: No server answers at the address.
         """
+    def close(self) -> None:
+        """Ends the connection, or releases the memory.
+
+        Blocked calls of other threads end with `ClosedError`, and so does every call of its writers and iterators of
+        batches. Close those first.
+        """
+
+@final
+class Memory(Replay):
+    """A replay memory in this process, which can be saved, restored and served.
+
+    Args:
+        tables: Tables to make, or one.
+        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
+            `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
+            received data.
+        seed: Makes samples repeatable where one thread writes and samples.
+
+    Raises:
+        TableError: A table that cannot be made.
+    """
+
+    def __new__(
+        cls, tables: Table | Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
+    ) -> Self: ...
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
 
@@ -1073,7 +1111,6 @@ class Replay(_ContextManager):
 
         Raises:
             StorageError: It cannot be written; `errno` has the reason, as in any `OSError`.
-            ConfigError: This is the client of a server: only the process that holds the memory can save it.
         """
     def restore(self, path: str | PathLike[str]) -> None:
         """Restores the tables of a file that `save` wrote.
@@ -1089,12 +1126,12 @@ class Replay(_ContextManager):
             StorageError: It cannot be read.
             CorruptError: It is no snapshot of this release, damaged, or cut off.
             TableDiffersError: A table has other columns, another sampler, exponent or unit; the message shows it.
-            ConfigError: A table has steps already; or this is the client of a server.
+            ConfigError: A table has steps already.
             TableError: A new table does not fit `max_bytes`.
         """
     def serve(
         self,
-        addresses: str | _Sequence[str],
+        addresses: str | Sequence[str],
         *,
         token: str | None = None,
         tls_cert: str | PathLike[str] | None = None,
@@ -1117,18 +1154,12 @@ class Replay(_ContextManager):
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.
         """
-    def close(self) -> None:
-        """Ends the connection, or releases the memory.
-
-        Blocked calls of other threads end with `ClosedError`, and so does every call of its writers and iterators of
-        batches. Close those first.
-        """
 
 def connect(
     url: str,
     *,
     token: str | None = None,
-    tables: Table | _Sequence[Table] = (),
+    tables: Table | Sequence[Table] = (),
     timeout: float | None = 10.0,
     tls_ca: str | PathLike[str] | None = None,
     spin: bool = False,
@@ -1165,5 +1196,5 @@ def connect(
         VersionError: The server has another release.
     """
 
-def run_server_cli(arguments: _Sequence[str]) -> int:
+def run_server_cli(arguments: Sequence[str]) -> int:
     """Runs the command line of `innet-replay` and returns its exit status."""

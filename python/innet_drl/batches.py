@@ -8,7 +8,7 @@ once, through page-locked memory on a separate stream, while the device computes
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -20,13 +20,13 @@ from innet_drl import _core
 __all__ = ["TorchBatch", "TorchBatches"]
 
 
-class TorchBatch(Mapping[str, Any]):
-    """A `Batch` of tensors: as attributes, and as a mapping by name.
+class TorchBatch:
+    """A `Batch` of tensors, as attributes.
 
-    `key` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
+    `ids` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
     """
 
-    key: NDArray[np.uint64]
+    ids: NDArray[np.uint64]
 
     def __init__(self, items: int, arrays: Mapping[str, Any]) -> None:
         self._items = items
@@ -40,11 +40,9 @@ class TorchBatch(Mapping[str, Any]):
             raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
         return arrays[name]
 
-    def __getitem__(self, name: str) -> Any:
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+    def as_dict(self) -> dict[str, Any]:
+        """The tensors by name, in a new dictionary."""
+        return dict(self._arrays)
 
     def __len__(self) -> int:
         """Number of items in the batch."""
@@ -74,10 +72,10 @@ class TorchBatches:
         batch = next(self._batches)
         if self._upload is not None:
             return self._upload(batch)
-        arrays: dict[str, Any] = {"key": batch.key}
+        arrays: dict[str, Any] = {"ids": batch.ids}
         for flat, layout in batch._buffers():
             arrays |= _tensors(torch.from_numpy(flat).to(self._device), layout)
-        return TorchBatch(len(batch), {name: arrays[name] for name in batch})
+        return TorchBatch(len(batch), {name: arrays[name] for name in batch.as_dict()})
 
     def close(self) -> None:
         """Stops sampling ahead."""
@@ -94,10 +92,10 @@ class TorchBatches:
 
 
 def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
-    """The tensors on a buffer of a batch (`Batch._buffers`) but the keys, which stay an array of NumPy."""
+    """The tensors on a buffer of a batch (`Batch._buffers`) but the ids, which stay an array of NumPy."""
     tensors = {}
     for name, dtype, shape, strides, offset in layout:
-        if name != "key":
+        if name != "ids":
             elements = (flat.numel() - offset) // dtype.itemsize
             piece = flat[offset : offset + elements * dtype.itemsize]
             tensors[name] = piece.view(getattr(torch, dtype.name)).as_strided(shape, strides)
@@ -115,16 +113,16 @@ class _Upload:
 
     def __call__(self, batch: _core.Batch) -> TorchBatch:
         reader = torch.cuda.current_stream(self._device)
-        arrays: dict[str, Any] = {"key": batch.key}
+        arrays: dict[str, Any] = {"ids": batch.ids}
         for flat, layout in batch._buffers():
-            if any(name == "key" for name, *_ in layout):
+            if any(name == "ids" for name, *_ in layout):
                 continue
             on_device = self._copy(torch.from_numpy(flat))
             # The allocator must not reuse the memory while the reader's stream uses it.
             on_device.record_stream(reader)
             arrays |= _tensors(on_device, layout)
         reader.wait_stream(self._stream)
-        return TorchBatch(len(batch), {name: arrays[name] for name in batch})
+        return TorchBatch(len(batch), {name: arrays[name] for name in batch.as_dict()})
 
     def _copy(self, flat: torch.Tensor) -> torch.Tensor:
         size = 1 << (flat.numel() - 1).bit_length()

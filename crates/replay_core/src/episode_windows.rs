@@ -90,7 +90,7 @@ impl EpisodeWindows {
     pub fn new(stream: u32, view: &ViewSpec) -> Self {
         let (period, shortest, birth) = match view {
             ViewSpec::NStep(view) => (1, 1, BirthPriority::NStep { gamma: view.gamma }),
-            ViewSpec::Sequence(view) => (
+            ViewSpec::Sequences(view) => (
                 u64::from(view.period),
                 u64::from(view.burn_in) + 1,
                 BirthPriority::Sequence {
@@ -252,7 +252,7 @@ impl EpisodeWindows {
 mod tests {
     use super::*;
     use crate::schema::flags::{FINAL, FIRST, TERMINATED, TRUNCATED};
-    use crate::view_spec::{NStep, Padding, Sequence, Window};
+    use crate::view_spec::{NStep, Padding, Sequences, Window};
 
     fn n_step(stack: u16, n: u16) -> ViewSpec {
         ViewSpec::NStep(NStep {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     fn sequence(length: u16, burn_in: u16, period: u16) -> ViewSpec {
-        ViewSpec::Sequence(Sequence {
+        ViewSpec::Sequences(Sequences {
             observation: "frame".into(),
             stack: 1,
             length,

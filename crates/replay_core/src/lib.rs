@@ -31,7 +31,7 @@
 //! | [`row_layout`] | positions of the parts of a packed row |
 //! | [`chunk`] | packed rows of one stream, checked |
 //! | | **from windows to arrays** |
-//! | [`view_spec`] | definitions of the views `NStep`, `Sequence` and `Window` |
+//! | [`view_spec`] | definitions of the views `NStep`, `Sequences` and `Window` |
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
 //! | | **processor** |

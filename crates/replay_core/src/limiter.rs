@@ -109,7 +109,7 @@ impl Limiter {
         Limiter {
             table: config.name.clone(),
             samples_per_insert: config.samples_per_insert,
-            slack: config.slack,
+            slack: config.effective_slack(),
             min_size: config.min_size,
             inserted: AtomicU64::new(0),
             inserting: AtomicU64::new(0),

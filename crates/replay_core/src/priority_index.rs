@@ -22,11 +22,11 @@ pub struct PriorityIndex {
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampledIndexes {
     /// The sampled indexes.
-    pub index: Vec<i64>,
+    pub indexes: Vec<i64>,
     /// Probabilities at the instant of sampling: above 0, at most 1.
-    pub probability: Vec<f64>,
+    pub probabilities: Vec<f64>,
     /// Importance weights (N P(i))^-beta, divided by the batch's largest.
-    pub weight: Vec<f32>,
+    pub weights: Vec<f32>,
 }
 
 /// The generation of every leaf: all are live from the start, and none is ever freed.
@@ -102,36 +102,36 @@ impl PriorityIndex {
         check_samples(count)?;
         // Relaxed: each batch needs a number of its own, and nothing else is read by it.
         let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
-        let mut index = Vec::with_capacity(count as usize);
-        let mut probability = Vec::with_capacity(count as usize);
+        let mut indexes = Vec::with_capacity(count as usize);
+        let mut probabilities = Vec::with_capacity(count as usize);
         let (mut targets, mut sampled) = (Vec::new(), Vec::new());
         // More than one round where updates take priorities away meanwhile.
-        while index.len() < count as usize {
-            strata.fill(count - index.len() as u32, &mut targets);
+        while indexes.len() < count as usize {
+            strata.fill(count - indexes.len() as u32, &mut targets);
             let total = self.tree.sample_batch(&targets, &mut sampled) as f64;
             if sampled.is_empty() {
                 return Err(Error::NothingSet {
                     capacity: self.tree.capacity(),
                 });
             }
-            index.extend(sampled.iter().map(|leaf| i64::from(leaf.slot)));
+            indexes.extend(sampled.iter().map(|leaf| i64::from(leaf.slot)));
             // A leaf that was raised meanwhile may have more than the total.
-            probability.extend(
+            probabilities.extend(
                 sampled
                     .iter()
                     .map(|leaf| (leaf.units as f64 / total).min(1.0)),
             );
         }
-        let weight = importance_weights(
-            probability.iter().copied(),
+        let weights = importance_weights(
+            probabilities.iter().copied(),
             None,
             beta,
             Normalization::Batch,
         )?;
         Ok(SampledIndexes {
-            index,
-            probability,
-            weight,
+            indexes,
+            probabilities,
+            weights,
         })
     }
 

@@ -183,7 +183,7 @@ pub struct TableConfig {
     #[serde(default)]
     pub samples_per_insert: f64,
     /// How far the items sampled may run from `samples_per_insert` times the items inserted,
-    /// in sampled items, either way.
+    /// in sampled items, either way. 0 derives it, see [`Self::effective_slack`].
     #[serde(default)]
     pub slack: f64,
 }
@@ -232,10 +232,10 @@ impl TableConfig {
         "final_q",
         "priority",
         "timeout",
-        "weight",
-        "probability",
-        "key",
-        "age",
+        "weights",
+        "probabilities",
+        "ids",
+        "ages",
     ];
 
     /// A table with the defaults of every other field.
@@ -350,9 +350,12 @@ impl TableConfig {
             ));
         }
         if !(self.slack.is_finite() && self.slack >= 0.0) {
-            return refuse(format!("slack is 0 or more, got {}", self.slack));
+            return refuse(format!("slack is 0 (derived) or more, got {}", self.slack));
         }
-        if self.samples_per_insert > 0.0 && self.slack < self.samples_per_insert.max(1.0) {
+        if self.slack > 0.0
+            && self.slack < self.samples_per_insert.max(1.0)
+            && self.samples_per_insert > 0.0
+        {
             return refuse(format!(
                 "slack {} is too small for samples_per_insert {}: at least {} so that one insert and one sample fit",
                 self.slack,
@@ -404,6 +407,21 @@ impl TableConfig {
         let raw: u64 = self.columns.iter().map(|c| c.bytes() as u64).sum();
         self.capacity
             .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
+    }
+
+    /// The slack in force: `slack`, or the samples of as many inserts as a tenth of `min_size`, at least of 1,024 and at
+    /// least 4,096 samples, so that chunks on their way and batches sampled ahead hold up neither side. It lets writers run
+    /// ahead by no more items than fit beside `min_size`.
+    pub fn effective_slack(&self) -> f64 {
+        if self.slack > 0.0 || self.samples_per_insert == 0.0 {
+            return self.slack;
+        }
+        let inserts = (self.min_size as f64 / 10.0).max(1024.0);
+        let free = self.capacity.saturating_sub(self.min_size) as f64;
+        let most = (self.samples_per_insert * free)
+            .max(self.samples_per_insert)
+            .max(1.0);
+        (self.samples_per_insert * inserts).max(4096.0).min(most)
     }
 
     /// The differences between this definition and `asked`, field by field; `None` when they agree.

@@ -59,7 +59,7 @@ pub struct NStep {
 /// | columns in `state` | column's | `[B, *shape]` | at the first step |
 /// | every other column | column's | `[B, T, *shape]` | |
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sequence {
+pub struct Sequences {
     /// The column of observations.
     pub observation: String,
     /// Observations in a stack, the newest last; 1 to 1024.
@@ -96,7 +96,7 @@ pub enum ViewSpec {
     /// Transitions over n steps.
     NStep(NStep),
     /// Windows for recurrent agents.
-    Sequence(Sequence),
+    Sequences(Sequences),
     /// The rows, unchanged.
     Window(Window),
 }
@@ -110,7 +110,7 @@ impl ViewSpec {
     pub fn before(&self) -> u16 {
         match self {
             ViewSpec::NStep(view) => view.stack.saturating_sub(1),
-            ViewSpec::Sequence(view) => view.stack.saturating_sub(1),
+            ViewSpec::Sequences(view) => view.stack.saturating_sub(1),
             ViewSpec::Window(view) => view.before,
         }
     }
@@ -119,7 +119,7 @@ impl ViewSpec {
     pub fn after(&self) -> u16 {
         match self {
             ViewSpec::NStep(view) => view.n,
-            ViewSpec::Sequence(view) => view.burn_in.saturating_add(view.length),
+            ViewSpec::Sequences(view) => view.burn_in.saturating_add(view.length),
             ViewSpec::Window(view) => view.after,
         }
     }
@@ -128,7 +128,7 @@ impl ViewSpec {
     pub fn observation(&self) -> Option<&str> {
         match self {
             ViewSpec::NStep(view) => Some(&view.observation),
-            ViewSpec::Sequence(view) => Some(&view.observation),
+            ViewSpec::Sequences(view) => Some(&view.observation),
             ViewSpec::Window(_) => None,
         }
     }
@@ -144,7 +144,7 @@ impl ViewSpec {
                 within("n", view.n, 1, LARGEST_N)?;
                 check_gamma(view.gamma)
             }
-            ViewSpec::Sequence(view) => {
+            ViewSpec::Sequences(view) => {
                 within("stack", view.stack, 1, LARGEST_STACK)?;
                 within("length", view.length, 1, LARGEST_LENGTH)?;
                 within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
@@ -165,7 +165,7 @@ impl ViewSpec {
     /// or has the name of an array that the view makes.
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
-        let mut made = vec!["weight", "probability", "key", "age"];
+        let mut made = vec!["weights", "probabilities", "ids", "ages"];
         if let Some(observation) = self.observation() {
             find_column(config, observation)?;
             find_scalar(config, REWARD)?;
@@ -176,7 +176,7 @@ impl ViewSpec {
         }
         match self {
             ViewSpec::NStep(_) => made.extend(["next_observation", "discount"]),
-            ViewSpec::Sequence(view) => {
+            ViewSpec::Sequences(view) => {
                 for name in &view.state {
                     if *name == view.observation || name == REWARD {
                         return Err(Error::Config(format!(

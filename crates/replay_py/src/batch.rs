@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyAttributeError, PyKeyError};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use replay_core::view::{self, Array, Buffer};
 
 use crate::class::attributes;
 use crate::{array, dtype};
 
-/// The arrays of one sample: as attributes, and as a mapping by name.
-#[pyclass(name = "Batch", module = "innet_drl", frozen, mapping)]
+/// The arrays of one sample, as attributes.
+#[pyclass(name = "Batch", module = "innet_drl", frozen)]
 pub struct PyBatch {
     len: usize,
     arrays: Py<PyDict>,
@@ -64,20 +64,20 @@ attributes! { PyBatch, |batch, py|
     observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "observation");
     /// The action at the anchor.
     action: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "action");
-    /// The n-step return; of `Sequence`, the reward of each step.
+    /// The n-step return; of `Sequences`, the reward of each step.
     reward: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "reward");
     /// Factor of the bootstrapped value; 0 where terminated.
     discount: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "discount");
     /// The observation, or its stack, to bootstrap from.
     next_observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "next_observation");
-    /// Importance weight.
-    weight: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "weight");
-    /// Probability of the item at the instant of sampling.
-    probability: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probability");
-    /// Names the items for `Replay.update_priorities`.
-    key: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "key");
-    /// Steps inserted into the table since the item was.
-    age: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "age");
+    /// Importance weights.
+    weights: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "weights");
+    /// Probabilities of the items at the instant of sampling.
+    probabilities: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probabilities");
+    /// Names of the items, for `Replay.update_priorities`.
+    ids: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ids");
+    /// Steps inserted into the table since each item was.
+    ages: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ages");
 }
 
 #[pymethods]
@@ -91,38 +91,13 @@ impl PyBatch {
         })
     }
 
-    fn __getitem__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        self.arrays
-            .bind(py)
-            .get_item(name)?
-            .ok_or_else(|| PyKeyError::new_err(name.to_owned()))
-    }
-
-    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        self.arrays.bind(py).contains(name)
-    }
-
-    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
-        self.arrays.bind(py).try_iter()
-    }
-
     fn __len__(&self) -> usize {
         self.len
     }
 
-    /// The names of the arrays.
-    fn keys<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
-        self.arrays.bind(py).keys()
-    }
-
-    /// The arrays.
-    fn values<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
-        self.arrays.bind(py).values()
-    }
-
-    /// Names and arrays.
-    fn items<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
-        self.arrays.bind(py).items()
+    /// The arrays by name, in a new dictionary.
+    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.arrays.bind(py).copy()
     }
 
     fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
@@ -132,7 +107,7 @@ impl PyBatch {
             .getattr("object")?
             .call_method1("__dir__", (slf,))?
             .cast_into::<PyList>()?;
-        for name in slf.get().keys(py).iter() {
+        for name in slf.get().arrays.bind(py).keys().iter() {
             names.append(name)?;
         }
         Ok(names)

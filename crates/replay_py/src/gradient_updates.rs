@@ -14,7 +14,7 @@ use crate::process_local::ProcessLocal;
 use crate::{array, wait};
 
 /// A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
-#[pyclass(name = "GradientUpdates", module = "innet_drl", frozen)]
+#[pyclass(name = "GradientUpdates", module = "innet_drl.gradients", frozen)]
 pub struct PyGradientUpdates {
     updates: ProcessLocal<Arc<GradientUpdates>>,
     description: String,

@@ -22,7 +22,7 @@ use crate::{array, error, wait};
 const MAX_NAME: usize = 64;
 
 /// A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
-#[pyclass(name = "GradientWorker", module = "innet_drl", frozen)]
+#[pyclass(name = "GradientWorker", module = "innet_drl.gradients", frozen)]
 pub struct PyGradientWorker {
     worker: ProcessLocal<Arc<SharedWorker>>,
     /// Longest time of a call in seconds, including the wait for other threads.

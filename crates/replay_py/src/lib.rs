@@ -2,8 +2,8 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequence`, `Window` |
-//! | `replay` | `Replay`: a memory in this process, or the client of a server; `UpdateReceipt` |
+//! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequences`, `Window` |
+//! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer` | `Writer` |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
@@ -86,8 +86,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<parameter_server::PyParameterServer>()?;
     module.add_class::<parameter_server::PyParameterWorker>()?;
     module.add_class::<parameters::PyParameters>()?;
+    module.add_class::<replay::PyMemory>()?;
     module.add_class::<replay::PyReplay>()?;
-    module.add_class::<view::PySequence>()?;
+    module.add_class::<view::PySequences>()?;
     module.add_class::<server::PyServer>()?;
     module.add_class::<station::PyStation>()?;
     module.add_class::<sum_tree::PySumTree>()?;

@@ -5,10 +5,10 @@
 //! | --- | --- |
 //! | `sample` | writers, samples, updates of priorities |
 //! | `gradients` | gradient jobs of a server |
-//! | `local` | snapshots and serving of a memory in this process |
+//! | `memory` | `Memory`: its snapshots, and a server in front of it |
 
 mod gradients;
-mod local;
+mod memory;
 mod sample;
 
 use std::collections::BTreeMap;
@@ -19,20 +19,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
 use replay_core::error::Result;
-use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::memory::Memory;
 use replay_core::replay::{Replay, Wait};
 use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
 use crate::class::context_manager;
-use crate::log;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
+use crate::wait;
+pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
 
-/// A replay memory: in this process, or the connection to one on a server (`connect`).
-#[pyclass(name = "Replay", module = "innet_drl", frozen)]
+/// A replay memory: a `Memory` in this process, or the connection to one on a server (`connect`).
+#[pyclass(name = "Replay", module = "innet_drl", frozen, subclass)]
 pub struct PyReplay {
     backend: ProcessLocal<Backend>,
     /// "in this process" or "at ADDRESS".
@@ -50,6 +51,16 @@ struct Backend {
 }
 
 impl PyReplay {
+    /// A memory in this process.
+    fn local(memory: Arc<Memory>) -> Self {
+        let backend = Backend {
+            replay: memory.clone(),
+            memory: Some(memory),
+            client: None,
+        };
+        Self::over(backend, "in this process".into())
+    }
+
     fn over(backend: Backend, location: String) -> Self {
         PyReplay {
             backend: ProcessLocal::new("replay", backend),
@@ -101,36 +112,11 @@ context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 
 #[pymethods]
 impl PyReplay {
-    #[new]
-    #[pyo3(
-        signature = (tables = Tables(Vec::new()), *, max_bytes = None, seed = None),
-        text_signature = "(tables=(), *, max_bytes=None, seed=None)"
-    )]
-    fn new(
-        py: Python<'_>,
-        tables: Tables<'_>,
-        max_bytes: Option<u64>,
-        seed: Option<u64>,
-    ) -> PyResult<Self> {
-        log::start(py)?;
-        let mut limits = MemoryLimits::default();
-        if let Some(max_bytes) = max_bytes {
-            limits.max_bytes = max_bytes.saturating_add(limits.receive_bytes);
-        }
-        limits.seed = seed;
-        let memory = Memory::new(limits);
-        let backend = Backend {
-            replay: memory.clone(),
-            memory: Some(memory),
-            client: None,
-        };
-        let replay = Self::over(backend, "in this process".into());
-        replay.make_tables(py, tables, None)?;
-        Ok(replay)
-    }
-
     /// Makes a table, unless it exists with the same definition.
-    #[pyo3(signature = (table, timeout = None))]
+    #[pyo3(
+        signature = (table, timeout = wait::TIMEOUT),
+        text_signature = "($self, table, timeout=60.0)"
+    )]
     fn create_table(&self, py: Python<'_>, table: &PyTable, timeout: Option<f64>) -> PyResult<()> {
         self.forget_decoders(&table.config.name);
         self.call(py, timeout, |replay, wait| {
@@ -139,7 +125,10 @@ impl PyReplay {
     }
 
     /// The definition of a table.
-    #[pyo3(signature = (name, timeout = None))]
+    #[pyo3(
+        signature = (name, timeout = wait::TIMEOUT),
+        text_signature = "($self, name, timeout=60.0)"
+    )]
     fn table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyTable> {
         let config = self.call(py, timeout, |replay, wait| replay.table_config(name, wait))?;
         Ok(PyTable {
@@ -148,20 +137,29 @@ impl PyReplay {
     }
 
     /// Removes every step and item of a table; its writers stay open.
-    #[pyo3(signature = (name, timeout = None))]
+    #[pyo3(
+        signature = (name, timeout = wait::TIMEOUT),
+        text_signature = "($self, name, timeout=60.0)"
+    )]
     fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.call(py, timeout, |replay, wait| replay.empty_table(name, wait))
     }
 
     /// Removes a table.
-    #[pyo3(signature = (name, timeout = None))]
+    #[pyo3(
+        signature = (name, timeout = wait::TIMEOUT),
+        text_signature = "($self, name, timeout=60.0)"
+    )]
     fn drop_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.forget_decoders(name);
         self.call(py, timeout, |replay, wait| replay.drop_table(name, wait))
     }
 
     /// Stores a new version of named parameters, and returns its number: 1, 2, 3, ...
-    #[pyo3(signature = (name, tensors, *, dtype = None, timeout = None))]
+    #[pyo3(
+        signature = (name, tensors, *, dtype = None, timeout = wait::TIMEOUT),
+        text_signature = "($self, name, tensors, *, dtype=None, timeout=60.0)"
+    )]
     fn put_parameters(
         &self,
         py: Python<'_>,
@@ -178,7 +176,10 @@ impl PyReplay {
     }
 
     /// The newest version of named parameters, or `None` when it is not newer than `newer_than`.
-    #[pyo3(signature = (name, newer_than = 0, timeout = None))]
+    #[pyo3(
+        signature = (name, newer_than = 0, timeout = wait::TIMEOUT),
+        text_signature = "($self, name, newer_than=0, timeout=60.0)"
+    )]
     fn get_parameters(
         &self,
         py: Python<'_>,
@@ -198,7 +199,7 @@ impl PyReplay {
     }
 
     /// All tables, by name.
-    #[pyo3(signature = (timeout = None))]
+    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
         let tables = self
             .call(py, timeout, |replay, wait| replay.list(wait))?
@@ -210,7 +211,7 @@ impl PyReplay {
     }
 
     /// The newest version of all parameters, by name.
-    #[pyo3(signature = (timeout = None))]
+    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
         let parameters = self
             .call(py, timeout, |replay, wait| replay.list(wait))?
@@ -222,7 +223,7 @@ impl PyReplay {
     }
 
     /// Counters and gauges of the memory: tables, bytes, writers, parameters.
-    #[pyo3(signature = (timeout = None))]
+    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.call(py, timeout, |replay, wait| replay.stats(wait))?;
         py.import("json")?
@@ -236,14 +237,16 @@ impl PyReplay {
         Ok(())
     }
 
-    fn __repr__(&self) -> String {
-        let closed = self.backend.mark(", closed");
-        format!("<Replay {}{closed}>", self.location)
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let replay = slf.get();
+        let closed = replay.backend.mark(", closed");
+        let class = slf.get_type().name()?;
+        Ok(format!("<{class} {}{closed}>", replay.location))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err(format!(
-            "a Replay {} cannot be pickled: pass its address to the other process, which calls \
+            "a replay {} cannot be pickled: pass its address to the other process, which calls \
              innet_drl.connect",
             self.location
         )))

@@ -10,7 +10,7 @@ use gradients::DpdkConfig;
 use crate::error;
 
 /// DPDK device of a worker, and its IPv4 address.
-#[pyclass(name = "Station", module = "innet_drl", frozen)]
+#[pyclass(name = "Station", module = "innet_drl.gradients", frozen)]
 pub struct PyStation {
     pub config: DpdkConfig,
 }

@@ -67,19 +67,21 @@ impl PySumTree {
     fn update(
         &self,
         py: Python<'_>,
-        index: &Bound<'_, PyAny>,
-        priority: &Bound<'_, PyAny>,
+        indexes: &Bound<'_, PyAny>,
+        priorities: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let index = array::numbers(index, "index", &INDEXES)?;
-        let priority = array::numbers(priority, "priority", &array::PRIORITIES)?;
-        let (index, priority) = (index.to_i64(), priority.to_f64());
-        self.run(py, index.len(), |tree| tree.update(&index, priority))
+        let indexes = array::numbers(indexes, "indexes", &INDEXES)?;
+        let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
+        let (indexes, priorities) = (indexes.to_i64(), priorities.to_f64());
+        self.run(py, indexes.len(), |tree| tree.update(&indexes, priorities))
     }
 
-    /// Samples `count` indexes, with replacement.
-    #[pyo3(signature = (count, *, beta = 0.4))]
-    fn sample(&self, py: Python<'_>, count: u32, beta: f64) -> PyResult<PySampledIndexes> {
-        let sampled = self.run(py, count as usize, |tree| tree.sample(count, beta))?;
+    /// Samples `batch_size` indexes, with replacement.
+    #[pyo3(signature = (batch_size, *, beta = 0.4))]
+    fn sample(&self, py: Python<'_>, batch_size: u32, beta: f64) -> PyResult<PySampledIndexes> {
+        let sampled = self.run(py, batch_size as usize, |tree| {
+            tree.sample(batch_size, beta)
+        })?;
         Ok(PySampledIndexes::new(py, &sampled))
     }
 
@@ -108,19 +110,19 @@ attributes! { PySumTree, |tree, py|
 #[pyclass(name = "SampledIndexes", module = "innet_drl", frozen, get_all)]
 pub struct PySampledIndexes {
     /// The sampled indexes.
-    index: Py<PyArray1<i64>>,
-    /// Its probability at the instant of sampling.
-    probability: Py<PyArray1<f64>>,
-    /// Importance weight.
-    weight: Py<PyArray1<f32>>,
+    indexes: Py<PyArray1<i64>>,
+    /// Their probabilities at the instant of sampling.
+    probabilities: Py<PyArray1<f64>>,
+    /// Importance weights.
+    weights: Py<PyArray1<f32>>,
 }
 
 impl PySampledIndexes {
     fn new(py: Python<'_>, sampled: &SampledIndexes) -> Self {
         PySampledIndexes {
-            index: PyArray1::from_slice(py, &sampled.index).unbind(),
-            probability: PyArray1::from_slice(py, &sampled.probability).unbind(),
-            weight: PyArray1::from_slice(py, &sampled.weight).unbind(),
+            indexes: PyArray1::from_slice(py, &sampled.indexes).unbind(),
+            probabilities: PyArray1::from_slice(py, &sampled.probabilities).unbind(),
+            weights: PyArray1::from_slice(py, &sampled.weights).unbind(),
         }
     }
 }
@@ -128,12 +130,12 @@ impl PySampledIndexes {
 #[pymethods]
 impl PySampledIndexes {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        self.index.bind(py).len()
+        self.indexes.bind(py).len()
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!(
-            "<SampledIndexes: {} of index, probability, weight>",
+            "<SampledIndexes: {} of indexes, probabilities, weights>",
             self.__len__(py)?
         ))
     }

@@ -2,9 +2,10 @@
 
 use numpy::PyArrayDescr;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMapping, PyTuple};
+use pyo3::types::{PyDict, PyMapping, PyTuple, PyType};
 
 use replay_core::schema::{Codec, Column, TableConfig};
+use replay_core::view::{ACTION, REWARD};
 
 use crate::class::{attributes, value_class};
 use crate::{dtype, error};
@@ -178,6 +179,31 @@ impl PyTable {
         Ok(PyTable { config })
     }
 
+    /// A table for the steps of a Gymnasium environment.
+    #[classmethod]
+    #[pyo3(signature = (name, observation_space, action_space, capacity, *, columns = None, **settings))]
+    fn from_spaces<'py>(
+        class: &Bound<'py, PyType>,
+        name: &str,
+        observation_space: &Bound<'py, PyAny>,
+        action_space: &Bound<'py, PyAny>,
+        capacity: u64,
+        columns: Option<&Bound<'py, PyMapping>>,
+        settings: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let all = PyDict::new(class.py());
+        all.set_item(
+            "observation",
+            space_column("observation_space", observation_space)?,
+        )?;
+        all.set_item(ACTION, space_column("action_space", action_space)?)?;
+        all.set_item(REWARD, "float32")?;
+        if let Some(columns) = columns {
+            all.update(columns)?;
+        }
+        class.call((name, all, capacity), settings)
+    }
+
     /// The columns by name, in row order.
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -214,7 +240,7 @@ attributes! { PyTable, |table, py|
     min_size: u64 = table.config.min_size;
     /// Items sampled for each item inserted; 0 sets no limit.
     samples_per_insert: f64 = table.config.samples_per_insert;
-    /// Sampled items by which the ratio may be off, either way.
+    /// Sampled items by which the ratio may be off, either way; 0 is derived.
     slack: f64 = table.config.slack;
 }
 
@@ -236,6 +262,32 @@ fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
         name,
         ..value.column
     })
+}
+
+/// Dtype and shape of a Gymnasium space, as a column.
+///
+/// # Errors
+/// `ConfigError` for a space of several parts.
+fn space_column<'py>(
+    argument: &str,
+    space: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let part = |name| {
+        space
+            .getattr_opt(name)
+            .map(|part| part.filter(|p| !p.is_none()))
+    };
+    match (part("dtype")?, part("shape")?) {
+        (Some(dtype), Some(shape)) => Ok((dtype, shape)),
+        _ => Err(error::config(
+            space.py(),
+            format!(
+                "{argument} is a {}, which has no dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation), or \
+                 make a Table with a column for each of its parts",
+                space.get_type().name()?
+            ),
+        )),
+    }
 }
 
 /// Tables to make: one, or several.

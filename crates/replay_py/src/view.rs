@@ -1,9 +1,9 @@
-//! `NStep`, `Sequence` and `Window`: how a client makes arrays of windows, as plain values.
+//! `NStep`, `Sequences` and `Window`: how a client makes arrays of windows, as plain values.
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use replay_core::view::{NStep, Padding, Sequence, ViewSpec, Window};
+use replay_core::view::{NStep, Padding, Sequences, ViewSpec, Window};
 
 use crate::class::{attributes, value_class};
 use crate::error;
@@ -30,7 +30,7 @@ pub struct PyNStep(NStep);
 #[pymethods]
 impl PyNStep {
     #[new]
-    #[pyo3(signature = (stack = 1, n = 1, gamma = 0.99, observation = "frame", padding = "zero"))]
+    #[pyo3(signature = (stack = 1, n = 1, gamma = 0.99, observation = "observation", padding = "zero"))]
     fn new(
         py: Python<'_>,
         stack: u16,
@@ -67,19 +67,19 @@ attributes! { PyNStep, |view, py|
 value_class!(PyNStep: "stack", "n", "gamma", "observation", "padding");
 
 /// Sequences for recurrent agents.
-#[pyclass(name = "Sequence", module = "innet_drl", frozen, eq)]
+#[pyclass(name = "Sequences", module = "innet_drl", frozen, eq)]
 #[derive(PartialEq)]
-pub struct PySequence(Sequence);
+pub struct PySequences(Sequences);
 
 #[pymethods]
-impl PySequence {
+impl PySequences {
     #[new]
     #[pyo3(
         signature = (
-            length, burn_in = 0, period = None, stack = 1, observation = "frame", padding = "zero",
+            length, burn_in = 0, period = None, stack = 1, observation = "observation", padding = "zero",
             gamma = 0.99, state = Vec::new()
         ),
-        text_signature = "(length, burn_in=0, period=None, stack=1, observation='frame', \
+        text_signature = "(length, burn_in=0, period=None, stack=1, observation='observation', \
                           padding='zero', gamma=0.99, state=())"
     )]
     fn new(
@@ -93,7 +93,7 @@ impl PySequence {
         gamma: f64,
         state: Vec<String>,
     ) -> PyResult<Self> {
-        let view = Sequence {
+        let view = Sequences {
             observation: observation.to_owned(),
             stack,
             length,
@@ -103,12 +103,12 @@ impl PySequence {
             padding: error::choice(py, "padding", padding, PADDINGS)?,
             state,
         };
-        check(py, ViewSpec::Sequence(view.clone()))?;
-        Ok(PySequence(view))
+        check(py, ViewSpec::Sequences(view.clone()))?;
+        Ok(PySequences(view))
     }
 }
 
-attributes! { PySequence, |view, py|
+attributes! { PySequences, |view, py|
     /// Steps to learn from.
     length: u16 = view.0.length;
     /// Steps before them.
@@ -127,7 +127,7 @@ attributes! { PySequence, |view, py|
     state: PyResult<Bound<'py, PyTuple>> = PyTuple::new(py, &view.0.state);
 }
 
-value_class!(PySequence:
+value_class!(PySequences:
     "length", "burn_in", "period", "stack", "observation", "padding", "gamma", "state");
 
 /// The raw rows around an anchor.
@@ -163,13 +163,13 @@ impl<'py> FromPyObject<'_, 'py> for ViewArgument {
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         if let Ok(view) = value.cast::<PyNStep>() {
             Ok(ViewArgument(ViewSpec::NStep(view.get().0.clone())))
-        } else if let Ok(view) = value.cast::<PySequence>() {
-            Ok(ViewArgument(ViewSpec::Sequence(view.get().0.clone())))
+        } else if let Ok(view) = value.cast::<PySequences>() {
+            Ok(ViewArgument(ViewSpec::Sequences(view.get().0.clone())))
         } else if let Ok(view) = value.cast::<PyWindow>() {
             Ok(ViewArgument(ViewSpec::Window(view.get().0)))
         } else {
             Err(pyo3::exceptions::PyTypeError::new_err(format!(
-                "a view is an NStep, a Sequence or a Window, got {}",
+                "a view is an NStep, Sequences or a Window, got {}",
                 value.get_type().name()?
             )))
         }

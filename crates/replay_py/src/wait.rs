@@ -12,6 +12,9 @@ use crate::error;
 use crate::process_local::Closing;
 use crate::turns::lock;
 
+/// Seconds that a call waits where no timeout is given.
+pub const TIMEOUT: Option<f64> = Some(60.0);
+
 /// The instant after `timeout` seconds; `None` for no timeout.
 ///
 /// # Errors

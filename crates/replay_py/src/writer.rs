@@ -22,13 +22,13 @@ use crate::{error, wait};
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Writes the steps of `streams` environments: one `append` a step, one row a stream.
+/// Writes the steps of `num_envs` environments: one `append` a step.
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
     writer: ProcessLocal<Arc<WriterState>>,
     config: Arc<TableConfig>,
     name: String,
-    streams: usize,
+    num_envs: usize,
     /// Argument name of the final observation: `final_` and the view's observation.
     final_observation: Option<String>,
 }
@@ -65,7 +65,7 @@ impl PyWriter {
         config: Arc<TableConfig>,
         writer: Writer,
         name: String,
-        streams: u32,
+        num_envs: u32,
         view: &ViewSpec,
         replay: Closing,
     ) -> Self {
@@ -78,7 +78,7 @@ impl PyWriter {
             writer: ProcessLocal::within(Some(replay), "writer", Arc::new(shared)),
             config,
             name,
-            streams: streams as usize,
+            num_envs: num_envs as usize,
             final_observation: view.observation().map(|column| format!("final_{column}")),
         }
     }
@@ -91,7 +91,7 @@ impl PyWriter {
         dtype: Dtype,
         row: &[u32],
     ) -> PyResult<Input<'py>> {
-        let shape: Vec<usize> = std::iter::once(self.streams)
+        let shape: Vec<usize> = std::iter::once(self.num_envs)
             .chain(row.iter().map(|&n| n as usize))
             .collect();
         let expected = Expected {
@@ -109,8 +109,8 @@ impl PyWriter {
             py,
             &self.config.name,
             format!(
-                "{name:?} has to be {expected}[{}] (streams), got {}{:?}",
-                self.streams,
+                "{name:?} has to be {expected}[{}] (environments), got {}{:?}",
+                self.num_envs,
                 got.dtype.name(),
                 got.shape
             ),
@@ -119,7 +119,7 @@ impl PyWriter {
 
     fn flags(&self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let input = self.read(name, value, Dtype::Bool, &[])?;
-        if input.dtype != Dtype::Bool || input.shape != [self.streams] {
+        if input.dtype != Dtype::Bool || input.shape != [self.num_envs] {
             return Err(self.refuse(value.py(), name, "bool", &input));
         }
         // Converted, because a byte of a NumPy bool may be greater than 1.
@@ -128,7 +128,7 @@ impl PyWriter {
 
     fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
         let input = self.read("priority", value, Dtype::Float64, &[])?;
-        if !array::PRIORITIES.contains(&input.dtype) || input.shape != [self.streams] {
+        if !array::PRIORITIES.contains(&input.dtype) || input.shape != [self.num_envs] {
             return Err(self.refuse(value.py(), "priority", "numbers", &input));
         }
         let priorities = array::Numbers(input).to_f64();
@@ -182,7 +182,7 @@ fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
 }
 
 attributes! { PyWriter, |writer, py|
-    /// Steps appended, over all streams, without final rows.
+    /// Steps appended, over all environments, without final rows.
     steps: PyResult<u64> = Ok(writer.counters(py)?.steps);
     /// Items made.
     items: PyResult<u64> = Ok(writer.counters(py)?.items);
@@ -204,22 +204,26 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
         }
         Ok(())
     }
-    false => writer.close(py, None),
+    false => writer.close(py, wait::TIMEOUT),
 });
 
 #[pymethods]
 impl PyWriter {
-    /// Appends one row to every stream.
-    #[pyo3(signature = (
-        *, terminated, truncated, first, r#final = None, q = None, priority = None, final_q = None,
-        timeout = None, **columns
-    ))]
+    /// Appends one row of every environment.
+    #[pyo3(
+        signature = (
+            *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q =
+            None, timeout = wait::TIMEOUT, **columns
+        ),
+        text_signature = "($self, *, terminated, truncated, first=None, final=None, q=None, priority=None, \
+                          final_q=None, timeout=60.0, **columns)"
+    )]
     fn append(
         &self,
         py: Python<'_>,
         terminated: &Bound<'_, PyAny>,
         truncated: &Bound<'_, PyAny>,
-        first: &Bound<'_, PyAny>,
+        first: Option<&Bound<'_, PyAny>>,
         r#final: Option<&Bound<'_, PyAny>>,
         q: Option<&Bound<'_, PyAny>>,
         priority: Option<&Bound<'_, PyAny>>,
@@ -229,7 +233,7 @@ impl PyWriter {
     ) -> PyResult<()> {
         let terminated = self.flags("terminated", terminated)?;
         let truncated = self.flags("truncated", truncated)?;
-        let first = self.flags("first", first)?;
+        let first = first.map(|value| self.flags("first", value)).transpose()?;
         let finals = r#final
             .map(|value| self.flags("final", value))
             .transpose()?;
@@ -271,7 +275,7 @@ impl PyWriter {
             columns: &columns,
             terminated: Some(&terminated),
             truncated: Some(&truncated),
-            first: Some(&first),
+            first: first.as_deref(),
             final_rows: finals.as_deref().filter(|_| same_step.is_none()),
             final_observations: same_step,
             q: q.as_ref().map(values),
@@ -282,7 +286,7 @@ impl PyWriter {
     }
 
     /// Sends what is packed and waits until everything is in the table; open windows stay open.
-    #[pyo3(signature = (timeout = None))]
+    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.writer.call(py, timeout, |writer, wait| {
             writer.call(wait, |writer| writer.flush(wait))
@@ -290,7 +294,7 @@ impl PyWriter {
     }
 
     /// Flushes and ends the writer. Windows that are still open never become items.
-    #[pyo3(signature = (timeout = None))]
+    #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let deadline = wait::deadline(py, timeout)?;
         let writer = self.writer.get(py)?;
@@ -305,8 +309,8 @@ impl PyWriter {
 
     fn __repr__(&self) -> String {
         format!(
-            "<Writer {:?} of table {:?}, {} streams>",
-            self.name, self.config.name, self.streams
+            "<Writer {:?} of table {:?}, {} environments>",
+            self.name, self.config.name, self.num_envs
         )
     }
 }

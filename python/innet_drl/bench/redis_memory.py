@@ -109,7 +109,7 @@ class RedisMemory(ReplayMemory):
                 if filler.error is not None:
                     raise filler.error
                 batch = next(batches)
-                return TorchBatch(len(batch), self._messages.batch(batch))
+                return TorchBatch(len(batch), self._messages.batch(batch.as_dict()))
 
             # Unlike a generator, it continues after a `DeadlineError`.
             yield iter(next_batch, None)

@@ -90,7 +90,7 @@ def _learn(pipe: Connection, case: Case, address: str) -> None:
             clock.lap("sample")
             time.sleep(1e-3 * case.update_ms)
             clock.lap("train")
-            learner.update(batch["key"], random.random(BATCH))
+            learner.update(batch["ids"], random.random(BATCH))
             clock.lap("priorities")
             learner.publish(tensors)
             clock.lap("set")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import innet_drl as innet
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.links import within
 from innet_drl.bench.settings import NetworkStack
+from innet_drl.gradients import Station
 
 MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
@@ -111,10 +111,10 @@ class Memifs:
     """Socket paths of the workers' devices."""
     process: int
 
-    def station(self, rank: int) -> innet.Station:
+    def station(self, rank: int) -> Station:
         """The DPDK station of worker `rank`."""
         device = f"net_memif0,role=client,id=0,socket={self.sockets[rank]}"
-        return innet.Station(device, f"10.8.1.{2 + rank}:7711", eal=MEMIF_EAL, idle_sleep_us=MEMIF_SLEEP_US)
+        return Station(device, f"10.8.1.{2 + rank}:7711", eal=MEMIF_EAL, idle_sleep_us=MEMIF_SLEEP_US)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
     """Opens the learner's connection, and its own replay if it has one."""
     messages = case.messages()
     if case.system == "redis":
-        with _redis(address) as store, innet.Replay([messages.table]) as own:
+        with _redis(address) as store, innet.Memory([messages.table]) as own:
             pull = _from_redis(store, messages, case.actors)
             yield _PullingLearner(messages, own, pull, lambda tensors: store.put_parameters(1, tensors))
         return
@@ -91,7 +91,7 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
             with replay.batches(messages.table.name, BATCH, messages.view, prefetch=1) as batches:
                 yield _ServerSampledLearner(messages, replay, publish, batches.__next__)
             return
-        with innet.Replay([messages.table]) as own:
+        with innet.Memory([messages.table]) as own:
             yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
 
 
@@ -210,7 +210,7 @@ def _from_queue(replay: innet.Replay, messages: MessageFormat, most: int) -> Pul
                 batch = replay.sample(QUEUE, wanted, ROW, allow_short=True, timeout=0)
             except (innet.errors.DeadlineError, innet.errors.EmptyError):
                 break
-            columns = {name: batch[_PREFIX + name] for name in messages.layout.columns}
+            columns = {name: getattr(batch, _PREFIX + name) for name in messages.layout.columns}
             taken += [{name: column[index, 0] for name, column in columns.items()} for index in range(len(batch))]
             if len(batch) < wanted:
                 break
@@ -242,7 +242,7 @@ class _PullingLearner:
         self.receive(clock)
         batch = self._own.sample(self._table, BATCH, self._messages.view)
         clock.lap("draw")
-        return self._messages.batch(dict(batch.items()))
+        return self._messages.batch(batch.as_dict())
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
         self._own.update_priorities(self._table, keys, priorities)
@@ -266,7 +266,7 @@ class _ServerSampledLearner:
         """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
         batch = self._draw()
         clock.lap("draw")
-        return self._messages.batch(dict(batch.items()))
+        return self._messages.batch(batch.as_dict())
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of a batch."""

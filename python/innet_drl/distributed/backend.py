@@ -29,6 +29,7 @@ from torch.futures import Future
 import innet_drl as innet
 from innet_drl.distributed.hook import summed
 from innet_drl.errors import ConfigError
+from innet_drl.gradients import GradientWorker
 
 NAME = "innet"
 ADDRESS = "INNET_GRADIENTS"
@@ -143,7 +144,7 @@ class InnetBackend(C10DBackend):
         self._rack = os.environ.get(RACK, "").strip()
         self._store.set(f"rack/{rank}", self._rack)
         self._connection: innet.Replay | None = None
-        self._worker: innet.GradientWorker | None = None
+        self._worker: GradientWorker | None = None
         # One thread keeps sums in the order of the calls.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="innet-sums")
 
@@ -176,7 +177,7 @@ class InnetBackend(C10DBackend):
                 with torch.no_grad():
                     tensor.copy_(summed(worker, tensor.contiguous(), mean=mean, deadline=deadline))
 
-    def _joined(self) -> innet.GradientWorker:
+    def _joined(self) -> GradientWorker:
         if self._worker is None:
             job = self._store.get("job").decode()
             racks = [self._store.get(f"rack/{rank}").decode() for rank in range(self.size())]

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 import innet_drl as innet
+from innet_drl.gradients import GradientWorker
 
 NARROW = (torch.float16, torch.bfloat16)
 """Types that float32 represents exactly: their gradients are widened, summed, and rounded back."""
@@ -29,7 +30,7 @@ class State:
         deadline: Seconds that a bucket may wait for the other workers; `None` is the job's deadline.
     """
 
-    def __init__(self, worker: innet.GradientWorker, *, deadline: float | None = None) -> None:
+    def __init__(self, worker: GradientWorker, *, deadline: float | None = None) -> None:
         self.worker = worker
         self.deadline = deadline
         self._connection: innet.Replay | None = None
@@ -125,7 +126,7 @@ def hook(state: State, bucket: GradBucket) -> Future[Tensor]:
 
 
 def summed(
-    worker: innet.GradientWorker,
+    worker: GradientWorker,
     values: Tensor,
     *,
     mean: bool,

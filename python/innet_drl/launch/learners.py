@@ -22,6 +22,7 @@ from typing import Any, Self
 import torch
 
 import innet_drl as innet
+from innet_drl.gradients import GradientWorker
 from innet_drl.launch.processes import (
     END_SIGNALS,
     ProcessFailure,
@@ -225,7 +226,7 @@ def _failed(number: int, message: LearnerMessage | None) -> LearnerError:
 
 
 @contextlib.contextmanager
-def join(job: GradientJob, number: int, config: Config) -> Iterator[innet.GradientWorker]:
+def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWorker]:
     """Joins the run's gradient job as one of its learners."""
     with (
         innet.connect(job.address, token=job.token, tls_ca=config.replay_ca) as server,
@@ -291,5 +292,5 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
                         break
                     continue
                 update = learner.update(batch)
-                memory.update_priorities(batch.key, update.priorities())
+                memory.update_priorities(batch.ids, update.priorities())
     return LearnerResult(learner.updates, digest(learner.network))

@@ -127,7 +127,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             if pending is not None:
                 keys, earlier = pending
                 trainer.ask(functools.partial(memory.update_priorities, keys, trainer.priorities(earlier)))
-            pending = (batch.key, update)
+            pending = (batch.ids, update)
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
@@ -170,6 +170,6 @@ def _learners(trainer: Trainer, memory: str) -> Iterator[Learners]:
         if server == "embedded":
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
             server = f"unix://{directory}/gradients"
-            empty = stack.enter_context(innet.Replay([]))
+            empty = stack.enter_context(innet.Memory([]))
             stack.enter_context(empty.serve(server, gradients="127.0.0.1:0"))
         yield stack.enter_context(Learners(config, trainer.learner, memory, trainer.name, server, checkpoint))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import innet_drl as innet
+from innet_drl.gradients import GradientWorker
 
 
 class TrainingEnded(Exception):  # noqa: N818 - a signal, not an error
@@ -23,7 +23,7 @@ class SharedGradients:
         network: The network whose gradients are averaged.
     """
 
-    def __init__(self, worker: innet.GradientWorker, network: nn.Module) -> None:
+    def __init__(self, worker: GradientWorker, network: nn.Module) -> None:
         self._worker = worker
         self._parameters = list(network.parameters())
         sizes = [parameter.numel() for parameter in self._parameters]

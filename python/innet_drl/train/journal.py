@@ -95,12 +95,12 @@ class Journal:
             self.append(**{name: array[index] for name, array in rows.items()})
             for _ in range(draws):
                 batch = next(self._batches)
-                for key, earlier in zip(batch.key.tolist(), arrays["keys"][draw].tolist(), strict=True):
+                for key, earlier in zip(batch.ids.tolist(), arrays["keys"][draw].tolist(), strict=True):
                     if now.setdefault(earlier, key) == key and recorded.setdefault(key, earlier) == earlier:
                         continue
                     raise RunFolderError(
                         "the memory draws other items than it did when the checkpoint was written, probably "
                         "by another release: resume it with that one, or without --serial"
                     )
-                self.update_priorities(batch.key, arrays["priorities"][draw])
+                self.update_priorities(batch.ids, arrays["priorities"][draw])
                 draw += 1

@@ -135,11 +135,13 @@ class Learner:
         The loss is the mean over the batch of weight * loss(transition), with the batch's `target` if
         `innet_drl.train.targets` has computed it. Several learners step with the mean of their gradients.
         """
-        target = batch["target"] if "target" in batch else self.targets(batch)
+        target = batch.as_dict().get("target")
+        if target is None:
+            target = self.targets(batch)
         with self._autocast():
             q = losses.taken_q(self.network, self._prepare(batch.observation), batch.action)
         transition_loss = losses.huber(q, target)
-        loss = (batch.weight * transition_loss.loss).mean()
+        loss = (batch.weights * transition_loss.loss).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.gradients is not None:

@@ -216,10 +216,12 @@ class ReplayMemory(abc.ABC):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the items to a file, if this process keeps them."""
+        assert isinstance(self.replay, innet.Memory), "saved by the process that keeps the items"
         self.replay.save(path)
 
     def restore(self, path: str | PathLike[str]) -> None:
         """Reads the items of a file that `save` wrote into the empty memory."""
+        assert isinstance(self.replay, innet.Memory), "restored by the process that keeps the items"
         self.replay.restore(path)
 
 
@@ -378,14 +380,14 @@ def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
     return innet.NStep(stack=spec.stack, n=config.n_step, gamma=config.gamma, observation="frame")
 
 
-def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> innet.Replay:
+def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> innet.Memory:
     """Makes a memory in this process, with the run's table or another one.
 
     Raises:
         ConfigurationError: There is no room for the table.
     """
     try:
-        return innet.Replay([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
+        return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(f"no room for the memory ({error}): lower --capacity, or raise --max-bytes") from error
 

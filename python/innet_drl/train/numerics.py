@@ -74,6 +74,6 @@ def random_batch(spec: EnvironmentSpec, size: int, device: torch.device) -> Torc
             "action": torch.randint(0, spec.actions, (size,), device=device),
             "reward": torch.zeros(size, device=device),
             "discount": torch.ones(size, device=device),
-            "weight": torch.ones(size, device=device),
+            "weights": torch.ones(size, device=device),
         },
     )

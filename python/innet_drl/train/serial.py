@@ -98,7 +98,7 @@ def train(trainer: Trainer) -> None:
                 counts.drawn += config.batch_size
                 trainer.stopwatch.lap("draw")
                 priorities = trainer.priorities(trainer.learn(batch))
-                (journal or memory).update_priorities(batch.key, priorities)
+                (journal or memory).update_priorities(batch.ids, priorities)
                 trainer.stopwatch.lap("priorities")
                 if trainer.publish_if_due(memory):
                     actor.pull(memory)

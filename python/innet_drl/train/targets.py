@@ -78,7 +78,7 @@ class TargetsAhead:
                 batch = next(self._batches)
                 self._learner.copy_network(chooser)
                 target = self._learner.targets(batch, chooser)
-                self._ready.put(TorchBatch(len(batch), {**batch, "target": target}))
+                self._ready.put(TorchBatch(len(batch), {**batch.as_dict(), "target": target}))
             except DeadlineError as error:
                 self._ready.put(error)
             except Exception as error:

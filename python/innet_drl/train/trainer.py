@@ -227,7 +227,7 @@ class Trainer:
     def learn(self, batch: TorchBatch) -> Update:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
-        self.meter.add_update(update, batch.age.double().mean())
+        self.meter.add_update(update, batch.ages.double().mean())
         self.stopwatch.lap("update")
         return update
 

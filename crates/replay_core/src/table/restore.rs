@@ -401,7 +401,11 @@ impl Table {
         self.limiter.go_on_from(
             state.limiter_inserted,
             state.limiter_sampled,
-            (saved.samples_per_insert, saved.slack, saved.min_size),
+            (
+                saved.samples_per_insert,
+                saved.effective_slack(),
+                saved.min_size,
+            ),
         );
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub use batch::{Array, Batch, Buffer, Rejected};
 
 pub use crate::importance::Normalization;
-pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequence, ViewSpec, Window};
+pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, ViewSpec, Window};
 
 use crate::error::Result;
 use crate::importance::importance_weights;
@@ -55,7 +55,7 @@ pub struct Decoder {
 
 enum View {
     NStep(nstep::NStepView),
-    Sequence(sequence::SequenceView),
+    Sequences(sequence::SequenceView),
     Window(Window),
 }
 
@@ -71,8 +71,8 @@ impl Decoder {
             layout: RowLayout::of(config),
             view: match view {
                 ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
-                ViewSpec::Sequence(spec) => {
-                    View::Sequence(sequence::SequenceView::new(spec.clone(), config)?)
+                ViewSpec::Sequences(spec) => {
+                    View::Sequences(sequence::SequenceView::new(spec.clone(), config)?)
                 }
                 ViewSpec::Window(spec) => View::Window(*spec),
             },
@@ -101,7 +101,7 @@ impl Decoder {
                 let arrays = |items, buffers| view.arrays(shift, &specs, items, buffers);
                 self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
-            View::Sequence(view) => {
+            View::Sequences(view) => {
                 let specs = view.array_specs(layout);
                 let fill: Fill = &|unpacker, window, out| view.fill(unpacker, window, out);
                 let arrays = |items, buffers| view.arrays(&specs, items, buffers);
@@ -163,13 +163,13 @@ impl Decoder {
             Ok(())
         };
         let bytes = weights.iter().flat_map(|weight| weight.to_ne_bytes());
-        column("weight", Dtype::Float32, bytes.collect())?;
+        column("weights", Dtype::Float32, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.probability.to_ne_bytes());
-        column("probability", Dtype::Float64, bytes.collect())?;
+        column("probabilities", Dtype::Float64, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.key.to_ne_bytes());
-        column("key", Dtype::Uint64, bytes.collect())?;
+        column("ids", Dtype::Uint64, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.age.to_ne_bytes());
-        column("age", Dtype::Uint32, bytes.collect())?;
+        column("ages", Dtype::Uint32, bytes.collect())?;
 
         let rejected = failed
             .into_iter()

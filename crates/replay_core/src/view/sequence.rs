@@ -1,4 +1,4 @@
-//! Arrays of the `Sequence` view.
+//! Arrays of the `Sequences` view.
 //!
 //! The observations of an item are `stack - 1 + T + 1` slots of one buffer. The stack of step t is the `stack` slots from
 //! slot t on, so the stacks of a window overlap.
@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
 use super::decode::{Decoded, SampledWindow, Unpacker};
-use super::{REWARD, Sequence};
+use super::{REWARD, Sequences};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig, flags};
 use crate::view_spec::{find_column, find_scalar};
 
 pub(super) struct SequenceView {
-    spec: Sequence,
+    spec: Sequences,
     observation: usize,
     reward: usize,
     /// Columns returned at the first step.
@@ -31,7 +31,7 @@ const FLAGS: [(&str, u8); 3] = [
 ];
 
 impl SequenceView {
-    pub(super) fn new(spec: Sequence, config: &TableConfig) -> Result<Self> {
+    pub(super) fn new(spec: Sequences, config: &TableConfig) -> Result<Self> {
         let observation = find_column(config, &spec.observation)?;
         let reward = find_scalar(config, REWARD)?;
         let (state, others) = (0..config.columns.len())

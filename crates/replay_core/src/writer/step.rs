@@ -174,7 +174,7 @@ impl StepChecker {
     ) -> Result<()> {
         if (dtype, &shape[..]) != (values.dtype, values.shape) {
             return Err(self.refuse(format!(
-                "{name:?} has to be {}{shape:?} (streams first), got {}{:?}",
+                "{name:?} has to be {}{shape:?} (environments first), got {}{:?}",
                 dtype.name(),
                 values.dtype.name(),
                 values.shape

@@ -7,7 +7,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use replay_core::schema::Codec;
 use replay_core::view::{
-    Batch, DecodeOptions, Decoder, NStep, Padding, Sequence, ViewSpec, Window,
+    Batch, DecodeOptions, Decoder, NStep, Padding, Sequences, ViewSpec, Window,
 };
 
 use crate::environment::{
@@ -175,14 +175,14 @@ proptest! {
         (length, burn_in, period) in (1..=5u16, 0..=3u16, 1..=6u16),
         padding in padding(),
     ) {
-        let spec = Sequence {
+        let spec = Sequences {
             observation: "frame".into(),
             stack, length, burn_in, period,
             gamma: 0.9,
             padding,
             state: vec!["state".into()],
         };
-        let view = ViewSpec::Sequence(spec.clone());
+        let view = ViewSpec::Sequences(spec.clone());
         let run = run(codec, &view, start(events, autoreset, seed), autoreset, APPENDS, chunk_steps);
         let expected = expected_ids(&run.episodes, |episode, at| {
             oracle::sequence(&spec, episode, at).is_some()

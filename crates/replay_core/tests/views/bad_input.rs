@@ -3,7 +3,7 @@
 use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{NewItem, Wait};
 use replay_core::schema::{Codec, Dtype, TableConfig};
-use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, Sequence, ViewSpec, Window};
+use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, Sequences, ViewSpec, Window};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
 
 use crate::environment::{self, Appended, Autoreset, Environment, Event};
@@ -21,7 +21,7 @@ pub fn n_step(stack: u16, n: u16) -> ViewSpec {
 }
 
 pub fn sequence(length: u16, burn_in: u16) -> ViewSpec {
-    ViewSpec::Sequence(Sequence {
+    ViewSpec::Sequences(Sequences {
         observation: "frame".into(),
         stack: 2,
         length,
@@ -319,12 +319,12 @@ fn a_view_that_does_not_fit_is_refused() {
     refused(&config, &n_step(1, 1), &["\"discount\"", "rename"]);
     config.columns[0].name = "observation".into();
     refused(&config, &n_step(1, 1), &["\"observation\"", "rename"]);
-    config.columns[0].name = "key".into();
+    config.columns[0].name = "ids".into();
     let window = ViewSpec::Window(Window {
         before: 0,
         after: 0,
     });
-    refused(&config, &window, &["\"key\"", "rename"]);
+    refused(&config, &window, &["\"ids\"", "rename"]);
 
     let mut config = environment::table();
     config.columns[3].shape = vec![2];

@@ -94,7 +94,7 @@ fn leaves_out_a_broken_blob(codec: Codec) {
         let (before, after) = all.split_at(item * each);
         let expected = [before, &after[each..]].concat();
         assert_eq!(array.shape[0], batch.len);
-        if array.name != "weight" {
+        if array.name != "weights" {
             assert_eq!(array.to_bytes(), expected, "{}", array.name);
         }
     }
@@ -202,7 +202,7 @@ fn importance_weights_follow_their_normalisation() {
         };
         let decoder = Decoder::new(&environment::table(), &view, options).unwrap();
         decoder.decode(sampled, 0.4).map(|batch| {
-            let bytes = batch.get("weight").unwrap().to_bytes();
+            let bytes = batch.get("weights").unwrap().to_bytes();
             let weights = bytes.chunks_exact(4);
             weights
                 .map(|weight| f32::from_ne_bytes(weight.try_into().unwrap()))

@@ -1,6 +1,6 @@
 //! What the views have to give, computed from whole episodes without rows, chunks or windows.
 
-use replay_core::view::{NStep, Padding, Sequence};
+use replay_core::view::{NStep, Padding, Sequences};
 
 use crate::environment::{Episode, FRAME_BYTES, Frame, Step};
 
@@ -69,7 +69,7 @@ pub fn n_step(view: &NStep, episode: &Episode, anchor: usize) -> Option<NStepIte
 }
 
 /// The steps of the sequence that begins at a step, if there is one, and its priority.
-pub fn sequence(view: &Sequence, episode: &Episode, first: usize) -> Option<(usize, f64)> {
+pub fn sequence(view: &Sequences, episode: &Episode, first: usize) -> Option<(usize, f64)> {
     let life = episode.steps[..first]
         .iter()
         .rposition(Step::terminates)

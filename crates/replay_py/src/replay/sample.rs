@@ -1,6 +1,7 @@
 //! `Replay`'s experience: writers, samples and updates of priorities.
 
 use std::collections::HashMap;
+use std::num::NonZero;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
@@ -35,8 +36,13 @@ pub(super) struct DecoderKey {
 /// Number of decoders kept for each table.
 const DECODERS_PER_TABLE: usize = 8;
 
-/// Dtypes of keys. torch returns them as signed integers.
-const KEYS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
+/// Dtypes of ids. torch returns them as signed integers.
+const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
+
+/// Threads that unpack a batch where none are asked for: one for each core that this process may use.
+fn unpacking_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
 
 impl PyReplay {
     pub(super) fn decoders(&self) -> MutexGuard<'_, Decoders> {
@@ -79,11 +85,11 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         table: &str,
-        count: u32,
+        batch_size: u32,
         view: ViewSpec,
         normalize: &str,
         allow_short: bool,
-        threads: usize,
+        threads: Option<usize>,
         deadline: Option<Instant>,
     ) -> PyResult<DecodedSampler> {
         let choices = [
@@ -94,11 +100,11 @@ impl PyReplay {
         let request = SampleRequest {
             allow_short,
             min_probability: normalization == Normalization::Memory,
-            ..SampleRequest::new(table, count, &view)
+            ..SampleRequest::new(table, batch_size, &view)
         };
         let options = DecodeOptions {
             normalization,
-            threads,
+            threads: threads.unwrap_or_else(unpacking_threads),
         };
         let decoder = self.decoder(py, table, DecoderKey { view, options }, deadline)?;
         Ok(DecodedSampler {
@@ -111,13 +117,16 @@ impl PyReplay {
 
 #[pymethods]
 impl PyReplay {
-    /// Opens a writer for `streams` environments.
-    #[pyo3(signature = (table, streams, view, *, name = "", chunk_steps = 50, timeout = None))]
+    /// Opens a writer for `num_envs` environments.
+    #[pyo3(
+        signature = (table, num_envs, view, *, name = "", chunk_steps = 50, timeout = wait::TIMEOUT),
+        text_signature = "($self, table, num_envs, view, *, name='', chunk_steps=50, timeout=60.0)"
+    )]
     fn writer(
         &self,
         py: Python<'_>,
         table: &str,
-        streams: u32,
+        num_envs: u32,
         view: ViewArgument,
         name: &str,
         chunk_steps: u32,
@@ -131,38 +140,44 @@ impl PyReplay {
         let opened = options.name.clone();
         let (config, writer) = self.call(py, timeout, |replay, wait| {
             let config = replay.table_config(table, wait)?;
-            let writer = Writer::over_channel(config.clone(), streams, &view.0, options, |open| {
-                replay.open_writer(open, wait)
-            })?;
+            let writer =
+                Writer::over_channel(config.clone(), num_envs, &view.0, options, |open| {
+                    replay.open_writer(open, wait)
+                })?;
             Ok((config, writer))
         })?;
         Ok(PyWriter::new(
-            config, writer, opened, streams, &view.0, closing,
+            config, writer, opened, num_envs, &view.0, closing,
         ))
     }
 
-    /// Samples `count` items.
-    #[pyo3(signature = (
-        table, count, view, *, beta = 0.4, normalize = "batch", allow_short = false, timeout = None, threads = 1
-    ))]
+    /// Samples `batch_size` items.
+    #[pyo3(
+        signature = (
+            table, batch_size, view, *, beta = 0.4, normalize = "batch", allow_short = false, timeout =
+            wait::TIMEOUT, threads = None
+        ),
+        text_signature = "($self, table, batch_size, view, *, beta=0.4, normalize='batch', allow_short=False, \
+                          timeout=60.0, threads=None)"
+    )]
     fn sample(
         &self,
         py: Python<'_>,
         table: &str,
-        count: u32,
+        batch_size: u32,
         view: ViewArgument,
         beta: f64,
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
-        threads: usize,
+        threads: Option<usize>,
     ) -> PyResult<PyBatch> {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let sampler = self.sampler(
             py,
             table,
-            count,
+            batch_size,
             view.0,
             normalize,
             allow_short,
@@ -191,30 +206,30 @@ impl PyReplay {
     /// Samples batches repeatedly, decoding ahead of the reader.
     #[pyo3(
         signature = (
-            table, count, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
-            normalize = "batch", timeout = None, threads = 1
+            table, batch_size, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
+            normalize = "batch", timeout = wait::TIMEOUT, threads = None
         ),
-        text_signature = "($self, table, count, view, *, beta=0.4, prefetch=4, device=None, \
-                          normalize='batch', timeout=None, threads=1)"
+        text_signature = "($self, table, batch_size, view, *, beta=0.4, prefetch=4, device=None, \
+                          normalize='batch', timeout=60.0, threads=None)"
     )]
     fn batches<'py>(
         &self,
         py: Python<'py>,
         table: &str,
-        count: u32,
+        batch_size: u32,
         view: ViewArgument,
         beta: Beta,
         prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
         timeout: Option<f64>,
-        threads: usize,
+        threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let deadline = wait::deadline(py, timeout)?;
         let sampler = self.sampler(
-            py, table, count, view.0, normalize, false, threads, deadline,
+            py, table, batch_size, view.0, normalize, false, threads, deadline,
         )?;
-        let description = format!("{count} items of table {table:?} {}", self.location);
+        let description = format!("{batch_size} items of table {table:?} {}", self.location);
         let closing = self.backend.closing().clone();
         let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, description, closing)?;
         let batches = Bound::new(py, batches)?.into_any();
@@ -228,17 +243,20 @@ impl PyReplay {
     }
 
     /// Sets the priorities of sampled items.
-    #[pyo3(signature = (table, key, priority, timeout = None))]
+    #[pyo3(
+        signature = (table, ids, priorities, timeout = wait::TIMEOUT),
+        text_signature = "($self, table, ids, priorities, timeout=60.0)"
+    )]
     fn update_priorities(
         &self,
         py: Python<'_>,
         table: &str,
-        key: &Bound<'_, PyAny>,
-        priority: &Bound<'_, PyAny>,
+        ids: &Bound<'_, PyAny>,
+        priorities: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<PyUpdateReceipt> {
-        let keys = array::numbers(key, "key", &KEYS)?;
-        let priorities = array::numbers(priority, "priority", &array::PRIORITIES)?;
+        let keys = array::numbers(ids, "ids", &IDS)?;
+        let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (keys, priorities) = (keys.to_bits(), priorities.to_f64());
         let receipt = self.call(py, timeout, |replay, wait| {
             replay.update_priorities(table, &keys, &priorities, wait)
@@ -254,9 +272,9 @@ impl PyReplay {
 #[pyclass(name = "UpdateReceipt", module = "innet_drl", frozen, get_all, eq)]
 #[derive(PartialEq)]
 pub struct PyUpdateReceipt {
-    /// Keys whose item now has the new priority.
+    /// Ids whose item now has the new priority.
     applied: u32,
-    /// Keys that no longer name an item: counted and ignored.
+    /// Ids that no longer name an item: counted and ignored.
     stale: u32,
 }
 

@@ -1,0 +1,156 @@
+"""Steps a Gymnasium environment and writes what happens.
+
+Gymnasium hands out the last observation of an episode in three ways: a single environment returns it with the step that
+ends the episode; a vector environment does so in `info` (SAME_STEP), or with the next step (NEXT_STEP). The recorder
+writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from innet_drl._core import Writer
+from innet_drl.errors import ConfigError
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """An environment whose steps a writer appends; other attributes are the environment's.
+
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, or call
+    `close`, which sends the remaining steps. Gymnasium itself is not imported.
+
+    Args:
+        env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
+        writer: Writer for as many environments: 1, or `env.num_envs`.
+        q_function: Maps observations `(num_envs, *shape)` to Q-values `(num_envs, actions)`. It is called for the last
+            observations of truncated episodes that are not acted on, if `step` is given Q-values.
+
+    Raises:
+        ConfigError: A vector environment that does not reset by itself.
+    """
+
+    def __init__(self, env: Any, writer: Writer, q_function: Callable[[NDArray[Any]], ArrayLike] | None = None) -> None:
+        self._env, self._writer, self._q_function = env, writer, q_function
+        self._vector = hasattr(env, "num_envs")
+        self._streams = env.num_envs if self._vector else 1
+        # Members of Gymnasium's `AutoresetMode`, which is not imported.
+        mode = getattr(env.metadata.get("autoreset_mode"), "name", None) if self._vector else "SINGLE"
+        if mode not in ("SINGLE", "NEXT_STEP", "SAME_STEP"):
+            raise ConfigError(
+                f"the vector environment has the autoreset_mode {mode}: make it with NEXT_STEP or SAME_STEP, so that "
+                "its episodes restart by themselves"
+            )
+        self._next_step = mode == "NEXT_STEP"
+        self._action_dtype = (env.single_action_space if self._vector else env.action_space).dtype
+        self._observation: NDArray[Any] | None = None
+        self._first = np.ones(self._streams, bool)
+        self._final = np.zeros(self._streams, bool)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment; an episode that was not over is cut off, and its open windows are dropped."""
+        observation, info = self._env.reset(**options)
+        self._observation = self._rows(observation)
+        self._first[:], self._final[:] = True, False
+        return observation, info
+
+    def step(
+        self,
+        action: Any,
+        *,
+        q: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
+        timeout: float | None = 60.0,
+        **columns: ArrayLike,
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Takes one step and appends it.
+
+        Args:
+            action: For the environment: one action, or one of each environment.
+            q: float32 `(num_envs, actions)`: Q-values of the current observation, for priorities at birth.
+            priority: As in `Writer.append`.
+            timeout: As in `Writer.append`.
+            **columns: More columns of the table, with a leading dimension of `num_envs`.
+
+        Raises:
+            ConfigError: The environment was not reset, or a truncated episode needs a `q_function`.
+            ReplayError: As in `Writer.append`. The environment has made its step.
+        """
+        if self._observation is None:
+            raise ConfigError("the episode is over, or none has begun: call `reset` before `step`")
+        following, reward, terminated, truncated, info = self._env.step(action)
+        ended = np.reshape(np.logical_or(terminated, truncated), self._streams)
+        row: dict[str, Any] = {
+            "observation": self._observation,
+            "action": self._rows(np.asarray(action, self._action_dtype)),
+            "reward": np.reshape(np.asarray(reward, np.float32), self._streams),
+            "terminated": np.reshape(terminated, self._streams),
+            "truncated": np.reshape(truncated, self._streams),
+            "first": self._first,
+            **columns,
+        }
+        if self._next_step:
+            row["final"] = self._final
+        elif ended.any():
+            row |= self._last_observations(following, info, ended, row["truncated"], q)
+        self._writer.append(**row, q=q, priority=priority, timeout=timeout)
+        if self._next_step:
+            # The row after an end is the last one of its episode, and the next row starts another.
+            self._first, self._final = self._final, ended
+        else:
+            self._first = ended
+        self._observation = None if ended.any() and not self._vector else self._rows(following)
+        return following, reward, terminated, truncated, info
+
+    def _last_observations(
+        self, following: Any, info: dict[str, Any], ended: NDArray[np.bool_], truncated: NDArray[np.bool_], q: Any
+    ) -> dict[str, Any]:
+        last = self._rows(following)
+        if self._vector:
+            last = last.copy()
+            for index in np.flatnonzero(ended):
+                last[index] = info["final_obs"][index]
+        row: dict[str, Any] = {"final_observation": last, "final": ended}
+        if q is not None:
+            final_q = np.zeros_like(np.asarray(q), np.float32)
+            if truncated.any():
+                if self._q_function is None:
+                    raise ConfigError(
+                        "a truncated episode bootstraps from the Q-values of its last observation: give the Recorder a "
+                        "`q_function`"
+                    )
+                final_q = np.asarray(self._q_function(last), np.float32)
+            row["final_q"] = final_q
+        return row
+
+    def _rows(self, observation: Any) -> NDArray[Any]:
+        """Observations or actions with a leading dimension of environments."""
+        array = np.asarray(observation)
+        return array if self._vector else array[None]
+
+    def close(self) -> None:
+        """Sends the remaining steps, and closes the writer and the environment."""
+        try:
+            self._writer.close()
+        finally:
+            self._env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            self._writer.__exit__(*exception)
+        finally:
+            self._env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def __repr__(self) -> str:
+        return f"<Recorder of {self._env!r}, {self._writer!r}>"

@@ -1,0 +1,173 @@
+"""The recorder, on environments whose observations name their episode and step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import innet_drl as innet
+from innet_drl import errors
+
+VIEW = innet.NStep(n=1, gamma=0.9)
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Observation: number of the environment, of its episode, and of the step. Odd episodes are truncated."""
+
+    observation_space = gymnasium.spaces.Box(0, 1000, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(1000)
+
+    def __init__(self, number: int = 0, length: int = 4) -> None:
+        self.number, self.length, self.episode, self.t = number, length, -1, 0
+
+    def _see(self) -> Any:
+        return np.array([self.number, self.episode, self.t], np.float64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._see(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        over = self.t == self.length + self.number
+        return self._see(), float(action), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+
+
+def spaces(env: Any) -> tuple[Any, Any]:
+    single = hasattr(env, "num_envs")
+    return (
+        (env.single_observation_space, env.single_action_space) if single else (env.observation_space, env.action_space)
+    )
+
+
+def memory(env: Any) -> innet.Memory:
+    return innet.Memory([innet.Table.from_spaces("t", *spaces(env), capacity=5000)], seed=1)
+
+
+def check(batch: innet.Batch, lengths: list[int]) -> None:
+    """Checks that every transition is of one episode, and bootstraps unless the episode terminated."""
+    assert batch.observation.dtype == np.float64
+    np.testing.assert_array_equal(
+        batch.next_observation[:, :2][batch.discount > 0], batch.observation[:, :2][batch.discount > 0]
+    )
+    np.testing.assert_array_equal(
+        batch.next_observation[:, 2][batch.discount > 0], batch.observation[:, 2][batch.discount > 0] + 1
+    )
+    number, episode, t = batch.observation.astype(int).T
+    last = t + 1 == np.array(lengths)[number]
+    np.testing.assert_array_equal(batch.discount == 0, last & (episode % 2 == 0))
+    # All steps of an episode are there, the last ones too.
+    for each, length in enumerate(lengths):
+        assert set(t[(number == each) & (episode < 3)]) == set(range(length))
+    assert (last & (episode % 2 == 1)).any()
+    np.testing.assert_array_equal(batch.reward, batch.action)
+
+
+def vector(mode: AutoresetMode) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: Counter(0), lambda: Counter(1), lambda: Counter(2)], autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: AutoresetMode) -> None:
+    env = vector(mode)
+    with memory(env) as replay:
+        writer = replay.writer("t", 3, VIEW, chunk_steps=5)
+        with innet.Recorder(env, writer) as recorder:
+            recorder.reset(seed=0)
+            for step in range(60):
+                recorder.step(np.full(3, step))
+            assert recorder.single_action_space.n == 1000
+            writer.flush()
+            assert writer.dropped_windows == 0
+        check(replay.sample("t", 2000, VIEW), [4, 5, 6])
+
+
+def test_a_single_environment_is_recorded() -> None:
+    env = Counter()
+    with memory(env) as replay:
+        writer = replay.writer("t", 1, VIEW)
+        with innet.Recorder(env, writer) as recorder:
+            with pytest.raises(errors.ConfigError, match="call `reset` before `step`"):
+                recorder.step(1)
+            for _ in range(5):
+                _, info = recorder.reset()
+                assert info == {}
+                over, step = False, 0
+                while not over:
+                    _, _, terminated, truncated, _ = recorder.step(step)
+                    over, step = terminated or truncated, step + 1
+            # A reset in the middle of an episode: its steps were whole transitions already, but for the last.
+            recorder.reset()
+            recorder.step(0)
+            recorder.step(1)
+            recorder.reset()
+            recorder.step(0)
+        batch = replay.sample("t", 2000, VIEW)
+        assert not ((batch.observation[:, 1] == 5) & (batch.observation[:, 2] == 1)).any(), "nothing follows this step"
+        check(batch, [4])
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, None])
+def test_birth_priorities_bootstrap_from_the_last_observation(mode: AutoresetMode | None) -> None:
+    env: Any = Counter(0) if mode is None else vector(mode)
+
+    def q_values(observation: Any) -> Any:
+        """Two actions: the greedy one is worth the number of the step; the other one is taken."""
+        return np.stack([np.zeros(len(observation)), observation[:, 2]], 1).astype(np.float32)
+
+    with memory(env) as replay:
+        writer = replay.writer("t", 1 if mode is None else 3, VIEW)
+        with innet.Recorder(env, writer, q_values) as recorder:
+            observation, _ = recorder.reset()
+            for _ in range(60):
+                rows = np.asarray(observation) if mode else np.asarray(observation)[None]
+                action = np.zeros(len(rows), np.int32)
+                observation, _, terminated, truncated, _ = recorder.step(action if mode else 0, q=q_values(rows))
+                if mode is None and (terminated or truncated):
+                    observation, _ = recorder.reset()
+        batch = replay.sample("t", 500, VIEW)
+        # |0 + discount * max Q(next) - Q(taken)|, to the power of alpha; a terminated step has none.
+        following = 0.9 * (batch.observation[:, 2] + 1)
+        expected = np.where(batch.discount > 0, following, 0) ** 0.6
+        mass = batch.probabilities * replay.stats()["tables"]["t"]["total_priority"]
+        np.testing.assert_allclose(mass, expected, rtol=1e-4)
+
+
+def test_a_truncation_without_a_q_function_says_what_is_missing() -> None:
+    env = vector(AutoresetMode.SAME_STEP)
+    with memory(env) as replay, innet.Recorder(env, replay.writer("t", 3, VIEW)) as recorder:
+        recorder.reset()
+        with pytest.raises(errors.ConfigError, match="give the Recorder a `q_function`"):
+            for _ in range(20):
+                recorder.step(np.zeros(3, int), q=np.zeros((3, 2), np.float32))
+
+
+def test_a_vector_environment_that_does_not_reset_is_refused() -> None:
+    env = vector(AutoresetMode.DISABLED)
+    with memory(env) as replay, pytest.raises(errors.ConfigError, match="NEXT_STEP or SAME_STEP"):
+        innet.Recorder(env, replay.writer("t", 3, VIEW))
+
+
+def test_spaces_of_several_parts_are_refused() -> None:
+    parts = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
+    with pytest.raises(errors.ConfigError, match=r"observation_space is a Dict.*FlattenObservation"):
+        innet.Table.from_spaces("t", parts, gymnasium.spaces.Discrete(2), 10)
+
+
+def test_settings_and_columns_are_those_of_a_table() -> None:
+    box, actions = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), gymnasium.spaces.MultiDiscrete([3, 4])
+    made = innet.Table.from_spaces(
+        "t", box, actions, 1000, columns={"memory": ("float32", (16,))}, priority_exponent=0.7
+    )
+    columns: dict[str, Any] = {
+        "observation": ("uint8", (84, 84)),
+        "action": ("int64", (2,)),
+        "reward": "float32",
+        "memory": ("float32", (16,)),
+    }
+    assert made == innet.Table("t", columns, 1000, priority_exponent=0.7)
