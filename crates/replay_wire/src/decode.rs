@@ -176,7 +176,9 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
             }
         }
         Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge)?),
-        Which::Welcome(()) => ReplyBody::Welcome,
+        Which::Welcome(welcome) => {
+            ReplyBody::Welcome(Field::read(welcome.map_err(malformed)?.get_proof())?)
+        }
         Which::Waiting(()) => ReplyBody::Waiting,
         Which::Done(()) => ReplyBody::Done,
         Which::Table(config) => ReplyBody::Table(read(config)?),

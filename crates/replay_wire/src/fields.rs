@@ -81,7 +81,7 @@ same_variants!(Arithmetic: Float Fixed);
 same_variants!(ErrorCode:
     Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
     Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
-    Gradients);
+    Gradients Forbidden);
 
 /// Fields by name; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {
@@ -113,7 +113,7 @@ macro_rules! same_fields {
 
 same_fields! {
     hello: Hello { protocol, release, nonce }
-    challenge: Challenge { protocol, release, incarnation, nonce, token_needed, proof, max_frame_bytes }
+    challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
     table_config: TableConfig {
         name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, max_times_sampled,
         min_size, samples_per_insert, slack; columns: "the columns of a table"

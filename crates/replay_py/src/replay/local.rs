@@ -52,7 +52,7 @@ impl PyReplay {
 
     /// Serves this memory to clients.
     #[pyo3(signature = (
-        addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0,
+        addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0,
         spin = false, gradients = None
     ))]
     fn serve(
@@ -60,6 +60,8 @@ impl PyReplay {
         py: Python<'_>,
         addresses: server::Addresses,
         token: Option<String>,
+        learner_token: Option<String>,
+        actor_token: Option<String>,
         tls_cert: Option<PathBuf>,
         tls_key: Option<PathBuf>,
         trusted_network: bool,
@@ -71,6 +73,8 @@ impl PyReplay {
         let config = ServerConfig {
             listen: addresses.parse(py)?,
             token: token.map(Secret),
+            learner_token: learner_token.map(Secret),
+            actor_token: actor_token.map(Secret),
             tls_cert,
             tls_key,
             trusted_network,

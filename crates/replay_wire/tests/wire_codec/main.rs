@@ -69,7 +69,7 @@ proptest! {
 
 #[test]
 fn every_error_code_crosses() {
-    for number in 0..=ErrorCode::Gradients as u16 {
+    for number in 0..=ErrorCode::Forbidden as u16 {
         let code = code(number);
         let error = Error::Remote {
             code,
@@ -113,6 +113,7 @@ fn code(number: u16) -> ErrorCode {
         Io,
         Interrupted,
         Gradients,
+        Forbidden,
     ];
     assert_eq!(all[number as usize] as u16, number);
     all[number as usize]
