@@ -64,7 +64,7 @@ def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
 
 
 def test_each_roles_token_allows_its_requests(tmp_path: Any) -> None:
-    tokens = {"token": "token of the operator", "learner_token": "token of learners", "actor_token": "token of actors"}
+    tokens = {"token": "token of the operator", "learner_token": "token of learners", "actor_token": "token of the actors"}
     with innet.Replay([table()]) as memory, memory.serve(f"unix://{tmp_path}/s", **tokens) as server:
         address = server.addresses[0]
         with (
