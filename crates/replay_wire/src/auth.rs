@@ -95,7 +95,7 @@ pub fn verify(token: &str, side: Side, transcript: &Transcript, claimed: &[u8; 3
 pub fn nonce() -> Result<[u8; 32]> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| Error::Io {
-        what: "drawing random bytes".into(),
+        what: "getting random bytes".into(),
         source: std::io::Error::other(e),
     })?;
     Ok(nonce)

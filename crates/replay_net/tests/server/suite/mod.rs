@@ -11,7 +11,7 @@ mod receive_budget;
 mod replies;
 mod roles;
 mod shutdown;
-mod simulation;
+pub mod simulation;
 mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient, transcript};
