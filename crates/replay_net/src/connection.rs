@@ -226,7 +226,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self.unread_until(replies, quota.reserve(bytes)).await;
+        let reservation = self.unread_until(replies, quota.reserve(header)).await;
         // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
