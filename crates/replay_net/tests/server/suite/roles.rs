@@ -38,7 +38,7 @@ fn other(name: &str) -> TableConfig {
 
 /// The first key of a sample.
 async fn sampled_key(client: &mut TestClient) -> u64 {
-    match client.ask(draw(1), 0).await.unwrap() {
+    match client.ask(sample(1), 0).await.unwrap() {
         replay_wire::ReplyBody::Sampled(sampled) => sampled.items[0].key,
         other => panic!("expected a sample, got {}", other.name()),
     }
@@ -69,7 +69,7 @@ fn each_role_may_make_its_requests_and_no_others() {
         let key = sampled_key(&mut learner).await;
         let of_learners = |table: &str| {
             [
-                draw(1),
+                sample(1),
                 RequestBody::CreateTable(other(table)),
                 RequestBody::UpdatePriorities {
                     table: TABLE.into(),
