@@ -64,13 +64,18 @@ def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
 
 
 def test_each_roles_token_allows_its_requests(tmp_path: Any) -> None:
-    tokens = {"token": "token of the operator", "learner_token": "token of learners", "actor_token": "token of the actors"}
-    with innet.Replay([table()]) as memory, memory.serve(f"unix://{tmp_path}/s", **tokens) as server:
+    of_operator, of_learner, of_actor = "token of the operator", "token of the learners", "token of the actors"
+    with (
+        innet.Replay([table()]) as memory,
+        memory.serve(
+            f"unix://{tmp_path}/s", token=of_operator, learner_token=of_learner, actor_token=of_actor
+        ) as server,
+    ):
         address = server.addresses[0]
         with (
-            innet.connect(address, token=tokens["actor_token"], tables=[table()]) as actor,
-            innet.connect(address, token=tokens["learner_token"]) as learner,
-            innet.connect(address, token=tokens["token"]) as operator,
+            innet.connect(address, token=of_actor, tables=[table()]) as actor,
+            innet.connect(address, token=of_learner) as learner,
+            innet.connect(address, token=of_operator) as operator,
         ):
             fill(actor, 20)
             learner.put_parameters("policy", {"w": np.zeros(3, np.float32)})
@@ -83,10 +88,10 @@ def test_each_roles_token_allows_its_requests(tmp_path: Any) -> None:
                 lambda: actor.put_parameters("policy", {"w": np.zeros(3, np.float32)}),
                 lambda: actor.create_table(table("other")),
             ):
-                with pytest.raises(errors.ForbiddenError, match="actor token .*--learner-token-file"):
+                with pytest.raises(errors.ForbiddenError, match=r"actor token .*--learner-token-file"):
                     refused()
             for client in (actor, learner):
-                with pytest.raises(errors.ForbiddenError, match="may not drop_table: .*--token-file"):
+                with pytest.raises(errors.ForbiddenError, match=r"may not drop_table: .*--token-file"):
                     client.drop_table("t")
                 with pytest.raises(PermissionError, match="may not empty_table"):
                     client.empty_table("t")
@@ -96,11 +101,11 @@ def test_each_roles_token_allows_its_requests(tmp_path: Any) -> None:
 def test_a_short_token_is_refused_at_both_ends(tmp_path: Any) -> None:
     address = f"unix://{tmp_path}/s"
     with innet.Replay() as memory:
-        with pytest.raises(errors.ConfigError, match="at least 16 bytes.*openssl rand"):
+        with pytest.raises(errors.ConfigError, match=r"at least 16 bytes.*openssl rand"):
             memory.serve(address, token="short")
-        with pytest.raises(errors.ConfigError, match="actor_token: .*at least 16 bytes.*openssl rand"):
+        with pytest.raises(errors.ConfigError, match=r"actor_token: .*at least 16 bytes.*openssl rand"):
             memory.serve(address, actor_token="short")
-    with pytest.raises(errors.ConfigError, match="at least 16 bytes.*openssl rand"):
+    with pytest.raises(errors.ConfigError, match=r"at least 16 bytes.*openssl rand"):
         innet.connect(address, token="short")
 
 

@@ -41,8 +41,8 @@ STOP_SECONDS = 10.0
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
-"""Errors of actors whose server was started again without their writers. It gets its table from the learner: the token of
-actors may not allow it."""
+"""Errors of actors whose server was started again without their writers. The learner makes the table again, which the
+token of actors may not allow."""
 
 
 @dataclass(frozen=True)
