@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", 
 class Server:
     """`innet-replay serve`, which can be started again at its address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *flags: str) -> None:
         self.address = address
+        self._flags = flags
         self.start()
 
     def __enter__(self) -> Self:
@@ -27,7 +29,10 @@ class Server:
 
     def start(self) -> None:
         """Starts it, and returns when it listens."""
-        self._process = subprocess.Popen([*SERVE, self.address], stdout=subprocess.PIPE, text=True)
+        command = [*SERVE, self.address, *self._flags]
+        # The tokens of the environment are the clients'.
+        environment = {name: value for name, value in os.environ.items() if name != "INNET_TOKEN"}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         assert "ready" in self._process.stdout.readline()
 

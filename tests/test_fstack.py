@@ -43,7 +43,8 @@ import sys
 sys.path.insert(0, "tests")
 import innet_drl as innet
 from steps import VIEW, fill, table
-with innet.connect("innet+fstack://10.7.0.2:7710", config=sys.argv[1], token="secret", tables=[table()]) as replay:
+options = {"config": sys.argv[1], "token": "token of the tests", "tables": [table()]}
+with innet.connect("innet+fstack://10.7.0.2:7710", **options) as replay:
     fill(replay, 200)
     batch = replay.sample("t", 64, VIEW, timeout=30)
     replay.update_priorities("t", batch.ids, batch.probabilities)
@@ -75,7 +76,7 @@ def test_a_client_reaches_a_server_over_memif(tmp_path: Path) -> None:
         return str(path)
 
     serve = ["serve", "--stack=fstack", "--stack-config", config("server", 1, "10.7.0.2"), "--listen=10.7.0.2:7710"]
-    secure = ["--token=secret", "--trusted-network", "--max-bytes=2GiB"]
+    secure = ["--token=token of the tests", "--trusted-network", "--max-bytes=2GiB"]
     with subprocess.Popen([*COMMAND, *serve, *secure], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -117,21 +117,32 @@ def test_a_run_gives_up_after_its_patience_with_a_checkpoint(
     assert list((run / "checkpoints").iterdir())
 
 
-def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("roles", [False, True])
+def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: bool
+) -> None:
     run = tmp_path / "run"
+    flags = []
+    if roles:
+        # The actors may not make the table: it comes from the learner.
+        monkeypatch.setenv("INNET_TOKEN", "token of the learners")
+        monkeypatch.setenv("INNET_ACTOR_TOKEN", "token of the actors")
+        flags = ["--learner-token=token of the learners", "--actor-token=token of the actors"]
+    serving = Server(f"unix://{tmp_path}/s", *flags)
 
     def act() -> None:
         until(lambda: updates(run) > 20)
-        server.kill()
-        server.start()
+        serving.kill()
+        serving.start()
         reached = updates(run)
-        with innet.connect(server.address) as replay:
+        with innet.connect(serving.address) as replay:
             until(lambda: list(replay.tables()) == ["run"] and list(replay.parameters()) == ["run"])
         until(lambda: updates(run) > reached + 50)
         os.kill(os.getpid(), signal.SIGINT)
 
     # No restart of an actor is left, and none is needed.
-    assert while_training(endless(server, actors=2, actor_restarts=0), run, act) is None
+    with serving:
+        assert while_training(endless(serving, actors=2, actor_restarts=0), run, act) is None
 
 
 def test_a_wrong_address_is_named_before_anything_is_measured(

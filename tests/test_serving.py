@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 from typing import Any
 
+import numpy as np
 import pytest
 
 import innet_drl as innet
@@ -48,22 +49,68 @@ def test_spawned_children_connect_to_their_parent(tmp_path: Any) -> None:
 
 def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:
     with innet.Memory([table()]) as replay:
-        with replay.serve(["innet://127.0.0.1:0", f"unix://{tmp_path}/s"], token="secret") as server:
+        with replay.serve(["innet://127.0.0.1:0", f"unix://{tmp_path}/s"], token="secret of the tests") as server:
             assert len(server.addresses) == 2
             for address in server.addresses:
-                with innet.connect(address, token="secret") as client:
+                with innet.connect(address, token="secret of the tests") as client:
                     assert client.table("t") == table()
-                for wrong in (None, "guess"):
+                for wrong in (None, "a guess of a stranger"):
                     with pytest.raises(errors.AuthenticationError):
                         innet.connect(address, token=wrong)
         assert "closed" in repr(server)
         with pytest.raises(errors.ConnectError) as caught:
-            innet.connect(server.addresses[0], token="secret", timeout=2)
+            innet.connect(server.addresses[0], token="secret of the tests", timeout=2)
         assert isinstance(caught.value, ConnectionError)
 
 
+def test_each_roles_token_allows_its_requests(tmp_path: Any) -> None:
+    of_operator, of_learner, of_actor = "token of the operator", "token of the learners", "token of the actors"
+    with (
+        innet.Memory([table()]) as memory,
+        memory.serve(
+            f"unix://{tmp_path}/s", token=of_operator, learner_token=of_learner, actor_token=of_actor
+        ) as server,
+    ):
+        address = server.addresses[0]
+        with (
+            innet.connect(address, token=of_actor, tables=[table()]) as actor,
+            innet.connect(address, token=of_learner) as learner,
+            innet.connect(address, token=of_operator) as operator,
+        ):
+            fill(actor, 20)
+            learner.put_parameters("policy", {"w": np.zeros(3, np.float32)})
+            assert actor.get_parameters("policy") is not None
+            batch = learner.sample("t", 4, VIEW, timeout=60)
+            learner.update_priorities("t", batch.ids, np.ones(4))
+            for refused in (
+                lambda: actor.sample("t", 4, VIEW, timeout=60),
+                lambda: actor.update_priorities("t", batch.ids, np.ones(4)),
+                lambda: actor.put_parameters("policy", {"w": np.zeros(3, np.float32)}),
+                lambda: actor.create_table(table("other")),
+            ):
+                with pytest.raises(errors.ForbiddenError, match=r"actor token .*--learner-token-file"):
+                    refused()
+            for client in (actor, learner):
+                with pytest.raises(errors.ForbiddenError, match=r"may not drop_table: .*--token-file"):
+                    client.drop_table("t")
+                with pytest.raises(PermissionError, match="may not empty_table"):
+                    client.empty_table("t")
+            operator.drop_table("t")
+
+
+def test_a_short_token_is_refused_at_both_ends(tmp_path: Any) -> None:
+    address = f"unix://{tmp_path}/s"
+    with innet.Memory() as memory:
+        with pytest.raises(errors.ConfigError, match=r"at least 16 bytes.*openssl rand"):
+            memory.serve(address, token="short")
+        with pytest.raises(errors.ConfigError, match=r"actor_token: .*at least 16 bytes.*openssl rand"):
+            memory.serve(address, actor_token="short")
+    with pytest.raises(errors.ConfigError, match=r"at least 16 bytes.*openssl rand"):
+        innet.connect(address, token="short")
+
+
 def test_the_environments_token_is_taken_where_none_is_given(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with innet.Memory() as replay, replay.serve(f"unix://{tmp_path}/guarded", token="secret") as guarded:
+    with innet.Memory() as replay, replay.serve(f"unix://{tmp_path}/guarded", token="secret of the tests") as guarded:
         with replay.serve(f"unix://{tmp_path}/open") as unguarded:
             for empty in (None, "", " "):
                 if empty is not None:
@@ -71,13 +118,13 @@ def test_the_environments_token_is_taken_where_none_is_given(tmp_path: Any, monk
                 innet.connect(unguarded.addresses[0]).close()
                 with pytest.raises(errors.AuthenticationError, match="set the environment variable INNET_TOKEN"):
                     innet.connect(guarded.addresses[0])
-            monkeypatch.setenv("INNET_TOKEN", "secret\n")
+            monkeypatch.setenv("INNET_TOKEN", "secret of the tests\n")
             innet.connect(guarded.addresses[0]).close()
             innet.connect(unguarded.addresses[0], token="").close()
             with pytest.raises(errors.AuthenticationError, match="unset INNET_TOKEN"):
                 innet.connect(unguarded.addresses[0])
             with pytest.raises(errors.AuthenticationError, match="another token"):
-                innet.connect(guarded.addresses[0], token="guess")
+                innet.connect(guarded.addresses[0], token="a guess of a stranger")
 
 
 def test_serving_is_for_a_memory_of_this_process(make_replay: MakeReplay, tmp_path: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import innet_drl as innet
 from innet_drl import errors
 from steps import VIEW, fill, table
 
-TOKEN = "a secret"
+TOKEN = "secret of the tests"
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def test_who_trusts_the_server_and_knows_the_token_is_served(address: str, autho
         assert len(replay.sample("t", 4, VIEW, timeout=10)) == 4
 
 
-@pytest.mark.parametrize("token", ["another secret", None])
+@pytest.mark.parametrize("token", ["some other secret", None])
 def test_a_wrong_token_is_refused(address: str, authority: Path, token: str | None) -> None:
     with pytest.raises(errors.AuthenticationError, match="token"):
         innet.connect(address, tls_ca=authority, token=token)
@@ -58,6 +61,29 @@ def test_a_server_of_another_authority_is_not_trusted(address: str, tmp_path: Pa
         innet.connect(address, tls_ca=other, token=TOKEN)
     with pytest.raises(errors.ConfigError, match="needs tls_ca"):
         innet.connect(address, token=TOKEN)
+
+
+def test_tls_before_1_3_is_refused_at_both_ends(address: str, authority: Path, tmp_path: Path) -> None:
+    host, port = address.removeprefix("innets://").split(":")
+    old = ssl.create_default_context(cafile=str(authority))
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_connection((host, int(port)), timeout=60) as plain, pytest.raises(ssl.SSLError):
+        old.wrap_socket(plain, server_hostname=host)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "chain.pem", tmp_path / "key.pem")
+    server.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            accepted, _ = listener.accept()
+            with accepted, pytest.raises(ssl.SSLError):
+                server.wrap_socket(accepted, server_side=True)
+
+        with ThreadPoolExecutor() as pool:
+            accepting = pool.submit(accept)
+            with pytest.raises(errors.AuthenticationError, match=r"TLS with .* failed"):
+                innet.connect(f"innets://127.0.0.1:{listener.getsockname()[1]}", tls_ca=authority, token=TOKEN)
+            accepting.result()
 
 
 def test_a_client_without_tls_is_told_of_it(address: str) -> None:

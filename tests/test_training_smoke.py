@@ -100,6 +100,24 @@ def test_a_server_holds_the_memory_and_keeps_the_replay_ratio(tmp_path: Path) ->
     assert abs(table["sampled_items"] - wanted) <= config.slack + push
 
 
+def test_learner_and_actors_have_tokens_of_their_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, learner, actor = "token of the operator", "token of the learners", "token of the actors"
+    with (
+        innet.Memory() as memory,
+        memory.serve(f"unix://{tmp_path}/replay", token=operator, learner_token=learner, actor_token=actor) as server,
+    ):
+        config = small(replay=server.addresses[0], steps=400)
+        monkeypatch.setenv("INNET_TOKEN", learner)
+        monkeypatch.setenv("INNET_ACTOR_TOKEN", "some other secret")
+        with pytest.raises(innet.errors.AuthenticationError, match="another token"):
+            local.train(config, tmp_path / "refused")
+        monkeypatch.setenv("INNET_ACTOR_TOKEN", actor)
+        assert local.train(config, tmp_path / "run").learner_updates > 0
+        monkeypatch.setenv("INNET_TOKEN", actor)
+        with pytest.raises(innet.errors.ForbiddenError, match="create_table"):
+            local.train(config, tmp_path / "by-an-actor")
+
+
 def test_a_memory_of_ones_own_has_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INNET_TOKEN", "of some server")
     assert local.train(small(steps=400), tmp_path / "run").learner_updates > 0

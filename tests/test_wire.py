@@ -384,9 +384,9 @@ def test_a_sample_from_nothing_ends_at_its_deadline(client: WireClient) -> None:
 
 
 def test_the_token_is_proved_and_never_sent() -> None:
-    with running_server("innet://127.0.0.1:0", token="a secret") as address:
+    with running_server("innet://127.0.0.1:0", token="secret of the tests") as address:
         host, port = address.removeprefix("innet://").split(":")
-        with WireClient((host, int(port)), token="a secret") as client:
+        with WireClient((host, int(port)), token="secret of the tests") as client:
             assert client.incarnation != 0
             assert client.call(stats=None)[0].which() == "stats"
         with pytest.raises(ServerError) as refused:

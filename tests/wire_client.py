@@ -62,12 +62,11 @@ class WireClient:
         hello = SCHEMA.Hello.new_message(protocol=PROTOCOL, release="python", nonce=nonce)
         challenge = self.call(hello=hello)[0].challenge
         assert challenge.protocol == PROTOCOL
-        proof = b""
+        nonces = nonce + challenge.nonce
+        proof = b"" if token is None else _proof(token, b"innet client", nonces)
+        welcome = self.call(authenticate=SCHEMA.Authenticate.new_message(proof=proof))[0].welcome
         if token is not None:
-            nonces = nonce + challenge.nonce
-            assert hmac.compare_digest(challenge.proof, _proof(token, b"innet server", nonces))
-            proof = _proof(token, b"innet client", nonces)
-        self.call(authenticate=SCHEMA.Authenticate.new_message(proof=proof))
+            assert hmac.compare_digest(welcome.proof, _proof(token, b"innet server", nonces))
         return int(challenge.incarnation)
 
     def send(self, payload: bytes = b"", *, deadline_ms: int = 0, **body: Any) -> int:
@@ -108,8 +107,8 @@ class WireClient:
         return b"".join(parts)
 
 
-def _proof(token: str, role: bytes, nonces: bytes) -> bytes:
-    return hmac.new(token.encode(), role + nonces, hashlib.sha256).digest()
+def _proof(token: str, side: bytes, nonces: bytes) -> bytes:
+    return hmac.new(token.encode(), side + nonces, hashlib.sha256).digest()
 
 
 def lz4_run(value: int, length: int) -> bytes:

@@ -1134,6 +1134,8 @@ class Memory(Replay):
         addresses: str | Sequence[str],
         *,
         token: str | None = None,
+        learner_token: str | None = None,
+        actor_token: str | None = None,
         tls_cert: str | PathLike[str] | None = None,
         tls_key: str | PathLike[str] | None = None,
         trusted_network: bool = False,
@@ -1146,7 +1148,11 @@ class Memory(Replay):
         Args:
             addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 takes a
                 free one.
-            token: Secret shared with clients; it is never sent. Needed on any address that is not loopback.
+            token: Secret of at least 16 bytes that clients have to know; it is never sent, and allows every request.
+                Needed on any address that is not loopback, or one of the next two.
+            learner_token: Secret of learners: it allows everything except emptying and dropping tables.
+            actor_token: Secret of actors: it allows writing with writers of their own, and reading definitions,
+                parameters and statistics. Other requests raise `ForbiddenError`.
             tls_cert: PEM file with the certificate chain.
             tls_key: PEM file with its key.
             trusted_network: Allows other addresses without token and TLS.
@@ -1176,9 +1182,9 @@ def connect(
             goes there by F-Stack's TCP, where the package was built with it.
         token: The server's token; it is never sent. `None` takes the environment variable INNET_TOKEN, where it is
             set and not empty; `""` is none in any case.
-        tables: Tables to make there, or one.
-        timeout: Seconds to wait for the server to listen and to answer; the log (`innet_drl`) names a server that is
-            waited for.
+        tables: Tables to make there, or one. With an actor's token they have to exist, as defined here.
+        timeout: Seconds to wait for the server to listen, to have room for another connection, and to answer; the log
+            (`innet_drl`) names a server that is waited for.
         tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
             needs it: the authorities that the system trusts are not asked.
         spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core. For clients
@@ -1190,8 +1196,8 @@ def connect(
             then it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
 
     Raises:
-        ConfigError: An invalid address, or one that does not match `tls_ca`.
-        ConnectError: No server answers at the address.
+        ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes.
+        ConnectError: No server answers at the address, or it is at its limit of connections until `timeout`.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
         VersionError: The server has another release.
     """

@@ -19,6 +19,7 @@ __all__ = [
     "EmptyError",
     "ExpiredError",
     "FencedError",
+    "ForbiddenError",
     "ForkError",
     "GradientError",
     "HaltedError",
@@ -104,6 +105,10 @@ class VersionError(ReplayError):
 
 class AuthenticationError(ReplayError, PermissionError):
     """A missing or wrong token, or a TLS handshake that failed."""
+
+
+class ForbiddenError(ReplayError, PermissionError):
+    """A request that the connection's token does not allow: it is an actor's or a learner's."""
 
 
 class ConnectError(ReplayError, ConnectionError):

@@ -35,6 +35,7 @@ pub enum ErrorCode {
     Io,
     Interrupted,
     Gradients,
+    Forbidden,
 }
 
 /// Every error of the workspace except errors of gradients. Messages name the fault and the remedy.
@@ -138,6 +139,14 @@ pub enum Error {
     /// A missing or wrong token, or a failed TLS handshake.
     #[error("authentication failed: {0}")]
     Authentication(String),
+    /// A request that the role of the client's token does not allow.
+    #[error("a connection with the {role} token may not {request}: connect with {allowed_by}")]
+    Forbidden {
+        role: &'static str,
+        request: &'static str,
+        /// The tokens that allow it, with the server's settings for them.
+        allowed_by: &'static str,
+    },
     /// An address without a server.
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect { address: String, source: io::Error },
@@ -281,6 +290,7 @@ impl Error {
             Error::Protocol(_) => ErrorCode::Protocol,
             Error::Version { .. } => ErrorCode::Version,
             Error::Authentication(_) => ErrorCode::Authentication,
+            Error::Forbidden { .. } => ErrorCode::Forbidden,
             Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
             Error::Disconnected { .. } => ErrorCode::Disconnected,
             Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,

@@ -16,7 +16,9 @@ use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
-use replay_wire::auth::Secret;
+use replay_wire::auth::{self, Secret};
+use replay_wire::handshake::Tokens;
+use replay_wire::role::Role;
 use size::{deserialize_bytes, machine_memory, parse_bytes};
 
 /// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
@@ -82,13 +84,26 @@ pub struct ServerConfig {
     /// Time in milliseconds for running requests to finish at a shutdown.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub drain_deadline_ms: u64,
-    /// Secret that clients have to know; it is never sent. Other users of this machine can read the flag in the process
-    /// list: prefer --token-file, or the environment variable INNET_TOKEN.
+    /// Secret of at least 16 bytes that clients have to know; it is never sent. It allows every request: the next two tokens
+    /// allow less. Other users of this machine can read the flag in the process list: prefer --token-file, or the
+    /// environment variable INNET_TOKEN.
     #[arg(long)]
     pub token: Option<Secret>,
     /// File with the token, an alternative to --token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Token of learners: it allows everything except emptying and dropping tables.
+    #[arg(long, value_name = "TOKEN")]
+    pub learner_token: Option<Secret>,
+    /// File with the token of learners, an alternative to --learner-token.
+    #[arg(long, value_name = "FILE")]
+    pub learner_token_file: Option<PathBuf>,
+    /// Token of actors: it allows writing with writers of their own, and reading definitions, parameters and statistics.
+    #[arg(long, value_name = "TOKEN")]
+    pub actor_token: Option<Secret>,
+    /// File with the token of actors, an alternative to --actor-token.
+    #[arg(long, value_name = "FILE")]
+    pub actor_token_file: Option<PathBuf>,
     /// Certificate chain for TLS, a PEM file; all TCP addresses then use TLS.
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -148,7 +163,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "N", default_value_t = 128 << 20)]
     pub gradients_job_bytes: usize,
     /// Parent server, innet://host:port, which adds up the sums of several servers: a job with more workers than join here
-    /// (its world) continues there as one stream. It needs this server's token.
+    /// (its world) continues there as one stream. This server connects with its own token, or else its learners'.
     #[arg(long, value_name = "ADDRESS")]
     pub parent: Option<Address>,
     /// For a parent at innets://: a PEM file with its certificate or its authority's.
@@ -201,6 +216,24 @@ pub(crate) fn read_token_file(path: &Path) -> Result<String> {
     }
 }
 
+/// One role's token.
+struct TokenSetting<'a> {
+    role: Role,
+    name: &'static str,
+    token: &'a Option<Secret>,
+    file: &'a Option<PathBuf>,
+}
+
+impl TokenSetting<'_> {
+    fn read(&self) -> Result<Option<String>> {
+        match (self.token, self.file) {
+            (Some(token), _) => Ok(Some(token.0.trim().to_owned())),
+            (None, Some(path)) => read_token_file(path).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
 impl ServerConfig {
     /// Smallest `max_frame_bytes`, enough for a handshake or an error.
     pub const MIN_FRAME_BYTES: u64 = 64 << 10;
@@ -218,26 +251,69 @@ impl ServerConfig {
         table.try_into().map_err(refuse)
     }
 
-    fn has_token(&self) -> bool {
-        self.token.is_some() || self.token_file.is_some()
+    /// Settings of the tokens, with their names.
+    fn token_settings(&self) -> [TokenSetting<'_>; 3] {
+        let setting = |role, name, token, file| TokenSetting {
+            role,
+            name,
+            token,
+            file,
+        };
+        [
+            setting(Role::Operator, "token", &self.token, &self.token_file),
+            setting(
+                Role::Learner,
+                "learner_token",
+                &self.learner_token,
+                &self.learner_token_file,
+            ),
+            setting(
+                Role::Actor,
+                "actor_token",
+                &self.actor_token,
+                &self.actor_token_file,
+            ),
+        ]
     }
 
-    /// The token, from the field or the file, without surrounding white space.
+    fn has_token(&self) -> bool {
+        let settings = self.token_settings();
+        settings
+            .iter()
+            .any(|setting| setting.token.is_some() || setting.file.is_some())
+    }
+
+    /// The tokens, from the fields or the files, without surrounding white space; the operator's first.
     ///
     /// # Errors
-    /// [`Error::Config`] when the file cannot be read or the token is empty.
-    pub fn read_token(&self) -> Result<Option<String>> {
-        let token = match (&self.token, &self.token_file) {
-            (Some(token), _) => token.0.trim().to_owned(),
-            (None, Some(path)) => read_token_file(path)?,
-            (None, None) => return Ok(None),
-        };
-        if token.is_empty() {
-            return refuse(
-                "the token is empty: use a long random one, for example from `openssl rand -hex 32`",
-            );
+    /// [`Error::Config`] when a file cannot be read, a token is too short, or two roles have the same one.
+    pub fn read_tokens(&self) -> Result<Tokens> {
+        let mut tokens = Tokens::new();
+        for setting in self.token_settings() {
+            let TokenSetting { role, name, .. } = setting;
+            let Some(token) = setting.read()? else {
+                continue;
+            };
+            auth::check_token(&token).map_err(|error| Error::Config(format!("{name}: {error}")))?;
+            if let Some((other, _)) = tokens.iter().find(|(_, one)| one.0 == token) {
+                return refuse(format!(
+                    "{name} is also the token of the role {}: give each role a token of its own",
+                    other.name()
+                ));
+            }
+            tokens.push((role, Secret(token)));
         }
-        Ok(Some(token))
+        Ok(tokens)
+    }
+
+    /// The token with which this server joins its parent: its operator's, or else its learners'.
+    ///
+    /// # Errors
+    /// Errors of [`Self::read_tokens`].
+    pub(crate) fn parent_token(&self) -> Result<Option<Secret>> {
+        let tokens = self.read_tokens()?;
+        let joins = |&(role, _): &(Role, Secret)| role >= Role::Learner;
+        Ok(tokens.into_iter().find(joins).map(|(_, token)| token))
     }
 
     /// Limits of the memory that `innet-replay serve` makes. The receive buffers have two frames: one for pushes, one for all
@@ -316,24 +392,51 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_trimmed_never_empty_and_never_shown() {
+    fn the_token_is_trimmed_never_short_and_never_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
-        fs::write(&path, "secret\n").unwrap();
+        fs::write(&path, "secret of the tests\n").unwrap();
         let config = |token: Option<&str>, file: Option<&PathBuf>| ServerConfig {
             token: token.map(|token| Secret(token.to_owned())),
             token_file: file.cloned(),
             ..ServerConfig::default()
         };
-        let from_file = config(None, Some(&path)).read_token().unwrap();
-        assert_eq!(from_file.as_deref(), Some("secret"));
-        assert_eq!(config(None, None).read_token().unwrap(), None);
-        assert!(config(Some(" "), None).read_token().is_err());
-        assert!(
-            config(None, Some(&"/nowhere/token".into()))
-                .read_token()
-                .is_err()
-        );
+        let from_file = config(None, Some(&path)).read_tokens().unwrap();
+        let secret = Secret("secret of the tests".into());
+        assert_eq!(from_file, [(Role::Operator, secret)]);
+        assert_eq!(config(None, None).read_tokens().unwrap(), []);
+        assert!(config(Some(" "), None).read_tokens().is_err());
+        let missing = config(None, Some(&"/nowhere/token".into())).read_tokens();
+        assert!(missing.is_err());
         assert!(!format!("{:?}", config(Some("hidden"), None)).contains("hidden"));
+    }
+
+    #[test]
+    fn each_role_has_a_token_of_its_own() {
+        let secret = |text: &str| Some(Secret(text.to_owned()));
+        let roles = ServerConfig {
+            learner_token: secret("token of learners"),
+            actor_token: secret("token of the actors"),
+            ..ServerConfig::default()
+        };
+        let parent = roles.parent_token().unwrap();
+        assert_eq!(parent, secret("token of learners"));
+        let read = roles.read_tokens().unwrap();
+        let read: Vec<Role> = read.iter().map(|(role, _)| *role).collect();
+        assert_eq!(read, [Role::Learner, Role::Actor]);
+        for (token, part) in [
+            ("token of learners", "role learner"),
+            ("short", "openssl rand"),
+        ] {
+            let same = ServerConfig {
+                actor_token: secret(token),
+                ..roles.clone()
+            };
+            let error = same.read_tokens().unwrap_err().to_string();
+            assert!(
+                error.contains("actor_token") && error.contains(part),
+                "{error}"
+            );
+        }
     }
 }

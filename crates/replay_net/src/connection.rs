@@ -31,7 +31,9 @@ use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_core::table::Turn;
+use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
+use replay_wire::role::Role;
 use replay_wire::{FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
@@ -116,15 +118,22 @@ struct Received {
 }
 
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down.
+    /// Serves `stream` until the client closes it or breaks the protocol, or the server shuts down. Over TLS, `channel_binding` is
+    /// the session's.
     ///
     /// # Errors
     /// The reason for the end, unless the client closed the connection between two frames.
-    pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(&self, stream: T) -> Result<()> {
+    pub async fn serve<T: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: T,
+        channel_binding: Option<ChannelBinding>,
+    ) -> Result<()> {
         let (read, mut write) = tokio::io::split(stream);
         let mut read = BufReader::with_capacity(READ_BUFFER, read);
         let mut frames = FrameReader::new(&mut read, FrameLimits::HANDSHAKE, self.peer);
-        let end = self.converse(&mut frames, &mut write).await;
+        let end = self
+            .converse(&mut frames, &mut write, channel_binding)
+            .await;
         let linger = async {
             let _ = write.shutdown().await;
             let _ = tokio::io::copy_buf(&mut read, &mut tokio::io::sink()).await;
@@ -145,29 +154,35 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         until(self.stack, self.stack.now() + LINGER, reply).await;
     }
 
-    async fn converse<R, W>(&self, frames: &mut FrameReader<R>, write: &mut W) -> Result<()>
+    async fn converse<R, W>(
+        &self,
+        frames: &mut FrameReader<R>,
+        write: &mut W,
+        channel_binding: Option<ChannelBinding>,
+    ) -> Result<()>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
         let mut phase = self.phase.clone();
+        let welcome = self.welcome(frames, write, channel_binding);
         let welcomed = tokio::select! {
             biased;
             () = reached(&mut phase, Phase::Draining) => return Err(self.context.end()),
-            welcomed = until(self.stack, self.handshake_deadline, self.welcome(frames, write)) => welcomed,
+            welcomed = until(self.stack, self.handshake_deadline, welcome) => welcomed,
         };
         let late = || Error::Deadline {
             waited_for: "the client did not finish the handshake (handshake_deadline_ms)"
                 .to_owned(),
         };
-        if !welcomed.ok_or_else(late)?? {
+        let Some(role) = welcomed.ok_or_else(late)?? else {
             return Ok(());
-        }
+        };
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         let (requests, incoming) = mpsc::channel(1);
         let (replies, outbox) = mpsc::unbounded_channel();
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies.clone()));
+            let mut answer = pin!(self.answer(incoming, replies.clone(), role));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
@@ -211,7 +226,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self.unread_until(replies, quota.reserve(bytes)).await;
+        let reservation = self.unread_until(replies, quota.reserve(header)).await;
         // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
@@ -259,6 +274,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         mut incoming: mpsc::Receiver<Result<Received>>,
         replies: ReplySender,
+        role: Role,
     ) -> Result<()> {
         let membership = Membership::new(&self.context.service, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
@@ -272,7 +288,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 received = incoming.recv() => match received {
                     None => return Ok(()),
                     Some(Ok(received)) => {
-                        let about_table = self.answer_about_table(&received);
+                        let about_table = self.answer_about_table(&received, role);
                         let answered = self.meanwhile(about_table, &mut waiting, &replies).await;
                         let mut turn = Turn::default();
                         let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut turn);
@@ -320,9 +336,17 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
     }
 
-    /// Answers a request about a table as a whole on another thread; `None` for other requests. The connection's later
-    /// requests are tried after it, in the order of their arrival.
-    async fn answer_about_table(&self, received: &Received) -> Option<Result<ReplyBody>> {
+    /// Answers a request that the role does not allow, and on another thread a request about a table as a whole; `None` for other
+    /// requests. The connection's later requests are tried after it, in the order of their arrival.
+    async fn answer_about_table(
+        &self,
+        received: &Received,
+        role: Role,
+    ) -> Option<Result<ReplyBody>> {
+        let refused = self.context.service.refuse(&received.request.body, role);
+        if refused.is_some() {
+            return refused;
+        }
         let tables = self.context.service.table_request(&received.request.body)?;
         let _turn = tables.turn().await;
         let (tables, request) = (Arc::clone(tables), received.request.body.clone());

@@ -54,9 +54,10 @@ impl ReceiveBudget {
         }
     }
 
-    /// Waits for `bytes`, at most the limit.
+    /// Waits for `bytes`, or for the limit if that is less.
     pub async fn reserve(&self, bytes: u32) -> ReceivePermit {
         let left = Arc::clone(&self.left);
+        let bytes = u32::try_from(self.limit).map_or(bytes, |limit| bytes.min(limit));
         left.acquire_many_owned(bytes)
             .await
             .expect("the semaphore is never closed")

@@ -25,6 +25,7 @@ use crate::stack::{Address, Stack, until};
 use crate::tls;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
+use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 
 use admission::Admission;
@@ -71,9 +72,9 @@ impl Server {
                 config.max_frame_bytes
             )));
         }
-        let token = config.read_token()?;
+        let tokens = config.read_tokens()?;
         let tls = acceptor(config)?.map(RwLock::new);
-        let handshake = Handshake::new(token, memory.incarnation(), config.max_frame_bytes);
+        let handshake = Handshake::new(tokens, memory.incarnation(), config.max_frame_bytes);
         Ok(Server {
             context: ServerContext {
                 service: Service::new(
@@ -96,17 +97,17 @@ impl Server {
         })
     }
 
-    /// Reads the files of `config` with the token and the certificate again, for new connections. After an error the server
-    /// keeps both.
+    /// Reads the files of `config` with the tokens and the certificate again, for new connections. After an error the server
+    /// keeps all of them.
     ///
     /// # Errors
     /// [`Error::Config`] names the file.
     pub fn reload(&self, config: &ServerConfig) -> Result<()> {
-        let token = config.read_token()?;
+        let tokens = config.read_tokens()?;
         if let (Some(current), Some(new)) = (&self.tls, acceptor(config)?) {
             *current.write().unwrap_or_else(PoisonError::into_inner) = new;
         }
-        self.context.handshake.set_token(token);
+        self.context.handshake.set_tokens(tokens);
         Ok(())
     }
 
@@ -252,7 +253,7 @@ impl Server {
         };
         let served = async {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {
-                return self.converse(&connection, stream).await;
+                return self.converse(&connection, stream, None).await;
             };
             let acceptor = current
                 .read()
@@ -260,7 +261,11 @@ impl Server {
                 .clone();
             let deadline = connection.handshake_deadline;
             match until(&stack, deadline, acceptor.accept(stream)).await {
-                Some(Ok(stream)) => self.converse(&connection, stream).await,
+                Some(Ok(stream)) => {
+                    let channel_binding = tls::channel_binding(stream.get_ref().1)?;
+                    self.converse(&connection, stream, Some(channel_binding))
+                        .await
+                }
                 Some(Err(error)) => Err(Error::Authentication(format!(
                     "TLS failed: {error}; clients connect to innets:// here"
                 ))),
@@ -290,6 +295,7 @@ impl Server {
         &self,
         connection: &ConnectionHandler<'_, S>,
         stream: T,
+        channel_binding: Option<ChannelBinding>,
     ) -> Result<()> {
         if let Some(reason) = connection.slot.refusal() {
             connection.refuse(stream, &reason).await;
@@ -297,7 +303,7 @@ impl Server {
         }
         let _open = self.context.service.counters.open();
         tracing::info!("connection opened");
-        connection.serve(stream).await
+        connection.serve(stream, channel_binding).await
     }
 }
 

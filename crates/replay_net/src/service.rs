@@ -19,6 +19,7 @@ use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::{Attempt, Table, Turn};
+use replay_wire::role::Role;
 use replay_wire::{RELEASE, ReplyBody, RequestBody};
 pub use tables::Tables;
 
@@ -132,6 +133,16 @@ impl Service {
     pub fn table_request(&self, request: &RequestBody) -> Option<&Arc<Tables>> {
         let handled = Tables::handles(request) && self.check_there_is_memory(request).is_ok();
         handled.then_some(&self.tables)
+    }
+
+    /// The answer to a request that a client of `role` may not make; `None` if it may. A table that exists as requested needs
+    /// nothing, so programs of actors may name their tables as learners do.
+    pub fn refuse(&self, request: &RequestBody, role: Role) -> Option<Result<ReplyBody>> {
+        let forbidden = role.check(request).err()?;
+        Some(match request {
+            RequestBody::CreateTable(config) => self.tables.find(config).unwrap_or(Err(forbidden)),
+            _ => Err(forbidden),
+        })
     }
 
     /// Bytes that the reply to a request copies or keeps, estimated before it is made.

@@ -1,14 +1,29 @@
-//! The server's side of TLS, from PEM files with rustls.
+//! The server's side of TLS, from PEM files with rustls, and what both sides share. TLS is 1.3: keying material of earlier versions
+//! may be equal in two sessions.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::ServerConfig;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ConnectionCommon, ServerConfig, SupportedProtocolVersion};
 use tokio_rustls::TlsAcceptor;
 
 use replay_core::error::{Error, Result};
+use replay_wire::auth::{CHANNEL_BINDING_LABEL, ChannelBinding};
+
+/// The accepted versions.
+pub(crate) const VERSIONS: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS13];
+
+/// Keying material of a session after its handshake, for proofs.
+///
+/// # Errors
+/// [`Error::Internal`] before the end of the handshake.
+pub(crate) fn channel_binding<Side>(session: &ConnectionCommon<Side>) -> Result<ChannelBinding> {
+    session
+        .export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(&[]))
+        .map_err(|error| Error::Internal(format!("TLS exports no keying material: {error}")))
+}
 
 /// The certificates of a PEM file, at least one. Errors name the configuration's `field`.
 ///
@@ -50,7 +65,7 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
     // An explicit provider, independent of the process's default.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&VERSIONS)
         .map_err(refused)?
         .with_no_client_auth()
         .with_single_cert(chain, private)

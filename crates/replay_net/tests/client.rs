@@ -125,10 +125,10 @@ fn every_call_works_over_a_unix_socket_with_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("unix://{}/replay.sock", folder.path().display());
     let server = serve(&[&address], |config| {
-        config.token = Some(Secret("secret".into()))
+        config.token = Some(Secret("secret of the tests".into()))
     });
     let options = ConnectOptions {
-        token: Some(Secret("secret".into())),
+        token: Some(Secret("secret of the tests".into())),
         ..ConnectOptions::default()
     };
     exercise(&connect(&server.addresses()[0], options).unwrap());
@@ -227,7 +227,7 @@ fn a_client_without_tls_is_told_of_a_server_with_it() {
 #[test]
 fn tokens_are_checked_at_both_ends() {
     let with = serve(&[&any_port("innet")], |config| {
-        config.token = Some(Secret("secret".into()));
+        config.token = Some(Secret("secret of the tests".into()));
     });
     let without = serve(&[&any_port("innet")], |_| {});
     let attempt = |server: &replay_net::server::RunningServer, token: Option<&str>| {
@@ -237,12 +237,12 @@ fn tokens_are_checked_at_both_ends() {
         };
         connect(&server.addresses()[0], options).map(drop)
     };
-    attempt(&with, Some("secret")).unwrap();
+    attempt(&with, Some("secret of the tests")).unwrap();
     attempt(&without, None).unwrap();
     for refused in [
         attempt(&with, None),
-        attempt(&with, Some("wrong")),
-        attempt(&without, Some("secret")),
+        attempt(&with, Some("some other secret")),
+        attempt(&without, Some("secret of the tests")),
     ] {
         let error = refused.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Authentication, "{error}");

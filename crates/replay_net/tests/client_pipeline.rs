@@ -1,12 +1,14 @@
 //! The client's side of a connection against a server that a test plays, frame by frame, in memory.
 
+use std::cell::Cell;
+
 use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_net::client::pipeline::RequestPipeline;
 use replay_net::framing::{FrameReader, write_frame};
-use replay_wire::auth::{self, Role};
+use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::*;
 
 fn block_on<F: Future>(future: F) -> F::Output {
@@ -70,16 +72,16 @@ fn open_challenge() -> Challenge {
         incarnation: 77,
         nonce: [9; 32],
         token_needed: false,
-        proof: None,
         max_frame_bytes: 4096,
     }
 }
 
-/// A handshake with `token` against a server that challenges so and welcomes everybody; with what the client
+/// A handshake with `token` against a server that challenges so and welcomes everybody with a proof; with what the client
 /// proved.
 fn handshake(
     token: Option<&str>,
     challenge: impl FnOnce([u8; 32]) -> Challenge,
+    server_proof: impl Fn() -> Option<[u8; 32]>,
 ) -> (Result<u64>, Option<[u8; 32]>) {
     block_on(async {
         let (stream, mut server) = pipes();
@@ -92,65 +94,84 @@ fn handshake(
                 panic!("{request:?} comes after the challenge");
             };
             proved = proof;
-            server.reply(request.id, ReplyBody::Welcome).await;
+            let welcome = ReplyBody::Welcome(server_proof());
+            server.reply(request.id, welcome).await;
             std::future::pending().await
         };
         let incarnation = tokio::select! {
-            incarnation = pipeline.handshake(token) => incarnation,
+            incarnation = pipeline.handshake(token, BINDING) => incarnation,
             () = serve => unreachable!(),
         };
         (incarnation, proved)
     })
 }
 
-fn with_token(token: &str, client_nonce: [u8; 32]) -> Challenge {
+const TOKEN: &str = "secret of the tests";
+const BINDING: Option<auth::ChannelBinding> = Some([5; 32]);
+
+fn needs_token() -> Challenge {
     Challenge {
         token_needed: true,
-        proof: Some(auth::proof(token, Role::Server, &client_nonce, &[9; 32])),
         ..open_challenge()
+    }
+}
+
+fn transcript(client_nonce: [u8; 32], channel_binding: Option<[u8; 32]>) -> Transcript {
+    Transcript {
+        client_nonce,
+        server_nonce: [9; 32],
+        channel_binding,
     }
 }
 
 #[test]
 fn without_a_token_nothing_is_proved() {
-    let (incarnation, proof) = handshake(None, |_| open_challenge());
+    let (incarnation, proof) = handshake(None, |_| open_challenge(), || None);
     assert_eq!(incarnation.unwrap(), 77);
     assert_eq!(proof, None);
 }
 
 #[test]
-fn both_ends_prove_that_they_know_the_token() {
-    let mut nonce = [0; 32];
-    let (incarnation, proof) = handshake(Some("secret"), |client| {
-        nonce = client;
-        with_token("secret", client)
-    });
-    assert_eq!(incarnation.unwrap(), 77);
-    assert!(auth::verify(
-        "secret",
-        Role::Client,
-        &nonce,
-        &[9; 32],
-        &proof.unwrap()
-    ));
+fn both_ends_prove_that_they_know_the_token_on_this_tls_session() {
+    let cases = [
+        (TOKEN, BINDING, true),
+        (TOKEN, None, false),
+        ("another one", BINDING, false),
+    ];
+    for (token, binding, right) in cases {
+        let nonce = Cell::new([0; 32]);
+        let challenge = |client| {
+            nonce.set(client);
+            needs_token()
+        };
+        let server_proof = || {
+            let transcript = transcript(nonce.get(), binding);
+            Some(auth::proof(token, Side::Server, &transcript))
+        };
+        let (incarnation, proof) = handshake(Some(TOKEN), challenge, server_proof);
+        let here = transcript(nonce.get(), BINDING);
+        assert!(auth::verify(TOKEN, Side::Client, &here, &proof.unwrap()));
+        match incarnation {
+            Ok(incarnation) => assert_eq!((incarnation, right), (77, true)),
+            Err(error) => {
+                assert_eq!((error.code(), right), (ErrorCode::Authentication, false));
+                assert!(error.to_string().contains("did not prove"), "{error}");
+            }
+        }
+    }
 }
 
 #[test]
-fn a_token_is_not_proved_to_a_server_that_does_not_know_it() {
+fn nothing_is_proved_to_a_server_that_needs_no_token_or_when_there_is_none() {
     for (token, challenge, reason) in [
         (
             None,
-            with_token as fn(&str, [u8; 32]) -> Challenge,
+            needs_token(),
             "pass one, or set the environment variable INNET_TOKEN",
         ),
-        (Some("other"), with_token, "another token"),
-        (
-            Some("secret"),
-            |_, _| open_challenge(),
-            "did not prove that it knows the token",
-        ),
+        (Some(TOKEN), open_challenge(), "asks for no token"),
     ] {
-        let (result, proof) = handshake(token, |nonce| challenge("secret", nonce));
+        let (result, proof) = handshake(token, |_| challenge, || None);
         let error = result.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Authentication, "{error}");
         assert!(error.to_string().contains(reason), "{error}");
@@ -159,11 +180,37 @@ fn a_token_is_not_proved_to_a_server_that_does_not_know_it() {
 }
 
 #[test]
+fn a_long_frame_before_the_servers_proof_is_refused() {
+    for at_the_challenge in [true, false] {
+        let error = block_on(async {
+            let (stream, mut server) = pipes();
+            let mut pipeline =
+                RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
+            let serve = async {
+                match at_the_challenge {
+                    true => drop(server.request().await),
+                    false => drop(server.challenge(|_| open_challenge()).await),
+                }
+                let header = [8u32.to_le_bytes(), (1u32 << 20).to_le_bytes()].concat();
+                server.write.write_all(&header).await.unwrap();
+                std::future::pending().await
+            };
+            tokio::select! {
+                incarnation = pipeline.handshake(None, None) => incarnation.unwrap_err(),
+                () = serve => unreachable!(),
+            }
+        });
+        assert_eq!(error.code(), ErrorCode::TooLarge, "{error}");
+    }
+}
+
+#[test]
 fn another_protocol_version_is_an_error_that_names_both() {
-    let (result, _) = handshake(None, |_| Challenge {
+    let challenge = |_| Challenge {
         protocol: 8,
         ..open_challenge()
-    });
+    };
+    let (result, _) = handshake(None, challenge, || None);
     let error = result.unwrap_err().to_string();
     for part in ["8", "9.9.9", &PROTOCOL.to_string(), RELEASE] {
         assert!(error.contains(part), "{part} is missing: {error}");
@@ -180,14 +227,21 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
         };
         let mut pipeline = RequestPipeline::new(stream, limits, "the server".into());
         let serve = async {
+            let authenticate = server.challenge(|_| open_challenge()).await;
+            let welcome = ReplyBody::Welcome(None);
+            server.reply(authenticate.id, welcome).await;
             let request = server.request().await;
             answer(&mut server, request.id).await;
             // Hangs up.
             drop(server);
             std::future::pending().await
         };
+        let ask = async {
+            pipeline.handshake(None, None).await.unwrap();
+            pipeline.call(0, RequestBody::Stats).await
+        };
         tokio::select! {
-            reply = pipeline.call(0, RequestBody::Stats) => reply,
+            reply = ask => reply,
             () = serve => unreachable!(),
         }
     })
@@ -287,11 +341,11 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             let request = server.challenge(|_| open_challenge()).await;
-            server.reply(request.id, ReplyBody::Welcome).await;
+            server.reply(request.id, ReplyBody::Welcome(None)).await;
             server.request().await
         };
         let ask = async {
-            pipeline.handshake(None).await.unwrap();
+            pipeline.handshake(None, None).await.unwrap();
             let bytes = Bytes::from(vec![0; 4096]);
             let put = RequestBody::PutParameters {
                 name: "p".into(),

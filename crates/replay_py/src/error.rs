@@ -32,6 +32,7 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Closed => "ClosedError",
         ErrorCode::Io => "StorageError",
         ErrorCode::Gradients => "GradientError",
+        ErrorCode::Forbidden => "ForbiddenError",
         // `wait::blocking` raises the pending KeyboardInterrupt in place of Interrupted.
         ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
     }

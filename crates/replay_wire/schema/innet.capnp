@@ -14,7 +14,18 @@
 #
 # A connection starts with Request.hello. The server answers with Reply.challenge, the client
 # sends Request.authenticate, and the server answers with Reply.welcome; any other request
-# before the welcome ends the connection. Later requests may be pipelined: each carries an id,
+# before the welcome ends the connection. Until the welcome a frame has at most 64 KiB in either
+# direction.
+#
+# A proof is HMAC-SHA256(token, side + client nonce + server nonce + channel binding), in which
+#
+#   side              "innet client" or "innet server": the end that proves
+#   channel binding   over TLS, which is 1.3, 32 bytes of exported keying material with the label
+#                     "EXPORTER-Channel-Binding" and an empty context (RFC 9266); without TLS, nothing
+#
+# The client proves first. A server has a token for each role that it serves, and the token that the
+# client's proof fits is the connection's role: a request that the role does not allow is answered
+# with the error `forbidden`. The server's proof is made with the same token. Later requests may be pipelined: each carries an id,
 # and its reply carries the same id. Replies may come in another order than the requests.
 #
 # Chunk: consecutive steps of one stream, in a payload as
@@ -79,7 +90,7 @@ struct Reply {
   union {
     error @1 :Error;
     challenge @2 :Challenge;
-    welcome @3 :Void;
+    welcome @3 :Welcome;
     done @4 :Void;
     # createTable, emptyTable, dropTable, closeWriter
     table @5 :TableConfig;
@@ -129,6 +140,7 @@ enum ErrorCode {
   io @21;
   interrupted @22;
   gradients @23;
+  forbidden @24;
 }
 
 struct Error {
@@ -152,15 +164,18 @@ struct Challenge {
   nonce @3 :Data;
   # 32 random bytes
   tokenNeeded @4 :Bool;
-  proof @5 :Data;
-  # HMAC-SHA256(token, "innet server" + client nonce + server nonce); empty without a token
-  maxFrameBytes @6 :UInt64;
+  maxFrameBytes @5 :UInt64;
   # the server's limit on one frame
 }
 
 struct Authenticate {
   proof @0 :Data;
-  # HMAC-SHA256(token, "innet client" + client nonce + server nonce); empty without a token
+  # the client's; empty without a token
+}
+
+struct Welcome {
+  proof @0 :Data;
+  # the server's; empty without a token
 }
 
 enum Dtype {

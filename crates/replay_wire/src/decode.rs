@@ -7,7 +7,7 @@ use capnp::Word;
 use capnp::message::{Reader, ReaderOptions};
 use capnp::serialize::BufferSegments;
 
-use super::fields::{Field, Message, malformed, read, read_list, unknown};
+use super::fields::{Field, Message, Room, malformed, read, read_list, unknown};
 use super::frame::Frame;
 use super::innet_capnp as wire;
 use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
@@ -18,19 +18,27 @@ use replay_core::replay::{
 };
 use replay_core::schema::TableConfig;
 
+/// Memory for the lists of structs in a request, besides the bytes of its control message. Chunks and items are as long decoded as
+/// encoded; the columns of a table are longer.
+const SMALL_LISTS: usize = 16 << 10;
+
+/// Bytes of lists of structs in a reply for each byte of its control message: a list of tables takes one and a half.
+const REPLY_LISTS: usize = 3;
+
 /// Nesting limit; the deepest message is request, table, columns, column, shape.
 const NESTING: i32 = 16;
 
 /// The request in a frame.
 ///
 /// # Errors
-/// [`Error::Protocol`] for anything but a request. Memory is bounded by a small multiple of the frame, since pointers to
-/// the same target are read at most twice.
+/// [`Error::Protocol`] for anything but a request, and for one that takes much more memory than its frame: its control message,
+/// decoded, takes at most twice as much as encoded, and 16 KiB.
 pub fn decode_request(frame: Frame) -> Result<Request> {
     let message = reader(&frame)?;
     let root: wire::request::Reader<'_> = message.get_root().map_err(malformed)?;
     let mut payload = Some(frame.payload.clone());
-    let body = request_body(root, &mut payload)?;
+    let room = Room::new(frame.control_bytes() + SMALL_LISTS);
+    let body = request_body(root, &mut payload, &room)?;
     refuse_unused(payload)?;
     Ok(Request {
         id: root.get_id(),
@@ -47,7 +55,8 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
     let message = reader(&frame)?;
     let root: wire::reply::Reader<'_> = message.get_root().map_err(malformed)?;
     let mut payload = Some(frame.payload.clone());
-    let body = reply_body(root, &mut payload)?;
+    let room = Room::new(REPLY_LISTS * frame.control_bytes());
+    let body = reply_body(root, &mut payload, &room)?;
     refuse_unused(payload)?;
     Ok(Reply {
         id: root.get_id(),
@@ -61,13 +70,15 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
 /// [`Error::Protocol`] for anything else.
 pub fn decode_table(bytes: &[u8]) -> Result<TableConfig> {
     let frame = Frame::new(bytes, Bytes::new());
-    TableConfig::read(reader(&frame)?.get_root().map_err(malformed)?)
+    let room = Room::new(REPLY_LISTS * frame.control_bytes());
+    TableConfig::read(reader(&frame)?.get_root().map_err(malformed)?, &room)
 }
 
 fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
     let options = ReaderOptions {
-        // Each word of a well-formed message is read once; every element of a list counts.
-        traversal_limit_in_words: Some(2 * frame.control.len() + 64),
+        // Each word of a well-formed message is read once, so texts and numbers take no more than the message; every element of
+        // a list counts.
+        traversal_limit_in_words: Some(frame.control.len() + 64),
         nesting_limit: NESTING,
     };
     let bytes = Word::words_to_bytes(&frame.control);
@@ -78,25 +89,28 @@ fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
 fn request_body(
     root: wire::request::Reader<'_>,
     payload: &mut Option<Bytes>,
+    room: &Room,
 ) -> Result<RequestBody> {
     use wire::request::Which;
     Ok(match root.which().map_err(unknown)? {
-        Which::Hello(hello) => RequestBody::Hello(read(hello)?),
+        Which::Hello(hello) => RequestBody::Hello(read(hello, room)?),
         Which::Authenticate(authenticate) => {
             RequestBody::Authenticate(Field::read(authenticate.map_err(malformed)?.get_proof())?)
         }
-        Which::CreateTable(config) => RequestBody::CreateTable(read(config)?),
+        Which::CreateTable(config) => RequestBody::CreateTable(read(config, room)?),
         Which::DescribeTable(name) => RequestBody::DescribeTable(Field::read(name)?),
         Which::EmptyTable(name) => RequestBody::EmptyTable(Field::read(name)?),
         Which::DropTable(name) => RequestBody::DropTable(Field::read(name)?),
         Which::OpenWriter(open) => {
             let open = open.map_err(malformed)?;
             RequestBody::OpenWriter {
-                open: OpenWriter::read(open)?,
+                open: OpenWriter::read(open, room)?,
                 resume: open.get_resume(),
             }
         }
-        Which::Push(push) => RequestBody::Push(self::push(push.map_err(malformed)?, payload)?),
+        Which::Push(push) => {
+            RequestBody::Push(self::push(push.map_err(malformed)?, payload, room)?)
+        }
         Which::Sample(sample) => {
             let sample = sample.map_err(malformed)?;
             RequestBody::Sample(SampleRequest {
@@ -158,13 +172,17 @@ fn request_body(
             let join = join.map_err(malformed)?;
             RequestBody::JoinGradients {
                 below: (join.get_below() > 0).then(|| join.get_below()),
-                job: self::join(join)?,
+                job: self::join(join, room)?,
             }
         }
     })
 }
 
-fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Result<ReplyBody> {
+fn reply_body(
+    root: wire::reply::Reader<'_>,
+    payload: &mut Option<Bytes>,
+    room: &Room,
+) -> Result<ReplyBody> {
     use wire::reply::Which;
     Ok(match root.which().map_err(unknown)? {
         Which::Error(error) => {
@@ -175,19 +193,21 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
                 message: Field::read(error.get_message())?,
             }
         }
-        Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge)?),
-        Which::Welcome(()) => ReplyBody::Welcome,
+        Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge, room)?),
+        Which::Welcome(welcome) => {
+            ReplyBody::Welcome(Field::read(welcome.map_err(malformed)?.get_proof())?)
+        }
         Which::Waiting(()) => ReplyBody::Waiting,
         Which::Done(()) => ReplyBody::Done,
-        Which::Table(config) => ReplyBody::Table(read(config)?),
-        Which::Writer(opened) => ReplyBody::Writer(read(opened)?),
+        Which::Table(config) => ReplyBody::Table(read(config, room)?),
+        Which::Writer(opened) => ReplyBody::Writer(read(opened, room)?),
         Which::Pushed(pushed) => ReplyBody::Pushed {
             steps: pushed.map_err(malformed)?.get_steps(),
         },
         Which::Sampled(sampled) => {
             ReplyBody::Sampled(self::sampled(sampled.map_err(malformed)?, payload)?)
         }
-        Which::Updated(updated) => ReplyBody::Updated(read(updated)?),
+        Which::Updated(updated) => ReplyBody::Updated(read(updated, room)?),
         Which::Corrupt(writer) => {
             let writer = String::read(writer)?;
             ReplyBody::Corrupt((!writer.is_empty()).then_some(writer))
@@ -200,20 +220,22 @@ fn reply_body(root: wire::reply::Reader<'_>, payload: &mut Option<Bytes>) -> Res
             }))
         }
         Which::Stats(json) => ReplyBody::Stats(Field::read(json)?),
-        Which::Listing(listing) => ReplyBody::Listing(read(listing)?),
-        Which::Gradients(joined) => ReplyBody::Gradients(self::joined(joined.map_err(malformed)?)?),
+        Which::Listing(listing) => ReplyBody::Listing(read(listing, room)?),
+        Which::Gradients(joined) => {
+            ReplyBody::Gradients(self::joined(joined.map_err(malformed)?, room)?)
+        }
     })
 }
 
-fn push(push: wire::push::Reader<'_>, payload: &mut Option<Bytes>) -> Result<Push> {
+fn push(push: wire::push::Reader<'_>, payload: &mut Option<Bytes>, room: &Room) -> Result<Push> {
     Ok(Push {
         table: Field::read(push.get_table())?,
         writer: push.get_writer(),
         epoch: push.get_epoch(),
         sequence: push.get_sequence(),
         body: PushBody {
-            chunks: read_list(push.get_chunks())?,
-            items: read_list(push.get_items())?,
+            chunks: read_list(push.get_chunks(), room)?,
+            items: read_list(push.get_items(), room)?,
             payload: payload.take().unwrap_or_default(),
         },
     })
@@ -268,7 +290,7 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
     })
 }
 
-fn join(join: wire::join_gradients::Reader<'_>) -> Result<JoinJob> {
+fn join(join: wire::join_gradients::Reader<'_>, room: &Room) -> Result<JoinJob> {
     Ok(JoinJob {
         job: Field::read(join.get_job())?,
         worker: join.get_worker(),
@@ -280,12 +302,12 @@ fn join(join: wire::join_gradients::Reader<'_>) -> Result<JoinJob> {
         deadline: Duration::from_millis(join.get_deadline_ms().into()),
         asynchronous: match join.get_values() {
             0 => None,
-            _ => Some(Asynchronous::read(join)?),
+            _ => Some(Asynchronous::read(join, room)?),
         },
     })
 }
 
-fn joined(joined: wire::gradients_joined::Reader<'_>) -> Result<GradientsJoined> {
+fn joined(joined: wire::gradients_joined::Reader<'_>, room: &Room) -> Result<GradientsJoined> {
     let address = String::read(joined.get_address())?;
     let address = address.parse().map_err(|error| {
         Error::Protocol(format!(
@@ -297,7 +319,7 @@ fn joined(joined: wire::gradients_joined::Reader<'_>) -> Result<GradientsJoined>
     }
     Ok(GradientsJoined {
         address,
-        ticket: Ticket::read(joined)?,
+        ticket: Ticket::read(joined, room)?,
     })
 }
 

@@ -117,7 +117,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
             out.set_message(&message);
         }
         ReplyBody::Challenge(challenge) => challenge.write(root.init_challenge())?,
-        ReplyBody::Welcome => root.set_welcome(()),
+        ReplyBody::Welcome(proof) => root.init_welcome().set_proof(proof.write()?),
         ReplyBody::Waiting => root.set_waiting(()),
         ReplyBody::Done => root.set_done(()),
         ReplyBody::Table(config) => config.write(root.init_table())?,

@@ -1,6 +1,8 @@
 //! Mapping between structs and enums of this workspace and the schema, for reading and writing. One list below has each pair whose field or
 //! variant names are equal on both sides. A variant that is missing on one side does not compile.
 
+use std::cell::Cell;
+
 use capnp::traits::OwnedStruct;
 use capnp::{NotInSchema, data, struct_list, text};
 use pastey::paste;
@@ -29,11 +31,30 @@ pub trait Field: Sized {
     fn write(&self) -> Result<Self::Written<'_>>;
 }
 
+/// Memory that the lists of structs in a message may still take. Elements may have no bytes in the message, so that its length
+/// alone bounds them badly.
+pub struct Room(Cell<usize>);
+
+impl Room {
+    /// Room for a message's lists of `bytes`.
+    pub fn new(bytes: usize) -> Self {
+        Room(Cell::new(bytes))
+    }
+
+    fn take(&self, bytes: usize) -> Result<()> {
+        let left = self.0.get().checked_sub(bytes).ok_or_else(|| {
+            Error::Protocol("a message whose lists are much longer decoded than encoded".into())
+        })?;
+        self.0.set(left);
+        Ok(())
+    }
+}
+
 /// A struct of the schema.
 pub trait Message: Sized {
     type Struct: OwnedStruct;
 
-    fn read(from: Reader<'_, Self>) -> Result<Self>;
+    fn read(from: Reader<'_, Self>, room: &Room) -> Result<Self>;
 
     fn write(&self, out: <Self::Struct as OwnedStruct>::Builder<'_>) -> Result<()>;
 }
@@ -81,7 +102,7 @@ same_variants!(Arithmetic: Float Fixed);
 same_variants!(ErrorCode:
     Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
     Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
-    Gradients);
+    Gradients Forbidden);
 
 /// Fields by name; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {
@@ -92,10 +113,11 @@ macro_rules! same_fields {
         impl Message for $type {
             type Struct = wire::$message::Owned;
 
-            fn read(from: wire::$message::Reader<'_>) -> Result<Self> {
+            #[allow(unused_variables, reason = "only messages with lists need room")]
+            fn read(from: wire::$message::Reader<'_>, room: &Room) -> Result<Self> {
                 Ok($type {
                     $($field: Field::read(from.[<get_ $field>]())?,)*
-                    $($($list: read_list(from.[<get_ $list>]())?,)+)?
+                    $($($list: read_list(from.[<get_ $list>](), room)?,)+)?
                 })
             }
 
@@ -113,7 +135,7 @@ macro_rules! same_fields {
 
 same_fields! {
     hello: Hello { protocol, release, nonce }
-    challenge: Challenge { protocol, release, incarnation, nonce, token_needed, proof, max_frame_bytes }
+    challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
     table_config: TableConfig {
         name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, max_times_sampled,
         min_size, samples_per_insert, slack; columns: "the columns of a table"
@@ -133,7 +155,7 @@ same_fields! {
 impl Message for Column {
     type Struct = wire::column::Owned;
 
-    fn read(from: wire::column::Reader<'_>) -> Result<Self> {
+    fn read(from: wire::column::Reader<'_>, _room: &Room) -> Result<Self> {
         let name = String::read(from.get_name())?;
         let codec = from.get_codec().map_err(|codec| {
             Error::Protocol(format!(
@@ -248,18 +270,20 @@ impl Field for Option<f32> {
 }
 
 /// A struct behind a pointer.
-pub fn read<T: Message>(reader: capnp::Result<Reader<'_, T>>) -> Result<T> {
-    T::read(reader.map_err(malformed)?)
+pub fn read<T: Message>(reader: capnp::Result<Reader<'_, T>>, room: &Room) -> Result<T> {
+    T::read(reader.map_err(malformed)?, room)
 }
 
 pub fn read_list<T: Message>(
     list: capnp::Result<struct_list::Reader<'_, T::Struct>>,
+    room: &Room,
 ) -> Result<Vec<T>> {
     let list = list.map_err(malformed)?;
-    // The traversal limit bounds the length. Collecting results would not allocate once.
+    room.take(list.len() as usize * size_of::<T>())?;
+    // Collecting results would not allocate once.
     let mut values = Vec::with_capacity(list.len() as usize);
     for item in list {
-        values.push(T::read(item)?);
+        values.push(T::read(item, room)?);
     }
     Ok(values)
 }

@@ -103,6 +103,11 @@ impl Header {
     pub fn frame_bytes(&self) -> u64 {
         u64::from(self.control) + u64::from(self.payload)
     }
+
+    /// Memory for the frame and its decoded request, which shares the payload: see [`super::decode_request`].
+    pub fn memory_bytes(&self) -> u64 {
+        2 * u64::from(self.control) + u64::from(self.payload)
+    }
 }
 
 /// A received frame.
@@ -123,6 +128,11 @@ impl Frame {
             control: words,
             payload,
         }
+    }
+
+    /// Bytes of the control message.
+    pub(super) fn control_bytes(&self) -> usize {
+        Word::words_to_bytes(&self.control).len()
     }
 }
 

@@ -1,9 +1,10 @@
 //! The server's side of the handshake, without I/O: hello, challenge, authenticate, welcome. Both ends compare versions and
-//! prove that they know the token.
+//! prove that they know a token, the client first.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::auth::{self, Role};
+use crate::auth::{self, ChannelBinding, Secret, Side, Transcript};
+use crate::role::Role;
 use crate::{Challenge, Hello, PROTOCOL, RELEASE};
 use replay_core::error::{Error, Result};
 
@@ -16,48 +17,61 @@ pub fn printable_release(release: &str) -> String {
     start.flat_map(char::escape_debug).collect()
 }
 
+/// Tokens of a server, one for each role that it serves. Without any, every client is an operator.
+pub type Tokens = Vec<(Role, Secret)>;
+
 /// A server's part of every handshake.
 pub struct Handshake {
-    token: RwLock<Option<Arc<str>>>,
+    tokens: RwLock<Arc<Tokens>>,
     incarnation: u64,
     max_frame_bytes: u64,
 }
 
-/// Token and nonces of a challenge, to check the client's answer.
+/// A challenge, to check the client's answer.
 pub struct Challenged {
-    token: Option<Arc<str>>,
-    client_nonce: [u8; 32],
-    server_nonce: [u8; 32],
+    tokens: Arc<Tokens>,
+    transcript: Transcript,
+}
+
+/// A client whose proof was right.
+pub struct Authenticated {
+    /// The role of its token.
+    pub role: Role,
+    /// The server's proof, `None` without a token.
+    pub proof: Option<[u8; 32]>,
 }
 
 impl Challenged {
     /// Whether the client needs a token.
     pub fn needs_token(&self) -> bool {
-        self.token.is_some()
+        !self.tokens.is_empty()
     }
 }
 
 impl Handshake {
-    /// Handshakes of a server; without a token every client is accepted.
-    pub fn new(token: Option<String>, incarnation: u64, max_frame_bytes: u64) -> Self {
+    /// Handshakes of a server.
+    pub fn new(tokens: Tokens, incarnation: u64, max_frame_bytes: u64) -> Self {
         Handshake {
-            token: RwLock::new(token.map(Arc::from)),
+            tokens: RwLock::new(Arc::new(tokens)),
             incarnation,
             max_frame_bytes,
         }
     }
 
-    /// Sets the token of challenges from now on.
-    pub fn set_token(&self, token: Option<String>) {
-        let mut current = self.token.write().unwrap_or_else(PoisonError::into_inner);
-        *current = token.map(Arc::from);
+    /// Sets the tokens of challenges from now on.
+    pub fn set_tokens(&self, tokens: Tokens) {
+        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
     }
 
-    /// The reply to a hello, and the nonces for [`Handshake::authenticate`].
+    /// The reply to a hello on the TLS session of `channel_binding`, and the state for [`Handshake::authenticate`].
     ///
     /// # Errors
     /// [`Error::Version`] for a client of another protocol.
-    pub fn challenge(&self, hello: &Hello) -> Result<(Challenge, Challenged)> {
+    pub fn challenge(
+        &self,
+        hello: &Hello,
+        channel_binding: Option<ChannelBinding>,
+    ) -> Result<(Challenge, Challenged)> {
         if hello.protocol != PROTOCOL {
             return Err(Error::Version {
                 server: PROTOCOL,
@@ -66,54 +80,61 @@ impl Handshake {
                 client_release: printable_release(&hello.release),
             });
         }
-        let token = self.token.read().unwrap_or_else(PoisonError::into_inner);
-        let token = token.clone();
-        let server_nonce = auth::nonce()?;
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        let challenged = Challenged {
+            tokens: Arc::clone(&tokens),
+            transcript: Transcript {
+                client_nonce: hello.nonce,
+                server_nonce: auth::nonce()?,
+                channel_binding,
+            },
+        };
         let challenge = Challenge {
             protocol: PROTOCOL,
             release: RELEASE.to_owned(),
             incarnation: self.incarnation,
-            nonce: server_nonce,
-            token_needed: token.is_some(),
-            proof: token
-                .as_deref()
-                .map(|token| auth::proof(token, Role::Server, &hello.nonce, &server_nonce)),
+            nonce: challenged.transcript.server_nonce,
+            token_needed: challenged.needs_token(),
             max_frame_bytes: self.max_frame_bytes,
-        };
-        let challenged = Challenged {
-            token,
-            client_nonce: hello.nonce,
-            server_nonce,
         };
         Ok((challenge, challenged))
     }
 
-    /// Checks the client's proof.
+    /// Checks the client's proof. The token that it fits is the client's role.
     ///
     /// # Errors
     /// [`Error::Authentication`] when it is missing or wrong.
-    pub fn authenticate(&self, challenged: &Challenged, proof: Option<[u8; 32]>) -> Result<()> {
-        let Challenged {
-            token: Some(token),
-            client_nonce,
-            server_nonce,
-        } = challenged
-        else {
-            return Ok(());
-        };
+    pub fn authenticate(
+        &self,
+        challenged: &Challenged,
+        proof: Option<[u8; 32]>,
+    ) -> Result<Authenticated> {
+        if !challenged.needs_token() {
+            return Ok(Authenticated {
+                role: Role::Operator,
+                proof: None,
+            });
+        }
         let refuse = |reason: &str| Err(Error::Authentication(reason.to_owned()));
-        match proof {
-            None => refuse(
+        let Some(proof) = proof else {
+            return refuse(
                 "this server asks for a token, and the client gave none: pass one, or set the environment variable INNET_TOKEN",
+            );
+        };
+        let transcript = &challenged.transcript;
+        let proved =
+            |(_, token): &&(Role, Secret)| auth::verify(&token.0, Side::Client, transcript, &proof);
+        match challenged.tokens.iter().find(proved) {
+            Some((role, token)) => Ok(Authenticated {
+                role: *role,
+                proof: Some(auth::proof(&token.0, Side::Server, transcript)),
+            }),
+            None if transcript.channel_binding.is_some() => refuse(
+                "the server has another token than the client, or TLS ends at a relay between them: use a token that the server was started with, and connect to the server itself",
             ),
-            Some(proof)
-                if auth::verify(token, Role::Client, client_nonce, server_nonce, &proof) =>
-            {
-                Ok(())
-            }
-            Some(_) => {
-                refuse("the client's token is not this server's: use the token it was started with")
-            }
+            None => refuse(
+                "the server has another token than the client: use a token that the server was started with",
+            ),
         }
     }
 }
@@ -124,12 +145,13 @@ mod tests {
 
     #[test]
     fn a_peers_release_cannot_forge_lines_of_a_log() {
-        let handshakes = Handshake::new(None, 1, 1 << 20);
-        let refused = handshakes.challenge(&Hello {
+        let handshakes = Handshake::new(Tokens::new(), 1, 1 << 20);
+        let hello = Hello {
             protocol: PROTOCOL + 1,
             release: "1.0\n2026-01-01 INFO all is well\u{1b}[2J\u{202e}".into(),
             nonce: [0; 32],
-        });
+        };
+        let refused = handshakes.challenge(&hello, None);
         let message = refused.err().unwrap().to_string();
         let forbidden = |c: char| c.is_control() || c == '\u{202e}';
         assert!(!message.contains(forbidden), "{message}");

@@ -24,6 +24,7 @@
 //! | `fields` | structs and enumerations that the schema and Rust share, each listed once for both directions |
 //! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
+//! | [`role`] | the requests that a token allows |
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
@@ -32,6 +33,7 @@ mod encode;
 mod fields;
 pub mod frame;
 pub mod handshake;
+pub mod role;
 
 #[rustfmt::skip]
 #[allow(clippy::all, dead_code, unused_qualifications)]
@@ -152,6 +154,31 @@ pub enum RequestBody {
     },
 }
 
+impl RequestBody {
+    /// Name of the request, for errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            RequestBody::Hello(_) => "hello",
+            RequestBody::Authenticate(_) => "authenticate",
+            RequestBody::CreateTable(_) => "create_table",
+            RequestBody::DescribeTable(_) => "describe_table",
+            RequestBody::EmptyTable(_) => "empty_table",
+            RequestBody::DropTable(_) => "drop_table",
+            RequestBody::OpenWriter { .. } => "open_writer",
+            RequestBody::Push(_) => "push",
+            RequestBody::Sample(_) => "sample",
+            RequestBody::UpdatePriorities { .. } => "update_priorities",
+            RequestBody::ReportCorrupt { .. } => "report_corrupt",
+            RequestBody::PutParameters { .. } => "put_parameters",
+            RequestBody::GetParameters { .. } => "get_parameters",
+            RequestBody::Stats => "stats",
+            RequestBody::List => "list",
+            RequestBody::CloseWriter { .. } => "close_writer",
+            RequestBody::JoinGradients { .. } => "join_gradients",
+        }
+    }
+}
+
 /// The first request of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
@@ -176,8 +203,6 @@ pub struct Challenge {
     pub nonce: [u8; 32],
     /// Whether clients need a token.
     pub token_needed: bool,
-    /// The server's proof that it knows the token; `None` without one.
-    pub proof: Option<[u8; 32]>,
     /// The server's [`FrameLimits::max_frame_bytes`].
     pub max_frame_bytes: u64,
 }
@@ -201,8 +226,8 @@ pub enum ReplyBody {
     },
     /// Answer to a hello.
     Challenge(Challenge),
-    /// End of the handshake.
-    Welcome,
+    /// End of the handshake: the server's proof, `None` without a token.
+    Welcome(Option<[u8; 32]>),
     /// The server does not read the connection for now. With id [`NO_REQUEST`]; clients ignore it.
     Waiting,
     /// Success without a result.
@@ -256,7 +281,7 @@ impl ReplyBody {
         match self {
             ReplyBody::Error { .. } => "error",
             ReplyBody::Challenge(_) => "challenge",
-            ReplyBody::Welcome => "welcome",
+            ReplyBody::Welcome(_) => "welcome",
             ReplyBody::Waiting => "waiting",
             ReplyBody::Done => "done",
             ReplyBody::Table(_) => "table",

@@ -29,7 +29,7 @@ from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError, TrainingError
-from innet_drl.train.memory import memory_class, memory_settings, memory_token
+from innet_drl.train.memory import actor_token, memory_class, memory_settings
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.networks import make_network, published
 
@@ -40,8 +40,9 @@ STOP_SECONDS = 10.0
 """Seconds that an actor may take to end before it is killed."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
-MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError)
-"""Errors of actors whose server was started again without their writers."""
+MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
+"""Errors of actors whose server was started again without their writers. The learner makes the table again, which the
+token of actors may not allow."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Actors:
 
     def __init__(self, config: Config, address: str, name: str, first_step: int) -> None:
         self._assignments = [
-            ActorAssignment(config, index, address, name, first_step, memory_token(config))
+            ActorAssignment(config, index, address, name, first_step, actor_token(config))
             for index in range(config.actors)
         ]
         self._restarts_left = config.actor_restarts

@@ -22,7 +22,7 @@ from innet_drl.launch.processes import start_fork_server
 from innet_drl.train import serial
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, ProcessError, RelayError
-from innet_drl.train.memory import ReplayMemory, memory_class, memory_token
+from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
 from innet_drl.train.page import Page
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.targets import TargetsAhead
@@ -68,7 +68,8 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
         if not config.serial and config.replay != "embedded":
             # Before the trainer measures arithmetic, which takes seconds.
             page.say(f"connecting to the replay memory at {config.replay}")
-            memory_class(config.replay).check(config.replay, memory_token(config), config.replay_ca)
+            for token in dict.fromkeys([memory_token(config), actor_token(config)]):
+                memory_class(config.replay).check(config.replay, token, config.replay_ca)
         with Trainer(config, folder, page, resumed) as trainer:
             if config.serial:
                 serial.train(trainer)

@@ -55,7 +55,7 @@ class Config:
     """`embedded` keeps the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
     `unix:///path`) uses a server. `redis://host:port` is the baseline: a Redis relays experience and parameters, and
     the learner samples from a memory of its own. The environment variable INNET_TOKEN has the token of the server or
-    the password of the Redis."""
+    the password of the Redis, and INNET_ACTOR_TOKEN, if set, the actors' token of the server."""
     replay_ca: Path | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
     replay_patience: Positive = 60.0

@@ -358,6 +358,13 @@ def memory_token(config: Config) -> str:
     return "" if config.replay == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
 
 
+def actor_token(config: Config) -> str:
+    """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or else the run's."""
+    if config.replay == "embedded":
+        return ""
+    return os.environ.get("INNET_ACTOR_TOKEN", "").strip() or memory_token(config)
+
+
 def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
     """The table of a run: one frame or one vector a step; the view stacks frames."""
     columns = {"frame": (spec.frame_dtype, spec.frame_shape), "action": spec.action_dtype, "reward": "float32"}

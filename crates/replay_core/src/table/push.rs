@@ -43,6 +43,7 @@ impl Table {
             Attempt::Blocked(_) if waited => {}
             Attempt::Blocked(_) => {
                 self.counters.blocked_pushes.fetch_add(1, Ordering::Relaxed);
+                turn.push = Some(writer.waiting_push());
             }
         }
         Ok(attempt)
@@ -167,37 +168,42 @@ impl Table {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
+    use std::time::Instant;
 
-    use crate::error::{Error, Result};
+    use crate::error::{Error, ErrorCode, Result};
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
     use crate::schema::{Codec, Column, Dtype, TableConfig};
     use crate::sync::lock;
     use crate::table::streams::FirstChunk;
+    use crate::table::writers::Writers;
 
     use super::*;
 
-    #[test]
-    fn a_table_in_which_a_push_panicked_fails_and_stores_nothing_twice() {
+    fn config() -> TableConfig {
         let column = Column {
             name: "value".into(),
             dtype: Dtype::Uint8,
             shape: vec![],
             codec: Codec::None,
         };
-        let config = TableConfig::new("t", vec![column], 100);
-        let memory = Memory::new(MemoryLimits::default());
-        let table = memory.create_table(&config).unwrap();
-        let open = OpenWriter {
+        TableConfig::new("t", vec![column], 100)
+    }
+
+    fn open(writer: u64, streams: u32) -> OpenWriter {
+        OpenWriter {
             table: "t".into(),
-            writer: 1,
+            writer,
             name: String::new(),
-            streams: 1,
+            streams,
             window_before: 0,
             window_after: 0,
-        };
-        table.open_writer(&open).unwrap();
-        let push = |sequence: u64| Push {
+        }
+    }
+
+    /// A push of writer 1: one step with an item.
+    fn push(sequence: u64) -> Push {
+        Push {
             table: "t".into(),
             writer: 1,
             epoch: 1,
@@ -218,7 +224,49 @@ mod tests {
                 }],
                 payload: vec![0; 2].into(),
             },
+        }
+    }
+
+    #[test]
+    fn a_writer_whose_push_waits_is_not_idle() {
+        let limited = TableConfig {
+            samples_per_insert: 1.0,
+            slack: 4.0,
+            ..config()
         };
+        let memory = Memory::new(MemoryLimits::default());
+        let table = memory.create_table(&limited).unwrap();
+        let start = Instant::now();
+        table.open_writer(&open(1, 1)).unwrap();
+        let mut turn = Turn::default();
+        let waits = (1..10).any(|sequence| {
+            let attempt = table.try_push(&push(sequence), &mut turn).unwrap();
+            matches!(attempt, Attempt::Blocked(_))
+        });
+        assert!(waits);
+        let newcomer = open(2, Writers::MAX_STREAMS);
+        let open_after = |idle: u32| {
+            table
+                .writers
+                .open_at(&newcomer, start + idle * Writers::IDLE)
+        };
+        let refused = open_after(1_000).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::TooLarge);
+        assert!(table.writers.get(1).is_ok());
+        // Its connection has ended.
+        drop(turn);
+        assert!(open_after(0).is_err(), "idle from here on");
+        open_after(1_000).unwrap();
+        assert!(table.writers.get(1).is_err());
+    }
+
+    #[test]
+    fn a_table_in_which_a_push_panicked_fails_and_stores_nothing_twice() {
+        let config = config();
+        let memory = Memory::new(MemoryLimits::default());
+        let table = memory.create_table(&config).unwrap();
+        let open = open(1, 1);
+        table.open_writer(&open).unwrap();
         assert!(matches!(
             table.try_push(&push(1), &mut Turn::default()),
             Ok(Attempt::Ready(1))

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::sync::lock;
 
 use super::Attempt;
+use super::writers::WaitingPush;
 
 /// Calls of one kind that wait for a table.
 #[derive(Default)]
@@ -58,12 +59,16 @@ impl WaitingLine {
 /// The turn of one call. Its place in a line begins with the first blocked attempt, and ends with the call: dropping the turn
 /// lets the next one try.
 #[derive(Default)]
-pub struct Turn(Option<(Arc<WaitingLine>, Arc<Place>)>);
+pub struct Turn {
+    place: Option<(Arc<WaitingLine>, Arc<Place>)>,
+    /// For a push: keeps its writer from expiring.
+    pub(super) push: Option<WaitingPush>,
+}
 
 impl Turn {
     /// Whether the call waits, and another one is to be tried before it.
     pub fn is_behind(&self) -> bool {
-        self.0
+        self.place
             .as_ref()
             .is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
     }
@@ -72,17 +77,17 @@ impl Turn {
     /// attempt, so that no change is missed. The first call of a line waits in slices of
     /// [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
     pub fn changed(&self) -> Option<EventListener> {
-        self.0.as_ref().map(|(_, place)| place.woken.listen())
+        self.place.as_ref().map(|(_, place)| place.woken.listen())
     }
 
     /// Whether an attempt was blocked.
     pub fn waits(&self) -> bool {
-        self.0.is_some()
+        self.place.is_some()
     }
 
     /// Time since the first blocked attempt; `None` before it.
     pub fn waited(&self) -> Option<Duration> {
-        self.0.as_ref().map(|(_, place)| place.since.elapsed())
+        self.place.as_ref().map(|(_, place)| place.since.elapsed())
     }
 
     /// Makes an attempt if it is this call's turn, or if the call `passes` the others, and takes a place in the line if it
@@ -116,7 +121,7 @@ impl Turn {
 
     /// The call's place, the last one if it has none yet.
     fn enter(&mut self, line: &Arc<WaitingLine>) -> &Arc<Place> {
-        let (_, place) = self.0.get_or_insert_with(|| {
+        let (_, place) = self.place.get_or_insert_with(|| {
             let place = Arc::new(Place {
                 woken: Event::new(),
                 since: Instant::now(),
@@ -155,7 +160,7 @@ impl Waiting {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some((line, place)) = self.0.take() else {
+        let Some((line, place)) = self.place.take() else {
             return;
         };
         let mut waiting = lock(&line.waiting);

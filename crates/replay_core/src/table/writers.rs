@@ -2,7 +2,7 @@
 //! and the steps of each stream.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -40,9 +40,57 @@ pub struct TableWriter {
     waited: Duration,
     epoch: u32,
     last_sequence: u64,
+    activity: Arc<Activity>,
+}
+
+/// The pushes of a writer, to tell whether it is idle.
+#[derive(Debug)]
+struct Activity {
+    start: Instant,
+    /// Milliseconds from `start` to the last attempt at a push, or to the end of the last wait.
+    used: AtomicU64,
+    /// Pushes that wait.
+    waiting: AtomicUsize,
+}
+
+impl Activity {
+    fn touch(&self, now: Instant) {
+        // Relaxed: under the lock of the entries, or before the release of `waiting`.
+        self.used.store(millis(self.start, now), Ordering::Relaxed);
+    }
+
+    /// Milliseconds of the last push; `None` while one waits.
+    fn idle_since(&self) -> Option<u64> {
+        // Acquire: pairs with the release in `WaitingPush::drop`, after which `used` is the end of the wait.
+        let waits = self.waiting.load(Ordering::Acquire) > 0;
+        (!waits).then(|| self.used.load(Ordering::Relaxed))
+    }
+}
+
+/// A push that waits: its writer is not idle.
+pub struct WaitingPush(Arc<Activity>);
+
+impl Drop for WaitingPush {
+    fn drop(&mut self) {
+        self.0.touch(Instant::now());
+        // Release: pairs with the acquire in `Activity::idle_since`.
+        self.0.waiting.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn millis(start: Instant, now: Instant) -> u64 {
+    let elapsed = now.saturating_duration_since(start);
+    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl TableWriter {
+    /// Keeps the writer from expiring while a push waits.
+    pub fn waiting_push(&self) -> WaitingPush {
+        // Relaxed: the attempt before it has just set `used`, so that the writer is not idle either way.
+        self.activity.waiting.fetch_add(1, Ordering::Relaxed);
+        WaitingPush(self.activity.clone())
+    }
+
     /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
     ///
     /// # Errors
@@ -90,8 +138,7 @@ impl TableWriter {
 struct KnownWriter {
     writer: Arc<Mutex<TableWriter>>,
     streams: u32,
-    /// Milliseconds from `Writers::start` to its last push.
-    used: AtomicU64,
+    activity: Arc<Activity>,
 }
 
 /// The writers of a table, by number.
@@ -103,7 +150,8 @@ pub struct Writers {
 
 impl Writers {
     /// Most streams of all writers of a table. To stay within it, a new writer expires those that have been idle for
-    /// [`Writers::IDLE`], the longest idle first; without enough of them it is refused.
+    /// [`Writers::IDLE`], the longest idle first; without enough of them it is refused. A writer with a push that waits is not
+    /// idle.
     pub const MAX_STREAMS: u32 = 65_536;
     /// Time without a push after which a writer may expire.
     pub const IDLE: Duration = Duration::from_secs(300);
@@ -131,7 +179,7 @@ impl Writers {
         self.open_at(open, Instant::now())
     }
 
-    fn open_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
+    pub(super) fn open_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         if open.streams == 0 {
             return Err(Error::Protocol("a writer has at least one stream".into()));
         }
@@ -153,7 +201,12 @@ impl Writers {
             drop(entries);
             return take_over(&mut lock(&writer), open);
         }
-        self.expire_for(&mut entries, open.streams, self.millis(now))?;
+        self.expire_for(&mut entries, open.streams, millis(self.start, now))?;
+        let activity = Arc::new(Activity {
+            start: self.start,
+            used: AtomicU64::new(millis(self.start, now)),
+            waiting: AtomicUsize::new(0),
+        });
         let writer = TableWriter {
             identity: Arc::new(WriterIdentity {
                 name: open.name.clone(),
@@ -166,11 +219,12 @@ impl Writers {
             waited: Duration::ZERO,
             epoch: 1,
             last_sequence: 0,
+            activity: activity.clone(),
         };
         let entry = KnownWriter {
             writer: Arc::new(Mutex::new(writer)),
             streams: open.streams,
-            used: AtomicU64::new(self.millis(now)),
+            activity,
         };
         entries.insert(open.writer, entry);
         Ok(WriterOpened {
@@ -200,10 +254,7 @@ impl Writers {
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
             writer: format!("{writer:#018x}"),
         })?;
-        // A relaxed time: it orders no other data, and only the lock's holders read it.
-        entry
-            .used
-            .store(self.millis(Instant::now()), Ordering::Relaxed);
+        entry.activity.touch(Instant::now());
         Ok(Arc::clone(&entry.writer))
     }
 
@@ -274,11 +325,12 @@ impl Writers {
         if excess == 0 {
             return Ok(());
         }
-        let idle_since = |entry: &KnownWriter| entry.used.load(Ordering::Relaxed);
         let idle = u64::try_from(Self::IDLE.as_millis()).unwrap_or(u64::MAX);
         let mut victims: Vec<(u64, u64, u32)> = entries
             .iter()
-            .map(|(&writer, entry)| (idle_since(entry), writer, entry.streams))
+            .filter_map(|(&writer, entry)| {
+                Some((entry.activity.idle_since()?, writer, entry.streams))
+            })
             .filter(|&(since, ..)| now.saturating_sub(since) >= idle)
             .collect();
         victims.sort_unstable();
@@ -304,11 +356,6 @@ impl Writers {
             );
         }
         Ok(())
-    }
-
-    fn millis(&self, now: Instant) -> u64 {
-        let elapsed = now.saturating_duration_since(self.start);
-        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
     }
 }
 

@@ -20,7 +20,7 @@ use replay_core::memory::Memory;
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
 
-/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT. SIGHUP reads the files with the token and the
+/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT. SIGHUP reads the files with the tokens and the
 /// certificate again, for new connections.
 ///
 /// Flags override the keys of the same names in the file; tables are in the file only.
@@ -94,8 +94,8 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
                 Some(()) = interrupt.recv() => "SIGINT",
                 Some(()) = hang_up.recv() => {
                     match server.reload(&config) {
-                        Ok(()) => tracing::info!("SIGHUP: token and certificate were read again"),
-                        Err(error) => tracing::error!(%error, "SIGHUP: token and certificate are kept"),
+                        Ok(()) => tracing::info!("SIGHUP: tokens and certificate were read again"),
+                        Err(error) => tracing::error!(%error, "SIGHUP: tokens and certificate are kept"),
                     }
                     continue;
                 }
@@ -225,6 +225,10 @@ mod tests {
             parent_tls_ca: Some("a".into()),
             token: Some(Secret("a".into())),
             token_file: Some("a".into()),
+            learner_token: Some(Secret("a".into())),
+            learner_token_file: Some("a".into()),
+            actor_token: Some(Secret("a".into())),
+            actor_token_file: Some("a".into()),
             tls_cert: Some("a".into()),
             tls_key: Some("a".into()),
             ..ServerConfig::default()

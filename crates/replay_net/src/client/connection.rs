@@ -22,9 +22,11 @@ use crate::refuse;
 use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
-use replay_core::error::{Error, Result};
+use crate::tls::channel_binding;
+use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
 use replay_core::schema::TableConfig;
+use replay_wire::auth::{self, ChannelBinding};
 use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
 type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
@@ -56,8 +58,11 @@ impl Dialer {
     /// Reads the certificates of the options, and starts F-Stack for an `innet+fstack` address.
     ///
     /// # Errors
-    /// [`Error::Config`] when the options do not fit the address, or F-Stack cannot start.
+    /// [`Error::Config`] for a short token, options that do not fit the address, or if F-Stack cannot start.
     pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
+        if let Some(token) = &options.token {
+            auth::check_token(&token.0)?;
+        }
         let tls = match (&address, &options.tls_ca) {
             (Address::Tcp { port: 0, .. }, _) => {
                 return refuse(format!(
@@ -172,10 +177,10 @@ impl Dialer {
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
         let (pipeline, incarnation) = driver.drive(wait, Some(until), late, async {
-            let stream = self.stream().await?;
+            let (stream, channel_binding) = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
             let token = self.options.token.as_ref().map(|token| &*token.0);
-            let incarnation = match pipeline.handshake(token).await {
+            let incarnation = match pipeline.handshake(token, channel_binding).await {
                 Ok(incarnation) => incarnation,
                 Err(error) => {
                     pipeline.close().await;
@@ -188,8 +193,12 @@ impl Dialer {
                 let tables: Vec<_> = self.tables().values().cloned().collect();
                 for table in tables {
                     let body = RequestBody::CreateTable(table);
-                    let reply = pipeline.call(u32::MAX, body).await?;
-                    expect_reply!(reply, ReplyBody::Done => ())?;
+                    match pipeline.call(u32::MAX, body).await {
+                        Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
+                        // An actor's: the server gets the table from a learner.
+                        Err(error) if error.code() == ErrorCode::Forbidden => {}
+                        Err(error) => return Err(error),
+                    }
                 }
                 self.incarnation.store(incarnation, Ordering::Relaxed);
             }
@@ -224,14 +233,17 @@ impl Dialer {
         Ok(Driver::Runtime(runtime))
     }
 
-    async fn stream(&self) -> Result<Box<dyn ByteStream>> {
+    /// A stream to the server, and the keying material of its TLS session.
+    async fn stream(&self) -> Result<(Box<dyn ByteStream>, Option<ChannelBinding>)> {
         if let Some(open) = &self.open {
-            return open().map_err(|e| self.unreachable(e));
+            return open()
+                .map(|stream| (stream, None))
+                .map_err(|e| self.unreachable(e));
         }
         let (host, port) = match &self.address {
             Address::Unix { path } => {
                 let stream = UnixStream::connect(path).await;
-                return Ok(Box::new(stream.map_err(|e| self.unreachable(e))?));
+                return Ok((Box::new(stream.map_err(|e| self.unreachable(e))?), None));
             }
             Address::Tcp { host, port, .. } => (host.as_str(), *port),
         };
@@ -240,7 +252,7 @@ impl Dialer {
             .await
             .map_err(|e| self.unreachable(e))?;
         let Some(tls) = &self.tls else {
-            return Ok(stream);
+            return Ok((stream, None));
         };
         let name = ServerName::try_from(host.to_owned())
             .map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
@@ -250,7 +262,8 @@ impl Dialer {
                 self.address
             ))
         })?;
-        Ok(Box::new(stream))
+        let channel_binding = channel_binding(stream.get_ref().1)?;
+        Ok((Box::new(stream), Some(channel_binding)))
     }
 
     async fn tcp(&self, host: &str, port: u16) -> io::Result<Box<dyn ByteStream>> {

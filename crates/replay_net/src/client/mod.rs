@@ -31,7 +31,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -40,7 +40,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_absent, is_broken};
+use pipeline::{expect_reply, is_absent, is_broken, is_busy};
 use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -62,7 +62,8 @@ pub struct ConnectOptions {
     pub spin: bool,
     /// For `innet+fstack://`: F-Stack's configuration file, see [`ServerConfig::stack_config`](crate::config::ServerConfig).
     pub stack_config: Option<PathBuf>,
-    /// Longest time for connecting and the handshake.
+    /// Longest time for connecting and the handshake, and for which the first connection is tried again while the server is at
+    /// its limit of connections.
     pub connect_timeout: Duration,
     /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
     /// the grace covers the network, and ends a call to a server that does not answer.
@@ -105,8 +106,8 @@ pub struct Client {
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
-/// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`]; an unanswered one fails after
-/// [`ConnectOptions::connect_timeout`].
+/// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`], a server at its limit of
+/// connections for [`ConnectOptions::connect_timeout`]; a connection without an answer fails after that.
 ///
 /// # Errors
 /// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`]; [`Error::Config`] when the options do
@@ -131,8 +132,13 @@ impl Client {
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let dialer = Arc::new(dialer);
         let idle = ConnectionPool::default();
-        let longest = dialer.options.await_server;
-        let first = retry_for(longest, is_absent, &dialer, wait, || dialer.dial(wait))?;
+        let (absent, busy) = (dialer.options.await_server, dialer.options.connect_timeout);
+        let begun = Instant::now();
+        let helps = |error: &Error| {
+            (is_absent(error) && begun.elapsed() < absent)
+                || (is_busy(error) && begun.elapsed() < busy)
+        };
+        let first = retry_for(absent.max(busy), helps, &dialer, wait, || dialer.dial(wait))?;
         idle.give(first);
         Ok(Client {
             dialer,

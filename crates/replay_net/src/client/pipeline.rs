@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, Write
 
 use crate::framing::{FrameReader, write_frame};
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_wire::auth::{self, Role};
+use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
     FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
@@ -36,30 +36,39 @@ pub struct RequestPipeline<S> {
     arrived: VecDeque<Reply>,
     peer: String,
     last_id: u64,
+    /// Limits of replies after the handshake.
+    limits: FrameLimits,
     max_frame_bytes: u64,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
-    /// A pipeline over `stream`. Errors name the server by `peer`; replies beyond `limits` are refused.
+    /// A pipeline over `stream`. Errors name the server by `peer`; replies beyond `limits` are refused, and before the end of the
+    /// handshake those beyond [`FrameLimits::HANDSHAKE`].
     pub fn new(stream: S, limits: FrameLimits, peer: String) -> Self {
         let (reader, writer) = split(stream);
         RequestPipeline {
-            reader: FrameReader::new(BufReader::new(reader), limits, peer.clone()),
+            reader: FrameReader::new(BufReader::new(reader), FrameLimits::HANDSHAKE, peer.clone()),
             writer,
             queue: VecDeque::new(),
             arrived: VecDeque::new(),
             peer,
             last_id: NO_REQUEST,
+            limits,
             max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
         }
     }
 
-    /// Compares protocol versions and proves at both ends that the other one knows the token. Returns the server's
-    /// incarnation, a random number of its start.
+    /// Compares protocol versions and proves at both ends that the other one knows the token: this end first. Over TLS,
+    /// `channel_binding` is the session's. Until then the server's frames are short. Returns the server's incarnation, a random
+    /// number of its start.
     ///
     /// # Errors
     /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.
-    pub async fn handshake(&mut self, token: Option<&str>) -> Result<u64> {
+    pub async fn handshake(
+        &mut self,
+        token: Option<&str>,
+        channel_binding: Option<ChannelBinding>,
+    ) -> Result<u64> {
         let nonce = auth::nonce()?;
         let hello = RequestBody::Hello(Hello {
             protocol: PROTOCOL,
@@ -76,31 +85,38 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
                 client_release: RELEASE.into(),
             });
         }
-        let peer = &self.peer;
+        let peer = self.peer.clone();
         let refuse = |reason: String| Err(Error::Authentication(reason));
-        let proof = match (token, challenge.proof) {
-            (None, _) if challenge.token_needed => {
+        match (token, challenge.token_needed) {
+            (None, true) => {
                 return refuse(format!(
                     "{peer} asks for a token, and none was given: pass one, or set the environment variable INNET_TOKEN"
                 ));
             }
-            (None, _) => None,
-            (Some(_), None) => {
+            (Some(_), false) => {
                 return refuse(format!(
-                    "{peer} did not prove that it knows the token: start it with the token, or connect without one (unset INNET_TOKEN, too)"
+                    "{peer} asks for no token, so it cannot prove that it is the right server: start it with the token, or connect without one (unset INNET_TOKEN, too)"
                 ));
             }
-            (Some(token), Some(proof)) => {
-                if !auth::verify(token, Role::Server, &nonce, &challenge.nonce, &proof) {
-                    return refuse(format!(
-                        "{peer} has another token: use the token it was started with"
-                    ));
-                }
-                Some(auth::proof(token, Role::Client, &nonce, &challenge.nonce))
-            }
+            _ => {}
+        }
+        let transcript = Transcript {
+            client_nonce: nonce,
+            server_nonce: challenge.nonce,
+            channel_binding,
         };
+        let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
         let reply = self.call(0, RequestBody::Authenticate(proof)).await?;
-        expect_reply!(reply, ReplyBody::Welcome => ())?;
+        let proof = expect_reply!(reply, ReplyBody::Welcome(proof) => proof)?;
+        let proved = |token| {
+            proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof))
+        };
+        if !token.is_none_or(proved) {
+            return refuse(format!(
+                "{peer} did not prove that it knows the token: it is another program, or a relay to the server"
+            ));
+        }
+        self.reader.set_limits(self.limits);
         self.max_frame_bytes = challenge.max_frame_bytes;
         Ok(challenge.incarnation)
     }
@@ -302,6 +318,11 @@ pub fn is_absent(error: &Error) -> bool {
         ErrorKind::NetworkUnreachable,
     ];
     matches!(error, Error::Connect { source, .. } if absent.contains(&source.kind()))
+}
+
+/// Whether the server is at a limit of connections.
+pub fn is_busy(error: &Error) -> bool {
+    matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Connect)
 }
 
 /// Whether the server was closed for good.

@@ -9,7 +9,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use crate::tls::certificates;
+use crate::tls::{VERSIONS, certificates};
 use replay_core::error::{Error, Result};
 
 /// A TLS configuration that trusts the certificates in the PEM file `path`.
@@ -30,7 +30,7 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
         .build()
         .map_err(|e| refuse(e.to_string()))?;
     let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(&VERSIONS)
         .map_err(|e| refuse(e.to_string()))?
         // As strict as the default, but for certificates that are trusted byte for byte.
         .dangerous()

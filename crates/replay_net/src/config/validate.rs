@@ -46,8 +46,11 @@ impl ServerConfig {
                 return refuse(format!("{name} is at least 1"));
             }
         }
-        if self.token.is_some() && self.token_file.is_some() {
-            return refuse("token and token_file are both set: keep one");
+        for setting in self.token_settings() {
+            if setting.token.is_some() && setting.file.is_some() {
+                let name = setting.name;
+                return refuse(format!("{name} and {name}_file are both set: keep one"));
+            }
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return refuse("tls_cert and tls_key belong together: set both or none");
@@ -182,6 +185,10 @@ mod tests {
             ("listen = [\"innets://127.0.0.1:1\"]", "tls_cert"),
             ("tls_cert = \"a\"", "belong together"),
             ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
+            (
+                "actor_token = \"a\"\nactor_token_file = \"b\"",
+                "actor_token and",
+            ),
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "at least 1"),

@@ -6,7 +6,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::receive::{ReceiveBudgets, ReceivePermit};
 use replay_core::error::{Error, Result};
-use replay_wire::RequestBody;
+use replay_wire::{Header, RequestBody};
 
 /// Requests of one connection between their first byte and the last byte of their reply. At the limit the connection is
 /// not read, and TCP stops the client.
@@ -18,7 +18,7 @@ const MAX_FRAME_BYTES: u32 = 1 << 20;
 
 /// Longest frame that is received even when the byte limit is reached. It may be a sample request, and the pushes that
 /// occupy the memory may wait for it.
-const SMALL_FRAME: u32 = 16 << 10;
+const SMALL_FRAME: u64 = 16 << 10;
 
 /// Permit of one request, from its first byte until its reply is written, and of the reply once its size is estimated.
 pub struct RequestPermit {
@@ -76,15 +76,15 @@ impl<'a> ReceiveQuota<'a> {
         }
     }
 
-    /// Reserves a receive buffer before it is allocated. Waits for free memory, unless the frame is small.
-    pub async fn reserve(&self, bytes: u64) -> FrameReservation {
+    /// Reserves memory for a frame and its decoded request, before either is allocated. Waits for free memory, unless the frame is
+    /// small.
+    pub async fn reserve(&self, header: Header) -> FrameReservation {
         let budget = match self.writes {
             true => &self.budgets.pushes,
             false => &self.budgets.others,
         };
-        // Never truncated: `bytes` is within `max_frame_bytes`, which is a u32.
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        if bytes <= SMALL_FRAME {
+        let bytes = u32::try_from(header.memory_bytes()).unwrap_or(u32::MAX);
+        if header.frame_bytes() <= SMALL_FRAME {
             return FrameReservation {
                 _buffer: budget.try_reserve(bytes),
                 _share: None,

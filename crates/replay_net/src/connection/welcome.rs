@@ -6,21 +6,28 @@ use super::{ConnectionHandler, error_reply};
 use crate::framing::FrameReader;
 use crate::stack::Stack;
 use replay_core::error::{Error, Result};
+use replay_wire::auth::ChannelBinding;
+use replay_wire::handshake::Authenticated;
+use replay_wire::role::Role;
 use replay_wire::{NO_REQUEST, ReplyBody, RequestBody, decode_request};
 
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// The handshake; `false` if the client left. An error is also sent to the client.
+    /// The handshake, on the TLS session of `channel_binding`. Returns the client's role, `None` if it left. An error is also sent
+    /// to the client.
     pub(super) async fn welcome<R, W>(
         &self,
         frames: &mut FrameReader<R>,
         write: &mut W,
-    ) -> Result<bool>
+        channel_binding: Option<ChannelBinding>,
+    ) -> Result<Option<Role>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
         let mut id = NO_REQUEST;
-        let welcomed = self.shake_hands(frames, write, &mut id).await;
+        let welcomed = self
+            .shake_hands(frames, write, channel_binding, &mut id)
+            .await;
         if let Err(error) = &welcomed {
             self.count_bad_frame(error);
             // The connection ends with the first error, whether or not this one reaches the client.
@@ -34,15 +41,16 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         frames: &mut FrameReader<R>,
         write: &mut W,
+        channel_binding: Option<ChannelBinding>,
         id: &mut u64,
-    ) -> Result<bool>
+    ) -> Result<Option<Role>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
         let handshake = &self.context.handshake;
         let Some(frame) = frames.frame().await? else {
-            return Ok(false);
+            return Ok(None);
         };
         let request = decode_request(frame)?;
         *id = request.id;
@@ -50,19 +58,20 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let reason = "the first request of a connection is hello";
             return Err(Error::Protocol(reason.to_owned()));
         };
-        let (challenge, challenged) = handshake.challenge(hello)?;
+        let (challenge, challenged) = handshake.challenge(hello, channel_binding)?;
         self.write_reply(write, *id, ReplyBody::Challenge(challenge))
             .await?;
         *id = NO_REQUEST;
         let frame = match frames.frame().await {
             Ok(Some(frame)) => frame,
-            // A client ends here, too, when the server's proof does not fit its token.
+            // A client without a token ends here, too.
             Ok(None) | Err(Error::Disconnected { .. }) if challenged.needs_token() => {
                 return Err(Error::Authentication(
-                    "the client left without a proof that it knows the token: it has another one, or none".to_owned(),
+                    "the client left without a proof that it knows the token: it has none"
+                        .to_owned(),
                 ));
             }
-            Ok(None) => return Ok(false),
+            Ok(None) => return Ok(None),
             Err(error) => return Err(error),
         };
         let request = decode_request(frame)?;
@@ -71,12 +80,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let reason = "the request after the challenge is authenticate";
             return Err(Error::Protocol(reason.to_owned()));
         };
-        handshake.authenticate(&challenged, proof)?;
+        let Authenticated { role, proof } = handshake.authenticate(&challenged, proof)?;
         if let Err(busy) = self.slot.welcome() {
             self.context.service.counters.connections_refused.add(1);
             return Err(busy);
         }
-        self.write_reply(write, *id, ReplyBody::Welcome).await?;
-        Ok(true)
+        self.write_reply(write, *id, ReplyBody::Welcome(proof))
+            .await?;
+        Ok(Some(role))
     }
 }

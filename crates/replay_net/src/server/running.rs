@@ -22,7 +22,6 @@ use crate::stack::{Address, Stack, StackName};
 use gradients::{dpdk_aggregators, udp_aggregators};
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
-use replay_wire::auth::Secret;
 
 /// Open descriptors of a process besides its connections.
 const OTHER_FILES: u64 = 128;
@@ -108,7 +107,7 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
         None => None,
         Some(parent) => {
             let options = ConnectOptions {
-                token: config.read_token()?.map(Secret),
+                token: config.parent_token()?,
                 tls_ca: config.parent_tls_ca.clone(),
                 ..ConnectOptions::default()
             };

@@ -64,6 +64,18 @@ impl Tables {
         Ok(ReplyBody::Done)
     }
 
+    /// The answer to `CreateTable` for a table that exists, `None` for another one.
+    pub fn find(&self, config: &TableConfig) -> Option<Result<ReplyBody>> {
+        let table = self.memory.table(&config.name).ok()?;
+        Some(match table.config().difference(config) {
+            None => Ok(ReplyBody::Done),
+            Some(difference) => Err(Error::TableDiffers {
+                table: config.name.clone(),
+                difference,
+            }),
+        })
+    }
+
     fn create(&self, config: &TableConfig) -> Result<()> {
         match self.memory.create_table(config) {
             Ok(_) => Ok(()),

@@ -93,7 +93,13 @@ fn every_call_works_with_tls_and_a_token() {
     };
     let cert = file("cert.pem", &certificate.cert.pem());
     let key = file("key.pem", &certificate.signing_key.serialize_pem());
-    let _serving = serve(&["--tls-cert", &cert, "--tls-key", &key, "--token=secret"]);
+    let _serving = serve(&[
+        "--tls-cert",
+        &cert,
+        "--tls-key",
+        &key,
+        "--token=secret of the tests",
+    ]);
     let with = |token: &str| ConnectOptions {
         token: Some(Secret(token.to_owned())),
         tls_ca: Some(cert.clone().into()),

@@ -24,7 +24,7 @@ struct Secrets {
     token: String,
 }
 
-const TOKEN: &str = "a secret";
+const TOKEN: &str = "secret of the tests";
 
 impl Secrets {
     fn new() -> Self {
@@ -83,7 +83,7 @@ fn joining_needs_the_token_and_the_certificate() {
         .map(|one| secrets.join(&address, &one))
         .collect();
     sum_rounds(&mut workers, 2, 5000);
-    for token in [Some("another"), None] {
+    for token in [Some("some other secret"), None] {
         let error = secrets.connect(&address, token).err().unwrap();
         assert_eq!(error.code(), ErrorCode::Authentication, "{error}");
     }
@@ -113,8 +113,10 @@ fn a_server_joins_its_parent_with_its_own_token() {
         .each_ref()
         .map(|rack| secrets.join(&rack.address, &request));
     sum_rounds(&mut workers, 2, 5000);
-    let other = below(1, "another");
-    let client = secrets.connect(&other.address, Some("another")).unwrap();
+    let other = below(1, "some other secret");
+    let client = secrets
+        .connect(&other.address, Some("some other secret"))
+        .unwrap();
     let error = client
         .join_gradients(&request, &Wait::forever())
         .err()

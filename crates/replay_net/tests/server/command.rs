@@ -153,9 +153,9 @@ fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
 
 #[test]
 fn a_client_that_fails_to_log_in_is_in_the_log() {
-    let serving = Serving::start(&["--listen", "127.0.0.1:0", "--token", "a secret"]);
+    let serving = Serving::start(&["--listen", "127.0.0.1:0", "--token", "secret of the tests"]);
     let address: Address = serving.address().parse().unwrap();
-    for token in [Some("a guess"), None] {
+    for token in [Some("a guess of a stranger"), None] {
         let options = ConnectOptions {
             token: token.map(|token| Secret(token.to_owned())),
             ..ConnectOptions::default()
@@ -199,7 +199,7 @@ fn sighup_reads_token_and_certificate_again() {
     let folder = tempfile::tempdir().unwrap();
     let (certificate_file, key_file) = certificate(folder.path());
     let token_file = folder.path().join("token");
-    std::fs::write(&token_file, "the first").unwrap();
+    std::fs::write(&token_file, "the first of two tokens").unwrap();
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     let serving = Serving::start(&[
         "--listen=127.0.0.1:0",
@@ -216,20 +216,22 @@ fn sighup_reads_token_and_certificate_again() {
         };
         connect(&address, options)
     };
-    let early = login("the first").unwrap();
+    let early = login("the first of two tokens").unwrap();
     // Both are new, and the client trusts the new certificate alone.
     certificate(folder.path());
-    std::fs::write(&token_file, "the second").unwrap();
-    assert!(login("the second").is_err());
+    std::fs::write(&token_file, "the second of two tokens").unwrap();
+    assert!(login("the second of two tokens").is_err());
     serving.signal("HUP");
-    until("the new token", || login("the second").is_ok());
-    assert!(login("the first").is_err());
+    until("the new token", || {
+        login("the second of two tokens").is_ok()
+    });
+    assert!(login("the first of two tokens").is_err());
     early.stats(&Wait::forever()).unwrap();
     // What cannot be used is not taken over.
     std::fs::write(&token_file, "").unwrap();
     serving.signal("HUP");
     serving.signal("HUP");
-    login("the second").unwrap();
+    login("the second of two tokens").unwrap();
     let (code, log) = serving.stop("TERM");
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("read again"), "{log}");

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, Wait};
@@ -18,7 +19,10 @@ use replay_wire::auth::Secret;
 use crate::suite::{config, refused, sample, table, writer};
 use crate::support::until;
 
-fn start(config: &ServerConfig) -> Result<RunningServer> {
+/// A test that waits longer has failed.
+const LONG: Duration = Duration::from_secs(60);
+
+pub fn start(config: &ServerConfig) -> Result<RunningServer> {
     Server::start(config, Memory::new(MemoryLimits::default()))
 }
 
@@ -39,17 +43,17 @@ pub fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
     (certificate, key)
 }
 
-fn with_tls(folder: &Path) -> ServerConfig {
+pub fn with_tls(folder: &Path) -> ServerConfig {
     let (certificate, key) = certificate(folder);
     ServerConfig {
-        token: Some(Secret("a secret".into())),
+        token: Some(Secret("secret of the tests".into())),
         tls_cert: Some(certificate),
         tls_key: Some(key),
         ..local(&["127.0.0.1:0"])
     }
 }
 
-fn options(token: &str, tls_ca: Option<PathBuf>) -> ConnectOptions {
+pub fn options(token: &str, tls_ca: Option<PathBuf>) -> ConnectOptions {
     ConnectOptions {
         token: Some(Secret(token.into())),
         tls_ca,
@@ -157,15 +161,25 @@ fn tls_serves_clients_that_trust_the_certificate_and_know_the_token() {
     let address = running.addresses()[0].clone();
     assert!(address.to_string().starts_with("innets://"));
 
-    let client = connect(&address, options("a secret", config.tls_cert.clone())).unwrap();
+    let client = connect(
+        &address,
+        options("secret of the tests", config.tls_cert.clone()),
+    )
+    .unwrap();
     client.stats(&Wait::forever()).unwrap();
 
-    let wrong_token = connect(&address, options("a guess", config.tls_cert.clone()));
+    let wrong_token = connect(
+        &address,
+        options("a guess of a stranger", config.tls_cert.clone()),
+    );
     assert_eq!(refused(wrong_token).0, ErrorCode::Authentication);
 
     let other = tempfile::tempdir().unwrap();
     let (other_certificate, _) = certificate(other.path());
-    let untrusted = connect(&address, options("a secret", Some(other_certificate)));
+    let untrusted = connect(
+        &address,
+        options("secret of the tests", Some(other_certificate)),
+    );
     assert_eq!(refused(untrusted).0, ErrorCode::Authentication);
     client.stats(&Wait::forever()).unwrap();
 }
@@ -187,14 +201,43 @@ fn a_client_without_tls_gets_nowhere_and_harms_nobody() {
     // An alert or a reset: in no case a reply.
     let _ = stream.read_to_end(&mut answer);
     assert!(answer.len() < 16, "{answer:?}");
-    connect(&address, options("a secret", config.tls_cert.clone())).unwrap();
+    connect(
+        &address,
+        options("secret of the tests", config.tls_cert.clone()),
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_stranger_that_does_not_finish_tls_holds_a_place_until_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = ServerConfig {
+        max_handshakes: 1,
+        handshake_deadline_ms: 300,
+        ..with_tls(folder.path())
+    };
+    let running = start(&config).unwrap();
+    let address = running.addresses()[0].clone();
+    let Address::Tcp { host, port, .. } = &address else {
+        panic!("expected a TCP address");
+    };
+    // The start of a record with a ClientHello of 512 bytes.
+    for said in [&b""[..], b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"] {
+        let mut stranger = TcpStream::connect((host.as_str(), *port)).unwrap();
+        stranger.set_read_timeout(Some(LONG)).unwrap();
+        stranger.write_all(said).unwrap();
+        // It has the only place, and the client tries again until it is free.
+        let client = options("secret of the tests", config.tls_cert.clone());
+        connect(&address, client).unwrap();
+        assert_eq!(stranger.read(&mut [0; 100]).unwrap(), 0, "it is closed");
+    }
 }
 
 #[test]
 fn a_waiting_client_hears_of_the_end() {
     let running = start(&local(&["127.0.0.1:0"])).unwrap();
     let options = ConnectOptions {
-        reconnect_for: std::time::Duration::ZERO,
+        reconnect_for: Duration::ZERO,
         ..ConnectOptions::default()
     };
     let client = Arc::new(connect(&running.addresses()[0], options).unwrap());
@@ -204,7 +247,7 @@ fn a_waiting_client_hears_of_the_end() {
             let RequestBody::Sample(request) = sample(1) else {
                 unreachable!("a sample is a sample");
             };
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(600);
+            let deadline = std::time::Instant::now() + Duration::from_secs(600);
             client
                 .sample(&request, &Wait::until(Some(deadline)))
                 .map(drop)
@@ -236,16 +279,30 @@ fn a_client_tries_again_while_the_server_has_no_room() {
     let address = running.addresses()[0].clone();
     let client = plain(&address).unwrap();
     let wait = Wait::forever();
+    let refusals = || {
+        let stats = running.server().service().stats();
+        stats["server"]["connections_refused"].as_u64().unwrap()
+    };
     let first = client.open_writer(writer(1), &wait).unwrap();
-    assert_eq!(refused(plain(&address)).0, ErrorCode::Connect);
+    let impatient = ConnectOptions {
+        connect_timeout: Duration::from_millis(50),
+        ..ConnectOptions::default()
+    };
+    let (code, message) = refused(connect(&address, impatient));
+    assert_eq!(code, ErrorCode::Connect);
+    assert!(message.contains("--max-connections"), "{message}");
+    // A call that connects again.
+    let before = refusals();
     std::thread::scope(|scope| {
-        let second = scope.spawn(|| client.open_writer(writer(2), &wait).map(drop));
-        let service = running.server().service();
-        // The first refusal was for the other client.
-        until("another refusal", || {
-            service.stats()["server"]["connections_refused"] != 1
-        });
+        let second = scope.spawn(|| client.open_writer(writer(2), &wait));
+        until("a refusal", || refusals() > before);
         drop(first);
-        second.join().unwrap().unwrap();
+        let second = second.join().unwrap().unwrap();
+        // A client that connects for the first time.
+        let before = refusals();
+        let other = scope.spawn(|| plain(&address).map(drop));
+        until("two refusals", || refusals() > before + 1);
+        drop(second);
+        other.join().unwrap().unwrap();
     });
 }

@@ -4,6 +4,7 @@
 
 mod command;
 mod kernel;
+mod relay;
 mod simulated;
 mod suite;
 #[path = "../support/mod.rs"]

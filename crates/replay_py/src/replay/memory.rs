@@ -71,13 +71,15 @@ impl PyMemory {
 
     /// Serves this memory to clients.
     #[pyo3(signature = (
-        addresses, *, token = None, tls_cert = None, tls_key = None, trusted_network = false, io_threads = 0,
-        spin = false, gradients = None
+        addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
+        trusted_network = false, io_threads = 0, spin = false, gradients = None
     ))]
     fn serve(
         slf: &Bound<'_, Self>,
         addresses: server::Addresses,
         token: Option<String>,
+        learner_token: Option<String>,
+        actor_token: Option<String>,
         tls_cert: Option<PathBuf>,
         tls_key: Option<PathBuf>,
         trusted_network: bool,
@@ -90,6 +92,8 @@ impl PyMemory {
         let config = ServerConfig {
             listen: addresses.parse(py)?,
             token: token.map(Secret),
+            learner_token: learner_token.map(Secret),
+            actor_token: actor_token.map(Secret),
             tls_cert,
             tls_key,
             trusted_network,

@@ -69,7 +69,7 @@ proptest! {
 
 #[test]
 fn every_error_code_crosses() {
-    for number in 0..=ErrorCode::Gradients as u16 {
+    for number in 0..=ErrorCode::Forbidden as u16 {
         let code = code(number);
         let error = Error::Remote {
             code,
@@ -113,37 +113,59 @@ fn code(number: u16) -> ErrorCode {
         Io,
         Interrupted,
         Gradients,
+        Forbidden,
     ];
     assert_eq!(all[number as usize] as u16, number);
     all[number as usize]
 }
 
-#[test]
-fn a_list_of_half_a_billion_empty_structs_is_refused() {
+/// Frame of a request for a table with one column, whose list is then of `columns` structs of no bytes; `padding` bytes follow.
+fn empty_columns(columns: u64, padding: usize) -> Frame {
     let column = Column {
         name: "x".into(),
         dtype: Dtype::Uint8,
         shape: vec![],
         codec: Codec::None,
     };
-    let config = TableConfig::new("t", vec![column], 1);
     let request = Request {
         id: 1,
         deadline_ms: 0,
-        body: RequestBody::CreateTable(config),
+        body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)),
     };
     let mut control = encode_request(&request).unwrap().control().to_vec();
-
-    // The list's tag: one element of one data word and two pointers. It becomes 2^29 - 1 of nothing.
+    // The list's tag: one element of one data word and two pointers.
     let tag = (1u64 << 2 | 1 << 32 | 2 << 48).to_le_bytes();
     let at = (0..control.len())
         .step_by(8)
         .find(|&i| control[i..i + 8] == tag)
         .unwrap();
-    control[at..at + 8].copy_from_slice(&(u64::from(u32::MAX >> 3) << 2).to_le_bytes());
+    control[at..at + 8].copy_from_slice(&(columns << 2).to_le_bytes());
+    // The only segment's length, in words.
+    let words = (control.len() - 8 + padding) / 8;
+    control[4..8].copy_from_slice(&(words as u32).to_le_bytes());
+    control.resize(control.len() + padding, 0);
+    Frame::new(&control, Bytes::new())
+}
 
-    let error = decode_request(Frame::new(&control, Bytes::new())).unwrap_err();
+#[test]
+fn a_list_of_half_a_billion_empty_structs_is_refused() {
+    let error = decode_request(empty_columns(u64::from(u32::MAX >> 3), 0)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
+}
+
+#[test]
+fn a_request_takes_little_more_memory_decoded_than_encoded() {
+    let padding = 1 << 20;
+    // As many as the message has words: 7 bytes of memory for each of its bytes.
+    let columns = (padding / 8) as u64;
+    let error = decode_request(empty_columns(columns, padding)).unwrap_err();
+    assert!(error.to_string().contains("decoded"), "{error}");
+    let fit = padding / size_of::<Column>();
+    let request = decode_request(empty_columns(fit as u64, padding)).unwrap();
+    let RequestBody::CreateTable(config) = request.body else {
+        panic!("{:?} is no table", request.body);
+    };
+    assert_eq!(config.columns.len(), fit);
 }
 
 #[test]

@@ -193,6 +193,7 @@ pub enum Answer {
     },
     Error(ErrorCode, String),
     Parameters(Option<Parameters>),
+    Welcome(Option<[u8; 32]>),
     Writer(WriterOpened),
     Updated(UpdateReceipt),
     Pushed(u64),
@@ -203,19 +204,17 @@ pub enum Answer {
 }
 
 pub fn answer() -> impl Strategy<Value = Answer> {
-    let proof = || option::of(any::<[u8; 32]>());
     prop_oneof![
-        prop::sample::select(vec!["welcome", "done", "waiting"])
-            .prop_map(|name| Answer::Plain(name.into())),
-        (any::<(u32, u64, [u8; 32], bool, u64)>(), ".{0,8}", proof()).prop_map(
-            |((protocol, incarnation, nonce, token_needed, max_frame_bytes), release, proof)| {
+        prop::sample::select(vec!["done", "waiting"]).prop_map(|name| Answer::Plain(name.into())),
+        option::of(any::<[u8; 32]>()).prop_map(Answer::Welcome),
+        (any::<(u32, u64, [u8; 32], bool, u64)>(), ".{0,8}").prop_map(
+            |((protocol, incarnation, nonce, token_needed, max_frame_bytes), release)| {
                 Answer::Challenge(Challenge {
                     protocol,
                     release,
                     incarnation,
                     nonce,
                     token_needed,
-                    proof,
                     max_frame_bytes,
                 })
             }
@@ -294,7 +293,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
 
 pub fn body(answer: Answer) -> ReplyBody {
     match answer {
-        Answer::Plain(name) if name == "welcome" => ReplyBody::Welcome,
+        Answer::Welcome(proof) => ReplyBody::Welcome(proof),
         Answer::Plain(name) if name == "waiting" => ReplyBody::Waiting,
         Answer::Plain(_) => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
@@ -328,7 +327,8 @@ pub fn body(answer: Answer) -> ReplyBody {
 pub fn seen(reply: Reply) -> Answer {
     let name = reply.body.name();
     match reply.body {
-        ReplyBody::Welcome | ReplyBody::Done | ReplyBody::Waiting => Answer::Plain(name.into()),
+        ReplyBody::Welcome(proof) => Answer::Welcome(proof),
+        ReplyBody::Done | ReplyBody::Waiting => Answer::Plain(name.into()),
         ReplyBody::Challenge(challenge) => Answer::Challenge(challenge),
         ReplyBody::Table(config) => Answer::Table(config),
         ReplyBody::Sampled(sampled) => Answer::Sampled {

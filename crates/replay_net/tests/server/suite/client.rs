@@ -2,7 +2,7 @@
 
 use replay_core::{Error, ErrorCode, Result};
 use replay_net::framing::{FrameReader, write_frame};
-use replay_wire::auth::{self, Role};
+use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::{
     Challenge, FrameLimits, Hello, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
     decode_reply, encode_request,
@@ -21,6 +21,15 @@ pub const CLOGGING: u64 = 5;
 
 /// Bytes of the longest frame with which a connection may have that many unread replies and more.
 pub const CLOGGABLE: u64 = 8 * LARGE as u64;
+
+/// The transcript of a connection without TLS.
+pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
+    Transcript {
+        client_nonce,
+        server_nonce: challenge.nonce,
+        channel_binding: None,
+    }
+}
 
 /// A client that says exactly what it is told to say.
 pub struct TestClient {
@@ -47,20 +56,17 @@ impl TestClient {
         let mut client = Self::new(connection);
         let nonce = [7; 32];
         let challenge = client.hello(PROTOCOL, nonce).await?;
-        if let (Some(token), Some(proof)) = (token, &challenge.proof) {
-            assert!(auth::verify(
-                token,
-                Role::Server,
-                &nonce,
-                &challenge.nonce,
-                proof
-            ));
-        }
-        let proof = token.map(|t| auth::proof(t, Role::Client, &nonce, &challenge.nonce));
-        match client.ask(RequestBody::Authenticate(proof), 0).await? {
-            ReplyBody::Welcome => Ok(client),
+        let transcript = transcript(nonce, &challenge);
+        let proof = token.map(|t| auth::proof(t, Side::Client, &transcript));
+        let proof = match client.ask(RequestBody::Authenticate(proof), 0).await? {
+            ReplyBody::Welcome(proof) => proof,
             other => panic!("expected welcome, got {}", other.name()),
+        };
+        if let (Some(token), true) = (token, challenge.token_needed) {
+            let proof = proof.expect("the server proves that it knows the token");
+            assert!(auth::verify(token, Side::Server, &transcript, &proof));
         }
+        Ok(client)
     }
 
     pub async fn hello(&mut self, protocol: u32, nonce: [u8; 32]) -> Result<Challenge> {

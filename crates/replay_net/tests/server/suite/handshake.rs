@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use replay_core::ErrorCode;
 use replay_net::config::ServerConfig;
-use replay_wire::auth::Secret;
+use replay_wire::auth::{self, Secret, Side};
 use replay_wire::{PROTOCOL, RELEASE, RequestBody};
 
 use super::*;
 
 fn with_token() -> ServerConfig {
     ServerConfig {
-        token: Some(Secret("a secret".into())),
+        token: Some(Secret("secret of the tests".into())),
         ..config(table())
     }
 }
@@ -36,20 +36,20 @@ fn the_challenge_tells_what_a_client_has_to_know() {
 #[test]
 fn the_token_opens_and_nothing_else_does() {
     World::run(2, with_token(), |world| async move {
-        TestClient::welcome(world.connect().await, Some("a secret"))
+        TestClient::welcome(world.connect().await, Some("secret of the tests"))
             .await
             .unwrap()
             .stats()
             .await;
         for (token, part) in [
             (None, "INNET_TOKEN"),
-            (Some("a guess"), "not this server's"),
+            (Some("a guess of a stranger"), "another token"),
         ] {
             let mut client = TestClient::new(world.connect().await);
             let challenge = client.hello(PROTOCOL, [1; 32]).await.unwrap();
             let proof = token.map(|token| {
-                let role = replay_wire::auth::Role::Client;
-                replay_wire::auth::proof(token, role, &[1; 32], &challenge.nonce)
+                let transcript = transcript([1; 32], &challenge);
+                auth::proof(token, Side::Client, &transcript)
             });
             let (code, message) = refused(client.ask(RequestBody::Authenticate(proof), 0).await);
             assert_eq!(code, ErrorCode::Authentication);
@@ -64,7 +64,9 @@ fn the_servers_own_proof_opens_nothing() {
     World::run(3, with_token(), |world| async move {
         let mut client = TestClient::new(world.connect().await);
         let challenge = client.hello(PROTOCOL, [1; 32]).await.unwrap();
-        let reflected = RequestBody::Authenticate(challenge.proof);
+        let transcript = transcript([1; 32], &challenge);
+        let proof = auth::proof("secret of the tests", Side::Server, &transcript);
+        let reflected = RequestBody::Authenticate(Some(proof));
         assert_eq!(
             refused(client.ask(reflected, 0).await).0,
             ErrorCode::Authentication
@@ -198,7 +200,7 @@ fn a_flood_of_strangers_keeps_out_no_logged_in_client_and_delays_new_ones() {
 #[test]
 fn clients_that_fail_to_log_in_are_counted() {
     World::run(10, with_token(), |world| async move {
-        // As a client does to which the server's proof does not fit its token.
+        // As a client without a token does.
         let mut leaves = TestClient::new(world.connect().await);
         leaves.hello(PROTOCOL, [1; 32]).await.unwrap();
         drop(leaves);

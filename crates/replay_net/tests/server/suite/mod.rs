@@ -9,10 +9,11 @@ mod messages;
 mod protocol;
 mod receive_budget;
 mod replies;
+mod roles;
 mod shutdown;
 pub mod simulation;
 mod world;
 
-pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient};
+pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient, transcript};
 pub use messages::*;
 pub use world::{World, config};

@@ -113,3 +113,17 @@ fn a_push_comes_over_the_connection_that_opened_its_writer() {
         client.ask(body, 0).await.unwrap();
     });
 }
+
+#[test]
+fn a_frame_counts_with_its_decoded_request() {
+    const CONTROL: u32 = 40_000;
+    World::run(54, config(limited_table()), |world| async move {
+        let mut client = world.client().await;
+        let header = [CONTROL.to_le_bytes(), 100u32.to_le_bytes()].concat();
+        client.send_raw(&header).await;
+        let expected = u64::from(2 * CONTROL + 100);
+        world.until(|world| world.receive_bytes() == expected).await;
+        drop(client);
+        world.until(|world| world.receive_bytes() == 0).await;
+    });
+}

@@ -98,7 +98,7 @@ impl World {
         let world = World {
             server,
             memory,
-            token: config.read_token().unwrap(),
+            token: operator_token(&config),
             address,
             network: Network::Simulated(stack.clone()),
         };
@@ -119,7 +119,7 @@ impl World {
         let world = World {
             server: running.server().clone(),
             memory,
-            token: config.read_token().unwrap(),
+            token: operator_token(&config),
             address: running.addresses()[0].clone(),
             network: Network::Sockets,
         };
@@ -251,6 +251,11 @@ fn memory(config: &ServerConfig, seed: Option<u64>) -> Arc<Memory> {
         seed,
         ..config.memory_limits()
     })
+}
+
+fn operator_token(config: &ServerConfig) -> Option<String> {
+    let tokens = config.read_tokens().unwrap();
+    tokens.into_iter().next().map(|(_, token)| token.0)
 }
 
 /// A server whose one table is `table`.

@@ -1,0 +1,188 @@
+//! The requests that each role's token allows.
+
+use replay_core::ErrorCode;
+use replay_core::schema::TableConfig;
+use replay_net::config::ServerConfig;
+use replay_wire::RequestBody;
+use replay_wire::auth::Secret;
+
+use super::*;
+
+const OPERATOR: &str = "token of the operator";
+const LEARNER: &str = "token of the learners";
+const ACTOR: &str = "token of the actors";
+
+fn with_roles() -> ServerConfig {
+    let secret = |token: &str| Some(Secret(token.to_owned()));
+    ServerConfig {
+        token: secret(OPERATOR),
+        learner_token: secret(LEARNER),
+        actor_token: secret(ACTOR),
+        ..config(table())
+    }
+}
+
+async fn client(world: &World, token: &str) -> TestClient {
+    TestClient::welcome(world.connect().await, Some(token))
+        .await
+        .unwrap()
+}
+
+/// Another table.
+fn other(name: &str) -> TableConfig {
+    TableConfig {
+        name: name.into(),
+        ..table()
+    }
+}
+
+/// The first key of a sample.
+async fn sampled_key(client: &mut TestClient) -> u64 {
+    match client.ask(sample(1), 0).await.unwrap() {
+        replay_wire::ReplyBody::Sampled(sampled) => sampled.items[0].key,
+        other => panic!("expected a sample, got {}", other.name()),
+    }
+}
+
+#[test]
+fn each_role_may_make_its_requests_and_no_others() {
+    World::run(50, with_roles(), |world| async move {
+        let mut actor = client(&world, ACTOR).await;
+        actor.open(1).await;
+        let pushed = RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3]));
+        actor.ask(pushed, 0).await.unwrap();
+        let get = || RequestBody::GetParameters {
+            name: "policy".into(),
+            newer_than: 0,
+        };
+        let of_actors = || {
+            [
+                RequestBody::DescribeTable(TABLE.into()),
+                RequestBody::Stats,
+                RequestBody::List,
+                get(),
+                // A program may name the tables that it uses.
+                RequestBody::CreateTable(table()),
+            ]
+        };
+        let mut learner = client(&world, LEARNER).await;
+        let key = sampled_key(&mut learner).await;
+        let of_learners = |table: &str| {
+            [
+                sample(1),
+                RequestBody::CreateTable(other(table)),
+                RequestBody::UpdatePriorities {
+                    table: TABLE.into(),
+                    keys: vec![key],
+                    priorities: vec![2.0],
+                },
+                RequestBody::PutParameters {
+                    name: "policy".into(),
+                    bytes: parameters(8),
+                },
+                RequestBody::ReportCorrupt {
+                    table: TABLE.into(),
+                    key,
+                    reason: "does not decode".into(),
+                },
+            ]
+        };
+        let of_operators = || {
+            [
+                RequestBody::EmptyTable(TABLE.into()),
+                RequestBody::DropTable("second".into()),
+            ]
+        };
+        let mut operator = client(&world, OPERATOR).await;
+        for request in of_actors() {
+            for client in [&mut actor, &mut learner, &mut operator] {
+                client.ask(request.clone(), 0).await.unwrap();
+            }
+        }
+        for request in of_learners("first") {
+            let name = request.name();
+            let (code, message) = refused(actor.ask(request, 0).await);
+            assert_eq!(code, ErrorCode::Forbidden);
+            let parts = ["actor", name, "--learner-token-file", "--token-file"];
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
+        assert_eq!(world.stats()["parameters"].as_object().unwrap().len(), 0);
+        assert_eq!(world.table_stat("items"), 3);
+        for request in of_learners("second") {
+            learner.ask(request, 0).await.unwrap();
+        }
+        for request in of_operators() {
+            let name = request.name();
+            for (client, role) in [(&mut actor, "actor"), (&mut learner, "learner")] {
+                let (code, message) = refused(client.ask(request.clone(), 0).await);
+                assert_eq!(code, ErrorCode::Forbidden);
+                let parts = [role, name, "--token-file"];
+                assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+            }
+        }
+        assert_eq!(world.table_stat("items"), 2);
+        for request in of_learners("third").into_iter().chain(of_operators()) {
+            operator.ask(request, 0).await.unwrap();
+        }
+        // A refusal ends no connection.
+        let again = RequestBody::Push(push(1, 1, 2, 3, &[4]));
+        actor.ask(again, 0).await.unwrap();
+        assert_eq!(world.table_stat("items"), 1);
+    });
+}
+
+#[test]
+fn a_gradient_job_is_for_learners() {
+    World::run(51, with_roles(), |world| async move {
+        let join = || RequestBody::JoinGradients {
+            job: gradients::JoinJob {
+                job: "job".into(),
+                worker: 0,
+                workers: 1,
+                world: 1,
+                name: "worker".into(),
+                arithmetic: gradients::Arithmetic::Float,
+                segment_values: 1,
+                deadline: std::time::Duration::from_secs(1),
+                asynchronous: None,
+            },
+            below: None,
+        };
+        for (token, expected) in [
+            (ACTOR, ErrorCode::Forbidden),
+            // This server has no aggregator.
+            (LEARNER, ErrorCode::Config),
+        ] {
+            let reply = client(&world, token).await.ask(join(), 0).await;
+            assert_eq!(refused(reply).0, expected);
+        }
+    });
+}
+
+#[test]
+fn an_actor_hears_of_a_table_that_differs() {
+    World::run(52, with_roles(), |world| async move {
+        let mut actor = client(&world, ACTOR).await;
+        let wider = TableConfig {
+            capacity: 7,
+            ..table()
+        };
+        let reply = actor.ask(RequestBody::CreateTable(wider), 0).await;
+        assert_eq!(refused(reply).0, ErrorCode::TableDiffers);
+    });
+}
+
+#[test]
+fn without_the_operators_token_a_token_is_still_needed() {
+    let config = ServerConfig {
+        token: None,
+        ..with_roles()
+    };
+    World::run(53, config, |world| async move {
+        client(&world, LEARNER).await.stats().await;
+        for token in [None, Some(OPERATOR)] {
+            let refusal = TestClient::welcome(world.connect().await, token).await;
+            assert_eq!(refused(refusal.map(drop)).0, ErrorCode::Authentication);
+        }
+    });
+}
