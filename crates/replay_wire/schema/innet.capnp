@@ -214,6 +214,8 @@ struct TableConfig {
   samplesPerInsert @9 :Float64;
   # 0 switches the ratio limit off
   slack @10 :Float64;
+  liveMaxPriority @11 :Bool;
+  # items without a priority take the largest of the live items, not the largest ever
 }
 
 struct OpenWriter {

@@ -115,8 +115,8 @@ same_fields! {
     hello: Hello { protocol, release, nonce }
     challenge: Challenge { protocol, release, incarnation, nonce, token_needed, proof, max_frame_bytes }
     table_config: TableConfig {
-        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, max_times_sampled,
-        min_size, samples_per_insert, slack; columns: "the columns of a table"
+        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, live_max_priority,
+        max_times_sampled, min_size, samples_per_insert, slack; columns: "the columns of a table"
     }
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }
