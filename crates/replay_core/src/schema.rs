@@ -70,19 +70,54 @@ dtypes! {
 
 /// A named array that every step has one value of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ReadColumn")]
 pub struct Column {
     /// Its name.
     pub name: String,
     /// Its element type.
     pub dtype: Dtype,
     /// Its shape; empty for a scalar.
-    #[serde(default)]
     pub shape: Vec<u32>,
     /// How it is packed.
     pub codec: Codec,
 }
 
+/// A column as files have it.
+#[derive(Deserialize)]
+struct ReadColumn {
+    name: String,
+    dtype: Dtype,
+    #[serde(default)]
+    shape: Vec<u32>,
+    codec: Option<Codec>,
+}
+
+impl From<ReadColumn> for Column {
+    fn from(read: ReadColumn) -> Self {
+        let mut column = Column::new(read.name, read.dtype, read.shape);
+        column.codec = read.codec.unwrap_or(column.codec);
+        column
+    }
+}
+
 impl Column {
+    /// Least bytes of a value that is packed by default: an LZ4 block of fewer is rarely shorter than its input.
+    const PACKED_FROM_BYTES: usize = 64;
+
+    /// A column with the default codec: LZ4 for values of 64 bytes and more, else none.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u32>) -> Self {
+        let mut column = Column {
+            name: name.into(),
+            dtype,
+            shape,
+            codec: Codec::None,
+        };
+        if column.bytes() >= Self::PACKED_FROM_BYTES {
+            column.codec = Codec::Lz4;
+        }
+        column
+    }
+
     /// A raw column of one number for each step.
     pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
         Column {

@@ -79,6 +79,10 @@ pub struct ServerConfig {
     /// client is dropped, and the chunks that its reply pinned are released.
     #[arg(long, value_name = "MS", default_value_t = 30_000)]
     pub write_deadline_ms: u64,
+    /// Longest time in milliseconds for which a request may wait in the server, whatever its deadline. Its client sends it
+    /// again then, unnoticed by the user, and it waits behind the requests that came meanwhile.
+    #[arg(long, value_name = "MS", default_value_t = 3_600_000)]
+    pub max_wait_ms: u64,
     /// Time in milliseconds for running requests to finish at a shutdown.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub drain_deadline_ms: u64,
@@ -95,14 +99,16 @@ pub struct ServerConfig {
     /// The certificate's private key, a PEM file.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Listen without a token or without TLS where other machines can connect.
+    /// Listen without a token or without TLS where other machines can connect, and sum gradients there: their datagrams are
+    /// neither encrypted nor authenticated, with a token and TLS, too.
     #[arg(long)]
     pub trusted_network: bool,
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
     /// UDP address for gradient all-reduce; port 0 lets the system choose, and an IP address of all zeros is every address
-    /// of this machine. Workers join over the addresses of --listen.
+    /// of this machine. Workers join over the addresses of --listen. An address that other machines can reach needs
+    /// --trusted-network.
     #[arg(long, value_name = "IP:PORT")]
     pub gradients: Option<SocketAddr>,
     /// Only sum gradients: no replay memory, no parameters.

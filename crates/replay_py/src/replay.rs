@@ -25,10 +25,10 @@ use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
 use crate::class::context_manager;
-use crate::log;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
+use crate::{integer, log};
 pub use draws::PyUpdateReceipt;
 
 /// A replay memory: in this process, or the connection to one on a server (`connect`).
@@ -109,8 +109,8 @@ impl PyReplay {
     fn new(
         py: Python<'_>,
         tables: Tables<'_>,
-        max_bytes: Option<u64>,
-        seed: Option<u64>,
+        #[pyo3(from_py_with = integer::max_bytes)] max_bytes: Option<u64>,
+        #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
         log::start(py)?;
         let mut limits = MemoryLimits::default();
@@ -183,7 +183,7 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         name: &str,
-        newer_than: u64,
+        #[pyo3(from_py_with = integer::newer_than)] newer_than: u64,
         timeout: Option<f64>,
     ) -> PyResult<Option<PyParameters>> {
         let found = self.call(py, timeout, |replay, wait| {

@@ -81,7 +81,7 @@ same_variants!(Arithmetic: Float Fixed);
 same_variants!(ErrorCode:
     Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
     Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
-    Gradients);
+    Gradients Renew);
 
 /// Fields by name; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {

@@ -12,7 +12,7 @@ use replay_wire::auth::Secret;
 
 use super::PyReplay;
 use crate::server::{self, PyServer};
-use crate::{error, wait};
+use crate::{error, integer, wait};
 
 impl PyReplay {
     /// The memory in this process.
@@ -63,7 +63,7 @@ impl PyReplay {
         tls_cert: Option<PathBuf>,
         tls_key: Option<PathBuf>,
         trusted_network: bool,
-        io_threads: usize,
+        #[pyo3(from_py_with = integer::io_threads)] io_threads: usize,
         spin: bool,
         gradients: Option<&str>,
     ) -> PyResult<PyServer> {

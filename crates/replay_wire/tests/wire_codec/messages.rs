@@ -146,7 +146,11 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         }),
         (name(), any::<u64>(), name())
             .prop_map(|(table, key, reason)| RequestBody::ReportCorrupt { table, key, reason }),
-        (name(), bytes()).prop_map(|(name, bytes)| RequestBody::PutParameters { name, bytes }),
+        (name(), any::<u64>(), bytes()).prop_map(|(name, id, bytes)| RequestBody::PutParameters {
+            name,
+            id,
+            bytes
+        }),
         (name(), any::<u64>())
             .prop_map(|(name, newer_than)| RequestBody::GetParameters { name, newer_than }),
         Just(RequestBody::Stats),
