@@ -31,6 +31,7 @@ use admission::Admission;
 pub use admission::Slot;
 use failed_logins::FailedLogins;
 pub use running::RunningServer;
+pub(crate) use running::open_files;
 
 /// Pause after a failed accept: without free descriptors the next accept fails at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

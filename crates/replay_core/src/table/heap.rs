@@ -20,7 +20,7 @@ pub struct Heap {
     rank_by: RankBy,
     /// By slot; a slot that never had an item is of generation 0, which no live item has.
     entries: Box<[HeapEntry]>,
-    /// Slots of the items that can be drawn, a binary heap: index i has its parent, which ranks before it, at
+    /// Slots of the items that can be sampled, a binary heap: index i has its parent, which ranks before it, at
     /// (i - 1) / 2.
     slots: Vec<u32>,
     /// Insertions and updates so far.
@@ -42,7 +42,7 @@ type Rank = (u64, u64);
 /// Updates under one hold of a heap's lock, for which an insertion may wait with the insert lock.
 const UPDATED_AT_ONCE: usize = 64;
 
-/// Index of an item whose last draw is taken, but may still be given back.
+/// Index of an item whose last sample is taken, but may still be given back.
 const NOWHERE: u32 = u32::MAX;
 
 impl Heap {

@@ -9,6 +9,7 @@ use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
+use crate::suite::simulation::SimStack;
 use crate::suite::*;
 
 #[test]
@@ -32,80 +33,71 @@ fn delays_change_neither_order_nor_content() {
 }
 
 #[test]
-fn a_draw_that_arrived_in_part_gives_its_credit_back() {
+fn a_sample_that_arrived_in_part_gives_its_credit_back() {
     for seed in 0..5 {
         World::simulated(seed, config(limited_table()), |world, network| async move {
-            let mut writer = world.client().await;
-            writer.open(1).await;
-            writer
-                .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-                .await
-                .unwrap();
-
-            let stream = network.connect(&world.address).unwrap();
-            let link = stream.link();
-            let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
-            link.cut_after_received(20);
-            reader.send(draw(2), 0).await.unwrap();
-            assert!(reader.receive().await.is_err());
-            world
-                .until(|world| world.server_stat("connections") == 1)
-                .await;
-            assert_eq!(world.table_stat("limiter_drawn"), 0);
+            cut_sample(&world, &network).await;
+            assert_eq!(world.table_stat("limiter_sampled"), 0);
             assert_eq!(world.table_stat("pinned_bytes"), 0);
         });
     }
 }
 
 #[test]
-fn a_draw_that_arrived_in_part_leaves_its_items_in_their_queue() {
+fn a_sample_that_arrived_in_part_leaves_its_items_in_their_queue() {
     for seed in 0..5 {
         World::simulated(seed, config(queue()), |world, network| async move {
-            let mut writer = world.client().await;
-            writer.open(1).await;
-            writer
-                .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-                .await
-                .unwrap();
-
-            let stream = network.connect(&world.address).unwrap();
-            let link = stream.link();
-            let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
-            link.cut_after_received(20);
-            reader.send(draw(2), 0).await.unwrap();
-            assert!(reader.receive().await.is_err());
-            world
-                .until(|world| world.server_stat("connections") == 1)
-                .await;
+            let mut writer = cut_sample(&world, &network).await;
             assert_eq!(world.table_stat("items"), 3);
-            writer.ask(draw(3), 0).await.unwrap();
+            writer.ask(sample(3), 0).await.unwrap();
             world.until(|world| world.table_stat("items") == 0).await;
         });
     }
 }
 
-/// Draws that wait cost attempts of the first of them alone, ten a second.
+/// Pushes three items, and breaks the connection of a reader in the middle of a reply with two of them. Returns the writer.
+async fn cut_sample(world: &World, network: &SimStack) -> TestClient {
+    let mut writer = world.client().await;
+    writer.open(1).await;
+    writer
+        .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
+        .await
+        .unwrap();
+
+    let stream = network.connect(&world.address).unwrap();
+    let link = stream.link();
+    let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
+    link.cut_after_received(20);
+    reader.send(sample(2), 0).await.unwrap();
+    assert!(reader.receive().await.is_err());
+    world
+        .until(|world| world.server_stat("connections") == 1)
+        .await;
+    writer
+}
+
+/// Samples that wait cost attempts of the first of them alone, ten a second.
 #[test]
-fn parked_draws_are_not_tried_again_by_themselves() {
+fn parked_samples_are_not_tried_again_by_themselves() {
     const CLIENTS: u64 = 4;
-    const DRAWS: u64 = 16;
+    const SAMPLES: u64 = 16;
     const SECONDS: u64 = 60;
     World::simulated(14, config(table()), |world, _| async move {
         let mut clients = Vec::new();
         for _ in 0..CLIENTS {
             let mut client = world.client().await;
-            for _ in 0..DRAWS {
-                client.send(draw(1), u32::MAX).await.unwrap();
+            for _ in 0..SAMPLES {
+                client.send(sample(1), u32::MAX).await.unwrap();
             }
             clients.push(client);
         }
         world
-            .until(|world| world.table_stat("blocked_draws") == CLIENTS * DRAWS)
+            .until(|world| world.table_stat("blocked_samples") == CLIENTS * SAMPLES)
             .await;
         world.sleep(Duration::from_secs(1)).await;
         let before = world.server_stat("retries");
         // Each looks again after it has taken its place, so that no change is missed.
-        assert!(before <= 3 * CLIENTS * DRAWS, "{before}");
+        assert!(before <= 3 * CLIENTS * SAMPLES, "{before}");
         world.sleep(Duration::from_secs(SECONDS)).await;
         let tried = world.server_stat("retries") - before;
         assert!(tried > 0 && tried <= 11 * SECONDS, "{tried} attempts");
@@ -130,8 +122,8 @@ fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
             (u32::MAX, true, ErrorCode::Renew, HELD),
             (500, false, ErrorCode::Deadline, HELD / 4),
         ] {
-            let RequestBody::Sample(request) = draw(2) else {
-                unreachable!("a draw is a sample");
+            let RequestBody::Sample(request) = sample(2) else {
+                unreachable!("it is a sample");
             };
             let body = RequestBody::Sample(SampleRequest {
                 allow_short,
