@@ -278,6 +278,8 @@ impl ServerConfig {
 
 #[cfg(test)]
 mod tests {
+    use replay_core::schema::Codec;
+
     use super::*;
 
     pub(super) fn read(text: &str) -> Result<ServerConfig> {
@@ -310,6 +312,24 @@ mod tests {
         );
         let table = "[[tables]]\nname = \"a\"\ncolums = []";
         assert!(refusal(table).contains("colums"));
+    }
+
+    /// As in Python: LZ4 from 64 bytes, and what the file says.
+    #[test]
+    fn a_column_without_a_codec_has_the_default() {
+        let column =
+            |rest: &str| format!("[[tables.columns]]\nname = \"c\"\ndtype = \"uint8\"\n{rest}\n");
+        let codec = |rest: &str| {
+            let text = format!("[[tables]]\nname = \"t\"\ncapacity = 1\n{}", column(rest));
+            let config = read(&text).unwrap();
+            config.validate().unwrap();
+            config.tables[0].columns[0].codec
+        };
+        assert_eq!(codec(""), Codec::None);
+        assert_eq!(codec("shape = [63]"), Codec::None);
+        assert_eq!(codec("shape = [8, 8]"), Codec::Lz4);
+        assert_eq!(codec("shape = [8, 8]\ncodec = \"none\""), Codec::None);
+        assert_eq!(codec("codec = \"zstd\""), Codec::Zstd);
     }
 
     #[test]

@@ -289,8 +289,8 @@ class RunFolder:
                 self.adopt_memory()
         if self.snapshot.exists() and _checksum_of(self.snapshot) != expected:
             logger.warning(
-                "%s is not the replay memory of the checkpoint %s, but of another moment of the run: training continues with "
-                "both; delete it to start with an empty memory",
+                "%s is not the replay memory of the checkpoint %s, but of another moment of the run: training "
+                "continues with both; delete it to start with an empty memory",
                 self.snapshot,
                 checkpoint.path,
             )
