@@ -147,7 +147,7 @@ impl PyReplay {
         })
     }
 
-    /// Removes every step and item of a table; its writers stay open.
+    /// Removes every step and item of a table, and forgets its largest priority; its writers stay open.
     #[pyo3(signature = (name, timeout = None))]
     fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
         self.call(py, timeout, |replay, wait| replay.empty_table(name, wait))
