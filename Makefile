@@ -21,7 +21,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint rust-test dpdk-test fstack-test loom bench-check bench-record python-test bench bench-peers wire clean
+.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom bench-check bench-record python-test bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ format: setup ## format Rust and Python
 	cargo fmt --all
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+deny: ## licences, duplicates and sources of dependencies; needs cargo-deny
+	cargo deny --offline --all-features check licenses bans sources
 
 lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import innet_drl as innet
 from gradient_workers import die_while_learning, fail_to_begin, gradient_server
 from innet_drl.launch import learners, local
 from innet_drl.train.config import Config
@@ -34,6 +35,17 @@ def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> Non
     with gradient_server() as server:
         result = local.train(small(learners=3, replay=server, gradients=server), tmp_path / "run")
     assert result.learner_updates > 20
+
+
+def test_a_wrong_aggregator_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "Trainer", None)
+    with pytest.raises(innet.errors.ConfigError, match="nowhere"):
+        local.train(small(learners=2, gradients="nowhere://a:1"), tmp_path / "run")
+    with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+        (address,) = server.addresses
+        with pytest.raises(ConfigurationError, match=f"{address} sums no gradients: start it with --gradients"):
+            local.train(small(learners=2, gradients=address), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_learner_that_is_killed_ends_the_run_with_a_checkpoint(

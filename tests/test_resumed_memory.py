@@ -13,6 +13,7 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.learner import Update
 from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.trainer import Trainer
 from training import lines, small
 
@@ -112,10 +113,44 @@ def test_a_full_disk_for_the_memory(tmp_path: Path, capsys: pytest.CaptureFixtur
     run = tmp_path / "run"
     local.train(FIRST, run)
     content = (run / "replay.snapshot").read_bytes()
-    full_device(run / "replay.snapshot.partial")
+    full_device(run / "replay.snapshot.next.partial")
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--steps", "6000"]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the disk is full" in line
     assert f"--resume {run}" in line
     assert (run / "replay.snapshot").read_bytes() == content
+    # The checkpoint is newer than the memory, and has none of its own.
+    assert RunFolder(run).latest_checkpoint().state["snapshot"] is None
+
+
+def test_a_snapshot_belongs_to_one_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    first = local.train(FIRST, run)
+    snapshot, unadopted = run / "replay.snapshot", run / "replay.snapshot.next"
+    earlier = snapshot.read_bytes()
+    second = local.train(dataclasses.replace(FIRST, steps=first.agent_steps + 300), run, resume=True)
+    assert not unadopted.exists()
+    checkpoint = RunFolder(run).latest_checkpoint()
+
+    # Killed between the checkpoint and the new name of its snapshot.
+    newest = snapshot.read_bytes()
+    snapshot.rename(unadopted)
+    snapshot.write_bytes(earlier)
+    RunFolder(run).match_memory(checkpoint)
+    assert snapshot.read_bytes() == newest
+    assert not unadopted.exists()
+
+    # Killed before the checkpoint: what was written for it belongs to none.
+    unadopted.write_bytes(earlier)
+    caplog.clear()
+    RunFolder(run).match_memory(checkpoint)
+    assert snapshot.read_bytes() == newest
+    assert not caplog.records
+
+    # The newest checkpoint was removed, or the file was copied from elsewhere.
+    snapshot.write_bytes(earlier)
+    local.train(dataclasses.replace(FIRST, steps=second.agent_steps + 300), run, resume=True)
+    (told,) = [record.getMessage() for record in caplog.records if "another moment" in record.getMessage()]
+    assert str(snapshot) in told
+    assert str(checkpoint.path) in told

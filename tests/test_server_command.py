@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_doctor_says_what_is_there() -> None:
     """What it finds depends on the machine; what it says of it does not."""
     told = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, check=False)
     states = [line.split()[0] for line in told.stdout.splitlines() if not line.startswith(" ")]
-    assert len(states) == 7
+    assert len(states) == 10
     assert set(states) <= {"ok", "missing"}
     assert told.stdout.count("to do: ") == states.count("missing")
     assert told.returncode == int("missing" in states)
@@ -51,6 +52,26 @@ def test_doctor_says_what_is_there() -> None:
     parts = json.loads(as_json.stdout)
     assert parts["ok"] == (as_json.returncode == 0)
     assert [part["ok"] for part in parts["parts"]] == [state == "ok" for state in states]
+
+
+def test_doctor_checks_the_kernel_alone_for_the_settings_of_a_server(tmp_path: Path) -> None:
+    settings = tmp_path / "server.toml"
+    settings.write_text(f'listen = ["unix://{tmp_path}/s"]\nmax_bytes = "1MiB"\nmax_frame_bytes = "64KiB"\n')
+    command = [*COMMAND, "doctor", "--json", "--stack=kernel", "--config", str(settings), "--gradients=127.0.0.1:0"]
+
+    def parts(*flags: str) -> dict[str, Any]:
+        told = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+        return {part["part"]: part for part in json.loads(told.stdout)["parts"]}
+
+    found = parts()
+    assert list(found) == ["open files", "memory", "addresses", "UDP buffers"]
+    assert found["memory"]["ok"]
+    assert found["addresses"]["ok"]
+    assert not list(tmp_path.glob("s"))
+    with innet.Memory() as replay, replay.serve(f"unix://{tmp_path}/s"):
+        taken = parts("--max-bytes=100000GiB")
+    assert "a server is running there" in taken["addresses"]["found"]
+    assert "--max-bytes" in taken["memory"]["to_do"]
 
 
 def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:

@@ -335,14 +335,14 @@ def test_parameters_are_whole_versions(client: WireClient) -> None:
     get = SCHEMA.GetParameters.new_message(name="policy", newerThan=0)
     reply, payload = client.call(getParameters=get)
     assert (reply.parameters.version, payload) == (0, b"")
-    assert client.call(file, putParameters="policy")[0].parameters.version == 1
+    assert client.call(file, putParameters={"name": "policy"})[0].parameters.version == 1
     reply, payload = client.call(getParameters=get)
     assert (reply.parameters.version, payload) == (1, file)
     get.newerThan = 1
     reply, payload = client.call(getParameters=get)
     assert (reply.parameters.version, payload) == (0, b"")
     with pytest.raises(ServerError) as refused:
-        client.call(b"no safetensors file", putParameters="policy")
+        client.call(b"no safetensors file", putParameters={"name": "policy"})
     assert refused.value.code == "parameters"
 
 

@@ -109,6 +109,10 @@ class Table:
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
+        live_max_priority: The priority of an item without one is the largest of the live items, and not the
+            largest that the table has held since it was made or emptied (Schaul et al.): a single priority that
+            was far too large then ends with its item. It costs a lock in pushes and updates, and 28 bytes for
+            each step of `capacity`.
         max_times_sampled: An item is removed after it was sampled this often, at least `samples_per_insert`;
             0 never removes it.
         min_size: Items needed before the first sample.
@@ -134,6 +138,7 @@ class Table:
         sampler: Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"] = "prioritized",
         priority_exponent: float = 0.6,
         priority_unit_log2: int = -19,
+        live_max_priority: bool = False,
         max_times_sampled: int = 0,
         min_size: int = 1,
         samples_per_insert: float = 0.0,
@@ -189,6 +194,9 @@ class Table:
     @property
     def priority_unit_log2(self) -> int:
         """Base-2 logarithm of the smallest difference of two stored priorities."""
+    @property
+    def live_max_priority(self) -> bool:
+        """Whether items without a priority take the largest of the live items."""
     @property
     def max_times_sampled(self) -> int:
         """Samples after which an item is removed; 0 is never."""
@@ -521,7 +529,8 @@ class Writer(_ContextManager):
             q: float32 `(num_envs, actions)`: the actor's Q-values of this observation. All anchors then get
                 the priority |n-step TD error| at birth, computed as the learner does with equal parameters.
             priority: float32 or float64 `(num_envs,)`: priorities of the anchors, before the exponent. Without
-                `q` and `priority`, items start with the largest priority the table has ever held.
+                `q` and `priority`, items start with the largest priority that the table has held since it was made
+                or emptied; see `live_max_priority` of `Table`.
             final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed at a truncation where
                 there is `q`.
             timeout: Seconds to wait until the table takes the rows; `None` for ever, 0 not at all.
@@ -845,7 +854,7 @@ class Replay(_ContextManager):
         The names are in order.
         """
     def empty_table(self, name: str, timeout: float | None = 60.0) -> None:
-        """Removes every step and item of a table; its writers stay open."""
+        """Removes every step and item of a table, and forgets its largest priority; its writers stay open."""
     def drop_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes a table."""
     def writer(
@@ -1155,7 +1164,8 @@ class Memory(Replay):
                 parameters and statistics. Other requests raise `ForbiddenError`.
             tls_cert: PEM file with the certificate chain.
             tls_key: PEM file with its key.
-            trusted_network: Allows other addresses without token and TLS.
+            trusted_network: Allows other addresses without token and TLS. Gradients at another address always need
+                it: their datagrams are neither encrypted nor authenticated.
             io_threads: Threads that serve connections; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.

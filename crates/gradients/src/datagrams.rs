@@ -27,7 +27,7 @@ const MAX_WITHOUT_GSO: usize = 1024;
 /// Space for one control message with an integer, aligned as one.
 type ControlBuffer = [u64; 3];
 /// Requested bytes of a socket's buffers. The system may give less (`net.core.rmem_max`).
-const SOCKET_BUFFER: usize = 4 << 20;
+pub const SOCKET_BUFFER: usize = 4 << 20;
 /// Traffic class of the datagrams (differentiated services code point, RFC 2474), by which a switch recognises them: expedited forwarding.
 pub const DSCP: u32 = 46;
 

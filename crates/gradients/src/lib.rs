@@ -84,6 +84,7 @@ pub use arithmetic::Arithmetic;
 pub use asynchronous_session::AsynchronousSession;
 pub use asynchronous_worker::AsynchronousWorker;
 pub use counters::{AggregatorCounters, Contributions, FrameCounters};
+pub use datagrams::SOCKET_BUFFER;
 pub use error::{Error, Result};
 pub use gathering::PendingRacks;
 pub use job::JobStatus;

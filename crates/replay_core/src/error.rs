@@ -36,6 +36,7 @@ pub enum ErrorCode {
     Interrupted,
     Gradients,
     Forbidden,
+    Renew,
 }
 
 /// Every error of the workspace except errors of gradients. Messages name the fault and the remedy.
@@ -103,6 +104,9 @@ pub enum Error {
         /// What the call was waiting for, and by how much it is missed.
         waited_for: String,
     },
+    /// A request that waits longer than a server holds it. Clients send it again.
+    #[error("the server holds a request for {held_ms} ms (max_wait_ms): send it again")]
+    Renew { held_ms: u64 },
     /// A view that needs more rows than the items' windows have.
     #[error(
         "the view needs {before} steps before and {after} after the anchor, but the items of table {table:?} were written with {window_before} and {window_after}; write with a view at least as wide"
@@ -284,6 +288,7 @@ impl Error {
             Error::Schema { .. } => ErrorCode::Schema,
             Error::TooLarge { .. } => ErrorCode::TooLarge,
             Error::Deadline { .. } => ErrorCode::Deadline,
+            Error::Renew { .. } => ErrorCode::Renew,
             Error::View { .. } => ErrorCode::View,
             Error::Fenced { .. } => ErrorCode::Fenced,
             Error::Expired { .. } => ErrorCode::Expired,

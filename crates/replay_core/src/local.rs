@@ -99,7 +99,7 @@ impl Replay for Memory {
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64> {
-        self.parameters().put(name, bytes)
+        self.parameters().put(name, 0, bytes)
     }
 
     fn get_parameters(

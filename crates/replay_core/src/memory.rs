@@ -180,7 +180,8 @@ impl Memory {
         }
     }
 
-    /// Removes every step and item of a table and starts its rate limiter from nothing; writers continue.
+    /// Removes every step and item of a table and starts its rate limiter and its largest priority from nothing; writers
+    /// continue.
     ///
     /// # Errors
     /// [`Error::UnknownTable`]; [`Error::Internal`] for a table that has failed.

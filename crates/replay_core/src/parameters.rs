@@ -1,7 +1,8 @@
 //! Named, versioned parameters. A put stores one whole safetensors file; a get returns one whole version or
-//! "nothing newer". The bytes are never unpacked or copied, only the header is checked.
+//! "nothing newer". The bytes are never unpacked or copied, only the header is checked. A put that is sent again after a
+//! broken connection is stored once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -15,7 +16,14 @@ use crate::replay::{ListedParameters, Parameters};
 /// The newest version of each name.
 pub struct ParameterStore {
     budget: Arc<Budget>,
-    newest: RwLock<BTreeMap<String, Parameters>>,
+    newest: RwLock<BTreeMap<String, Stored>>,
+}
+
+/// The newest version of one name.
+struct Stored {
+    parameters: Parameters,
+    /// Numbers and versions of the last puts, the newest last: at most [`ParameterStore::REMEMBERED_PUTS`].
+    puts: VecDeque<(u64, u64)>,
 }
 
 /// A file together with its share of the memory's byte limit: a version that was replaced counts until its
@@ -39,6 +47,9 @@ impl ParameterStore {
     /// Most bytes of a name.
     pub const MAX_NAME_BYTES: usize = 128;
 
+    /// Puts of one name that are recognised when they are sent again.
+    pub const REMEMBERED_PUTS: usize = 64;
+
     /// An empty store that reserves its bytes from `budget`.
     pub fn new(budget: Arc<Budget>) -> Self {
         ParameterStore {
@@ -47,13 +58,15 @@ impl ParameterStore {
         }
     }
 
-    /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first.
+    /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first. A put with the
+    /// number `id` of one of the last puts is a repetition: it returns that one's version, and stores nothing. 0 is no
+    /// number.
     ///
     /// # Errors
     /// [`Error::Parameters`] when the name is empty or too long, the bytes are not one safetensors file, or there
     /// are too many names; [`Error::TooLarge`] when the file is over [`Self::MAX_BYTES`] or over the rest of the
     /// memory's byte limit.
-    pub fn put(&self, name: &str, bytes: Bytes) -> Result<u64> {
+    pub fn put(&self, name: &str, id: u64, bytes: Bytes) -> Result<u64> {
         let refuse = |reason: String| Error::Parameters {
             name: name.chars().take(Self::MAX_NAME_BYTES).collect(),
             reason,
@@ -85,20 +98,36 @@ impl ParameterStore {
             _reservation: reservation,
         });
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
-        let version = newest.get(name).map_or(1, |p| p.version + 1);
+        let stored = newest.get(name);
+        let mut earlier = stored.iter().flat_map(|stored| &stored.puts);
+        if let Some(&(_, version)) = earlier.find(|&&(earlier, _)| id != 0 && earlier == id) {
+            return Ok(version);
+        }
+        let version = stored.map_or(1, |stored| stored.parameters.version + 1);
         if version == 1 && newest.len() >= Self::MAX_NAMES {
             return Err(refuse(format!(
                 "there are {} names already",
                 Self::MAX_NAMES
             )));
         }
-        let replaced = newest.insert(
-            name.to_owned(),
-            Parameters {
-                version,
-                bytes: file,
-            },
-        );
+        let parameters = Parameters {
+            version,
+            bytes: file,
+        };
+        let replaced = match newest.get_mut(name) {
+            Some(stored) => {
+                if stored.puts.len() == Self::REMEMBERED_PUTS {
+                    stored.puts.pop_front();
+                }
+                stored.puts.push_back((id, version));
+                Some(std::mem::replace(&mut stored.parameters, parameters))
+            }
+            None => {
+                let puts = [(id, version)].into();
+                newest.insert(name.to_owned(), Stored { parameters, puts });
+                None
+            }
+        };
         drop(newest);
         // Frees the old file, unless it has readers, without the lock.
         drop(replaced);
@@ -108,16 +137,17 @@ impl ParameterStore {
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
-        newest.get(name).filter(|p| p.version > newer_than).cloned()
+        let parameters = newest.get(name).map(|stored| &stored.parameters);
+        parameters.filter(|p| p.version > newer_than).cloned()
     }
 
     /// Names, versions and sizes, in the order of the names.
     pub fn list(&self) -> Vec<ListedParameters> {
         let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
-        let listed = newest.iter().map(|(name, parameters)| ListedParameters {
+        let listed = newest.iter().map(|(name, stored)| ListedParameters {
             name: name.clone(),
-            version: parameters.version,
-            bytes: parameters.bytes.len() as u64,
+            version: stored.parameters.version,
+            bytes: stored.parameters.bytes.len() as u64,
         });
         listed.collect()
     }

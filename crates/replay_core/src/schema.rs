@@ -70,19 +70,54 @@ dtypes! {
 
 /// A named array that every step has one value of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ReadColumn")]
 pub struct Column {
     /// Its name.
     pub name: String,
     /// Its element type.
     pub dtype: Dtype,
     /// Its shape; empty for a scalar.
-    #[serde(default)]
     pub shape: Vec<u32>,
     /// How it is packed.
     pub codec: Codec,
 }
 
+/// A column as files have it.
+#[derive(Deserialize)]
+struct ReadColumn {
+    name: String,
+    dtype: Dtype,
+    #[serde(default)]
+    shape: Vec<u32>,
+    codec: Option<Codec>,
+}
+
+impl From<ReadColumn> for Column {
+    fn from(read: ReadColumn) -> Self {
+        let mut column = Column::new(read.name, read.dtype, read.shape);
+        column.codec = read.codec.unwrap_or(column.codec);
+        column
+    }
+}
+
 impl Column {
+    /// Least bytes of a value that is packed by default: an LZ4 block of fewer is rarely shorter than its input.
+    const PACKED_FROM_BYTES: usize = 64;
+
+    /// A column with the default codec: LZ4 for values of 64 bytes and more, else none.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u32>) -> Self {
+        let mut column = Column {
+            name: name.into(),
+            dtype,
+            shape,
+            codec: Codec::None,
+        };
+        if column.bytes() >= Self::PACKED_FROM_BYTES {
+            column.codec = Codec::Lz4;
+        }
+        column
+    }
+
     /// A raw column of one number for each step.
     pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
         Column {
@@ -173,6 +208,11 @@ pub struct TableConfig {
     /// Base-2 logarithm of the smallest difference of two stored priorities, after the exponent.
     #[serde(default = "default_priority_unit_log2")]
     pub priority_unit_log2: i32,
+    /// Whether an item without a priority takes the largest one of the live items, and not the largest that the table has
+    /// held since it was made or emptied. A single priority that was far too large then ends with its item. Pushes and
+    /// updates take another lock for it, and the index has 28 bytes more for each step of `capacity`.
+    #[serde(default)]
+    pub live_max_priority: bool,
     /// An item is removed after it was sampled this often; 0 is never. At least `samples_per_insert`.
     #[serde(default)]
     pub max_times_sampled: u32,
@@ -248,6 +288,7 @@ impl TableConfig {
             sampler: Sampler::default(),
             priority_exponent: default_priority_exponent(),
             priority_unit_log2: default_priority_unit_log2(),
+            live_max_priority: false,
             max_times_sampled: 0,
             min_size: default_min_size(),
             samples_per_insert: 0.0,
@@ -440,7 +481,7 @@ impl TableConfig {
             };
         }
         compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
-        compare!(max_times_sampled min_size samples_per_insert slack);
+        compare!(live_max_priority max_times_sampled min_size samples_per_insert slack);
         (!out.is_empty()).then(|| out.join("; "))
     }
 

@@ -19,7 +19,7 @@ pub use loom::{
 };
 
 /// A random number that no other process has, a forked one neither: [`rand::random`] repeats itself after a fork.
-pub(crate) fn random() -> u64 {
+pub fn random() -> u64 {
     let number = rand::TryRng::try_next_u64(&mut rand::rngs::SysRng);
     number.expect("the operating system has random numbers")
 }

@@ -81,6 +81,10 @@ pub struct ServerConfig {
     /// client is dropped, and the chunks that its reply pinned are released.
     #[arg(long, value_name = "MS", default_value_t = 30_000)]
     pub write_deadline_ms: u64,
+    /// Longest time in milliseconds for which a request may wait in the server, whatever its deadline. Its client sends it
+    /// again then, unnoticed by the user, and it waits behind the requests that came meanwhile.
+    #[arg(long, value_name = "MS", default_value_t = 3_600_000)]
+    pub max_wait_ms: u64,
     /// Time in milliseconds for running requests to finish at a shutdown.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub drain_deadline_ms: u64,
@@ -110,14 +114,16 @@ pub struct ServerConfig {
     /// The certificate's private key, a PEM file.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Listen without a token or without TLS where other machines can connect.
+    /// Listen without a token or without TLS where other machines can connect, and sum gradients there: their datagrams are
+    /// neither encrypted nor authenticated, with a token and TLS, too.
     #[arg(long)]
     pub trusted_network: bool,
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
     /// UDP address for gradient all-reduce; port 0 lets the system choose, and an IP address of all zeros is every address
-    /// of this machine. Workers join over the addresses of --listen.
+    /// of this machine. Workers join over the addresses of --listen. An address that other machines can reach needs
+    /// --trusted-network.
     #[arg(long, value_name = "IP:PORT")]
     pub gradients: Option<SocketAddr>,
     /// Only sum gradients: no replay memory, no parameters.
@@ -348,6 +354,8 @@ impl ServerConfig {
 
 #[cfg(test)]
 mod tests {
+    use replay_core::schema::Codec;
+
     use super::*;
 
     pub(super) fn read(text: &str) -> Result<ServerConfig> {
@@ -380,6 +388,24 @@ mod tests {
         );
         let table = "[[tables]]\nname = \"a\"\ncolums = []";
         assert!(refusal(table).contains("colums"));
+    }
+
+    /// As in Python: LZ4 from 64 bytes, and what the file says.
+    #[test]
+    fn a_column_without_a_codec_has_the_default() {
+        let column =
+            |rest: &str| format!("[[tables.columns]]\nname = \"c\"\ndtype = \"uint8\"\n{rest}\n");
+        let codec = |rest: &str| {
+            let text = format!("[[tables]]\nname = \"t\"\ncapacity = 1\n{}", column(rest));
+            let config = read(&text).unwrap();
+            config.validate().unwrap();
+            config.tables[0].columns[0].codec
+        };
+        assert_eq!(codec(""), Codec::None);
+        assert_eq!(codec("shape = [63]"), Codec::None);
+        assert_eq!(codec("shape = [8, 8]"), Codec::Lz4);
+        assert_eq!(codec("shape = [8, 8]\ncodec = \"none\""), Codec::None);
+        assert_eq!(codec("codec = \"zstd\""), Codec::Zstd);
     }
 
     #[test]

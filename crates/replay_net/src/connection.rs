@@ -58,6 +58,8 @@ pub struct ServerContext {
     pub max_frame_bytes: u64,
     /// Time for the client to read a reply, and for a frame to arrive once memory is reserved for it.
     pub write_deadline: Duration,
+    /// Longest time for which a request may wait before the client has to send it again.
+    pub max_wait: Duration,
     /// Whether the server ends for good. Written before the phase changes; the phase's lock orders both.
     pub closed: AtomicBool,
 }
@@ -112,7 +114,10 @@ pub struct ConnectionHandler<'a, S> {
 /// A received request.
 struct Received {
     request: Request,
-    deadline: Instant,
+    /// The end of its wait: its deadline, or `max_wait` after its arrival.
+    until: Instant,
+    /// Whether its deadline is after `until`.
+    renewable: bool,
     permit: RequestPermit,
     _reservation: FrameReservation,
 }
@@ -245,7 +250,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.unread_until(replies, room).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
-            deadline: self.stack.now() + allowed,
+            until: self.stack.now() + allowed.min(self.context.max_wait),
+            renewable: allowed > self.context.max_wait,
             request,
             permit,
             _reservation: reservation,
@@ -399,31 +405,41 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let service = &self.context.service;
         let body = &received.request.body;
         let mut phase = self.phase.clone();
-        let mut listening = None;
+        let mut tried = false;
         loop {
             if *phase.borrow_and_update() >= Phase::Draining {
                 return Err(self.context.end());
             }
-            let last = self.stack.now() >= received.deadline;
+            let over = self.stack.now() >= received.until;
+            let last = over && !received.renewable;
+            // Before the attempt, so that no change after it is missed.
+            let waits = turn.waits();
+            let changed = tried.then(|| service.changed(body, &turn)).transpose()?;
+            tried = true;
+            service.counters.retries.add(1);
             if let Some(reply) = membership.attempt(body, last, &mut turn)? {
                 return Ok(reply);
             }
-            let Some(changed) = listening.take() else {
-                // A change between the attempt and `changed` is not reported: attempt once more.
-                listening = Some(service.changed(body, &turn)?);
+            if over {
+                return Err(Error::Renew {
+                    held_ms: self.context.max_wait.as_millis() as u64,
+                });
+            }
+            let Some(changed) = changed.filter(|_| turn.waits() == waits) else {
+                // Nothing, or something else, was listened for during the attempt.
                 continue;
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one. A request
-            // behind others is woken when its turn comes, and looks no earlier.
-            let again = match turn.is_behind() {
-                true => received.deadline,
+            // behind others is woken when its turn comes, and one that waits for clients to read when one has read.
+            let again = match turn.is_behind() || Service::waits_for_readers(body, &turn) {
+                true => received.until,
                 false => self.stack.now() + Wait::CHECK_EVERY,
             };
             tokio::select! {
                 biased;
                 () = reached(&mut phase, Phase::Draining) => {}
                 () = changed => {}
-                () = self.stack.sleep_until(again.min(received.deadline)) => {}
+                () = self.stack.sleep_until(again.min(received.until)) => {}
             }
         }
     }

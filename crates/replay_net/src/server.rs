@@ -32,6 +32,7 @@ use admission::Admission;
 pub use admission::Slot;
 use failed_logins::FailedLogins;
 pub use running::RunningServer;
+pub(crate) use running::open_files;
 
 /// Pause after a failed accept: without free descriptors the next accept fails at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -86,6 +87,7 @@ impl Server {
                 handshake,
                 max_frame_bytes: config.max_frame_bytes,
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
+                max_wait: Duration::from_millis(config.max_wait_ms),
                 closed: AtomicBool::new(false),
             },
             tls,

@@ -60,6 +60,8 @@ pub struct Counters {
     pub slow_readers_dropped: RelaxedCounter,
     /// Requests received.
     pub requests: RelaxedCounter,
+    /// Attempts at requests that wait, after their first.
+    pub retries: RelaxedCounter,
     /// Error replies.
     pub errors: RelaxedCounter,
     /// Bytes of received frames.
@@ -210,8 +212,8 @@ impl Service {
             RequestBody::ReportCorrupt { table, key, reason } => {
                 ReplyBody::Corrupt(self.memory.table(table)?.report_corrupt(*key, reason))
             }
-            RequestBody::PutParameters { name, bytes } => {
-                let version = self.memory.parameters().put(name, bytes.clone())?;
+            RequestBody::PutParameters { name, id, bytes } => {
+                let version = self.memory.parameters().put(name, *id, bytes.clone())?;
                 ReplyBody::Parameters(Some(Parameters {
                     version,
                     bytes: bytes::Bytes::new(),
@@ -246,7 +248,7 @@ impl Service {
     }
 
     /// Listens for the next change that may unblock a request that was blocked. Attempt again after this call, so that no
-    /// change is missed.
+    /// change is missed, and listen anew where the attempt has given the request its place in a line.
     ///
     /// # Errors
     /// [`Error::Internal`] for a request that never blocks.
@@ -254,14 +256,20 @@ impl Service {
         if let RequestBody::JoinGradients { .. } = request {
             return Ok(self.aggregators()?.changed());
         }
-        match (turn.changed(), request) {
-            (Some(changed), _) => Ok(changed),
-            // They wait for nothing of a table, but for other clients to read.
-            (None, RequestBody::Sample(_) | RequestBody::GetParameters { .. }) => {
-                Ok(self.reply_budget.freed())
-            }
-            (None, _) => Err(Error::Internal("a request that never blocks waits".into())),
+        match turn.changed() {
+            Some(changed) => Ok(changed),
+            None if Self::waits_for_readers(request, turn) => Ok(self.reply_budget.freed()),
+            None => Err(Error::Internal("a request that never blocks waits".into())),
         }
+    }
+
+    /// Whether a request that was blocked waits for nothing of a table, but for other clients to read their replies.
+    pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
+        let large = matches!(
+            request,
+            RequestBody::Sample(_) | RequestBody::GetParameters { .. }
+        );
+        large && !turn.waits()
     }
 
     /// Ends the membership of a gradient worker whose connection has ended.

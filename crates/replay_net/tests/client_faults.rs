@@ -86,6 +86,25 @@ fn a_table_is_dropped_once_even_if_the_answer_is_lost() {
 }
 
 #[test]
+fn parameters_are_put_once_even_if_the_answer_is_lost() {
+    let (server, direct) = server_with_a_queue();
+    let mut version = 0;
+    // After each number of bytes from the handshake's end to the answer's, whichever that is.
+    for cut in (300..700).step_by(8) {
+        let proxy = Proxy::start(port(&server), vec![cut]);
+        let Ok(through) = connect(&proxy.address, ConnectOptions::default()) else {
+            continue;
+        };
+        let put = through.put_parameters("policy", parameters(8), &soon());
+        version += 1;
+        assert_eq!(put.unwrap(), version, "cut {cut}");
+    }
+    assert!(version > 10);
+    let newest = direct.get_parameters("policy", 0, &soon()).unwrap();
+    assert_eq!(newest.unwrap().version, version);
+}
+
+#[test]
 fn a_sampler_asks_again_over_a_new_connection() {
     let (server, direct) = server_with_a_queue();
     let mut pushes = direct.open_writer(writer("steps", 1), &soon()).unwrap();

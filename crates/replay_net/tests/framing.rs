@@ -25,6 +25,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn put(bytes: impl Into<Bytes>) -> Request {
     let body = RequestBody::PutParameters {
         name: "policy".into(),
+        id: 0,
         bytes: bytes.into(),
     };
     Request {

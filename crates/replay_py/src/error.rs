@@ -17,7 +17,8 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Table => "TableError",
         ErrorCode::Schema => "SchemaError",
         ErrorCode::TooLarge => "TooLargeError",
-        ErrorCode::Deadline => "DeadlineError",
+        // A client sends the request again, so no call returns `Renew`.
+        ErrorCode::Deadline | ErrorCode::Renew => "DeadlineError",
         ErrorCode::View => "ViewError",
         ErrorCode::Fenced => "FencedError",
         ErrorCode::Expired => "ExpiredError",

@@ -11,7 +11,7 @@ use replay_net::client::{Client, GradientUpdates};
 
 use crate::class::context_manager;
 use crate::process_local::ProcessLocal;
-use crate::{array, wait};
+use crate::{array, integer, wait};
 
 /// A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
 #[pyclass(name = "GradientUpdates", module = "innet_drl.gradients", frozen)]
@@ -53,7 +53,12 @@ impl PyGradientUpdates {
     }
 
     /// Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
-    fn offer(&self, py: Python<'_>, gradient: &Bound<'_, PyAny>, index: u64) -> PyResult<bool> {
+    fn offer(
+        &self,
+        py: Python<'_>,
+        gradient: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = integer::index)] index: u64,
+    ) -> PyResult<bool> {
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
         self.updates
@@ -76,7 +81,11 @@ impl PyGradientUpdates {
     }
 
     /// Continues from the weights of update `index`.
-    fn restart(&self, py: Python<'_>, index: u64) -> PyResult<()> {
+    fn restart(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer::index)] index: u64,
+    ) -> PyResult<()> {
         self.updates.call(py, None, |updates, _| {
             updates.restart(index);
             Ok(())

@@ -16,7 +16,7 @@ use crate::class::{attributes, context_manager};
 use crate::process_local::ProcessLocal;
 use crate::station::PyStation;
 use crate::turns::Turns;
-use crate::{array, error, wait};
+use crate::{array, error, integer, wait};
 
 /// Longest name of a worker, in bytes.
 const MAX_NAME: usize = 64;
@@ -153,7 +153,12 @@ impl PyGradientWorker {
 
     /// Sets the number of contributions that make a sum.
     #[pyo3(signature = (threshold, *, deadline = None))]
-    fn set_threshold(&self, py: Python<'_>, threshold: u16, deadline: Option<f64>) -> PyResult<()> {
+    fn set_threshold(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer::threshold)] threshold: u16,
+        deadline: Option<f64>,
+    ) -> PyResult<()> {
         self.call(py, Control::SetThreshold(threshold), deadline)
     }
 

@@ -13,6 +13,7 @@
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
+//! | `integer` | integer arguments, whose errors name them |
 //! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
@@ -38,6 +39,7 @@ mod dtype;
 mod error;
 mod gradient_updates;
 mod gradients;
+mod integer;
 mod log;
 mod parameter_server;
 mod parameters;

@@ -11,7 +11,7 @@ use replay_net::bench::lossy::LossyPath;
 use replay_net::bench::parameter_server::{ParameterServer, ParameterWorker};
 
 use crate::gradients::socket_address;
-use crate::{error, wait};
+use crate::{error, integer, wait};
 
 fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     let what = "the benchmark's server failed".to_owned();
@@ -26,7 +26,12 @@ pub struct PyParameterServer(ParameterServer);
 impl PyParameterServer {
     #[new]
     #[pyo3(signature = (workers, max_bytes, host = "127.0.0.1"))]
-    fn new(py: Python<'_>, workers: usize, max_bytes: usize, host: &str) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer::workers)] workers: usize,
+        #[pyo3(from_py_with = integer::max_bytes)] max_bytes: usize,
+        host: &str,
+    ) -> PyResult<Self> {
         let wanted = || error::config(py, format!("host is an IP address, got {host:?}"));
         let host: IpAddr = host.parse().map_err(|_| wanted())?;
         ParameterServer::start(host, workers, max_bytes)
@@ -74,7 +79,12 @@ pub struct PyLossyPath(LossyPath);
 impl PyLossyPath {
     #[new]
     #[pyo3(signature = (to, loss, *, seed = 0))]
-    fn new(py: Python<'_>, to: &str, loss: f64, seed: u64) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        to: &str,
+        loss: f64,
+        #[pyo3(from_py_with = integer::seed)] seed: u64,
+    ) -> PyResult<Self> {
         if !(0.0..1.0).contains(&loss) {
             return Err(error::config(
                 py,

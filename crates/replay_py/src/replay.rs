@@ -28,7 +28,7 @@ use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
-use crate::wait;
+use crate::{integer, wait};
 pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
 
@@ -136,7 +136,7 @@ impl PyReplay {
         })
     }
 
-    /// Removes every step and item of a table; its writers stay open.
+    /// Removes every step and item of a table, and forgets its largest priority; its writers stay open.
     #[pyo3(
         signature = (name, timeout = wait::TIMEOUT),
         text_signature = "($self, name, timeout=60.0)"
@@ -184,7 +184,7 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         name: &str,
-        newer_than: u64,
+        #[pyo3(from_py_with = integer::newer_than)] newer_than: u64,
         timeout: Option<f64>,
     ) -> PyResult<Option<PyParameters>> {
         let found = self.call(py, timeout, |replay, wait| {

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use gradients::DpdkConfig;
 
-use crate::error;
+use crate::{error, integer};
 
 /// DPDK device of a worker, and its IPv4 address.
 #[pyclass(name = "Station", module = "innet_drl.gradients", frozen)]
@@ -24,9 +24,9 @@ impl PyStation {
         device: String,
         address: &str,
         eal: &str,
-        prefix: u8,
+        #[pyo3(from_py_with = integer::prefix)] prefix: u8,
         gateway: Option<&str>,
-        idle_sleep_us: u64,
+        #[pyo3(from_py_with = integer::idle_sleep_us)] idle_sleep_us: u64,
     ) -> PyResult<Self> {
         let address: SocketAddrV4 = address.parse().map_err(|_| {
             let wanted =

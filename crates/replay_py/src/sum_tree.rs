@@ -7,7 +7,7 @@ use replay_core::priority_index::{PriorityIndex, SampledIndexes};
 use replay_core::schema::Dtype;
 
 use crate::class::{self, attributes};
-use crate::{array, error};
+use crate::{array, error, integer};
 
 /// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
 const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
@@ -51,10 +51,10 @@ impl PySumTree {
     )]
     fn new(
         py: Python<'_>,
-        capacity: u64,
+        #[pyo3(from_py_with = integer::capacity)] capacity: u64,
         priority_exponent: f64,
-        priority_unit_log2: i32,
-        seed: Option<u64>,
+        #[pyo3(from_py_with = integer::priority_unit_log2)] priority_unit_log2: i32,
+        #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
         PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
             .map(|index| PySumTree {
@@ -78,7 +78,12 @@ impl PySumTree {
 
     /// Samples `batch_size` indexes, with replacement.
     #[pyo3(signature = (batch_size, *, beta = 0.4))]
-    fn sample(&self, py: Python<'_>, batch_size: u32, beta: f64) -> PyResult<PySampledIndexes> {
+    fn sample(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
+        beta: f64,
+    ) -> PyResult<PySampledIndexes> {
         let sampled = self.run(py, batch_size as usize, |tree| {
             tree.sample(batch_size, beta)
         })?;

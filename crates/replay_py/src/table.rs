@@ -8,11 +8,7 @@ use replay_core::schema::{Codec, Column, TableConfig};
 use replay_core::view::{ACTION, REWARD};
 
 use crate::class::{attributes, value_class};
-use crate::{dtype, error};
-
-/// Least bytes of a value that is packed unless the column says otherwise: an LZ4 block of fewer is rarely shorter than
-/// its input.
-const PACKED_FROM_BYTES: usize = 64;
+use crate::{dtype, error, integer};
 
 /// A named array that every step has one value of.
 #[pyclass(name = "Column", module = "innet_drl", frozen, eq, from_py_object)]
@@ -44,18 +40,11 @@ impl PyColumn {
                 ),
             )
         })?;
-        let mut column = Column {
-            name: String::new(),
-            dtype: element,
-            shape: shape.0,
-            codec: Codec::None,
-        };
-        column.codec = match codec {
-            None if column.bytes() >= PACKED_FROM_BYTES => Codec::Lz4,
-            None => Codec::None,
-            Some(name) => Codec::from_name(name)
-                .map_err(|error| error::config(py, format!("a column's codec: {error}")))?,
-        };
+        let mut column = Column::new("", element, shape.0);
+        if let Some(name) = codec {
+            column.codec = Codec::from_name(name)
+                .map_err(|error| error::config(py, format!("a column's codec: {error}")))?;
+        }
         Ok(PyColumn { column })
     }
 
@@ -129,24 +118,25 @@ impl PyTable {
     #[pyo3(
         signature = (
             name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized",
-            priority_exponent = 0.6, priority_unit_log2 = -19, max_times_sampled = 0, min_size = 1,
-            samples_per_insert = 0.0, slack = 0.0
+            priority_exponent = 0.6, priority_unit_log2 = -19, live_max_priority = false, max_times_sampled = 0,
+            min_size = 1, samples_per_insert = 0.0, slack = 0.0
         ),
         text_signature = "(name, columns, capacity, *, capacity_bytes=0, sampler='prioritized', \
-                          priority_exponent=0.6, priority_unit_log2=-19, max_times_sampled=0, \
-                          min_size=1, samples_per_insert=0.0, slack=0.0)"
+                          priority_exponent=0.6, priority_unit_log2=-19, live_max_priority=False, \
+                          max_times_sampled=0, min_size=1, samples_per_insert=0.0, slack=0.0)"
     )]
     fn new(
         py: Python<'_>,
         name: String,
         columns: &Bound<'_, PyMapping>,
-        capacity: u64,
-        capacity_bytes: u64,
+        #[pyo3(from_py_with = integer::capacity)] capacity: u64,
+        #[pyo3(from_py_with = integer::capacity_bytes)] capacity_bytes: u64,
         sampler: &str,
         priority_exponent: f64,
-        priority_unit_log2: i32,
-        max_times_sampled: u32,
-        min_size: u64,
+        #[pyo3(from_py_with = integer::priority_unit_log2)] priority_unit_log2: i32,
+        live_max_priority: bool,
+        #[pyo3(from_py_with = integer::max_times_sampled)] max_times_sampled: u32,
+        #[pyo3(from_py_with = integer::min_size)] min_size: u64,
         samples_per_insert: f64,
         slack: f64,
     ) -> PyResult<Self> {
@@ -168,6 +158,7 @@ impl PyTable {
                 .map_err(|reason| error::config(py, format!("sampler: {reason}")))?,
             priority_exponent,
             priority_unit_log2,
+            live_max_priority,
             max_times_sampled,
             min_size,
             samples_per_insert,
@@ -234,6 +225,8 @@ attributes! { PyTable, |table, py|
     priority_exponent: f64 = table.config.priority_exponent;
     /// Base-2 logarithm of the smallest difference of two stored priorities.
     priority_unit_log2: i32 = table.config.priority_unit_log2;
+    /// Whether items without a priority take the largest of the live items.
+    live_max_priority: bool = table.config.live_max_priority;
     /// Samples after which an item is removed; 0 is never.
     max_times_sampled: u32 = table.config.max_times_sampled;
     /// Items needed before the first sample.
@@ -246,7 +239,7 @@ attributes! { PyTable, |table, py|
 
 value_class!(PyTable:
     "name", "columns", "capacity", "capacity_bytes", "sampler", "priority_exponent", "priority_unit_log2",
-    "max_times_sampled", "min_size", "samples_per_insert", "slack");
+    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack");
 
 /// A column from a `Column`, a `(dtype, shape)` pair or a dtype.
 fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {

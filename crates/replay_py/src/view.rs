@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 use replay_core::view::{NStep, Padding, Sequences, ViewSpec, Window};
 
 use crate::class::{attributes, value_class};
-use crate::error;
+use crate::{error, integer};
 
 const PADDINGS: [(&str, Padding); 2] = [("zero", Padding::Zero), ("repeat", Padding::RepeatFirst)];
 
@@ -33,8 +33,8 @@ impl PyNStep {
     #[pyo3(signature = (stack = 1, n = 1, gamma = 0.99, observation = "observation", padding = "zero"))]
     fn new(
         py: Python<'_>,
-        stack: u16,
-        n: u16,
+        #[pyo3(from_py_with = integer::stack)] stack: u16,
+        #[pyo3(from_py_with = integer::n)] n: u16,
         gamma: f64,
         observation: &str,
         padding: &str,
@@ -84,10 +84,10 @@ impl PySequences {
     )]
     fn new(
         py: Python<'_>,
-        length: u16,
-        burn_in: u16,
-        period: Option<u16>,
-        stack: u16,
+        #[pyo3(from_py_with = integer::length)] length: u16,
+        #[pyo3(from_py_with = integer::burn_in)] burn_in: u16,
+        #[pyo3(from_py_with = integer::period)] period: Option<u16>,
+        #[pyo3(from_py_with = integer::stack)] stack: u16,
         observation: &str,
         padding: &str,
         gamma: f64,
@@ -138,7 +138,11 @@ pub struct PyWindow(Window);
 #[pymethods]
 impl PyWindow {
     #[new]
-    fn new(py: Python<'_>, before: u16, after: u16) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer::before)] before: u16,
+        #[pyo3(from_py_with = integer::after)] after: u16,
+    ) -> PyResult<Self> {
         let view = Window { before, after };
         check(py, ViewSpec::Window(view))?;
         Ok(PyWindow(view))

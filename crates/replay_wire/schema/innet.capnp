@@ -60,7 +60,8 @@
 struct Request {
   id @0 :UInt64;
   deadlineMs @1 :UInt32;
-  # How long the server may let the request wait, in milliseconds; 0 is one try without waiting.
+  # How long the server may let the request wait, in milliseconds; 0 is one try without waiting. A server holds a
+  # request for an hour, or as its max_wait_ms says, and then answers with the error `renew`.
 
   union {
     hello @2 :Hello;
@@ -74,8 +75,7 @@ struct Request {
     sample @10 :Sample;
     updatePriorities @11 :UpdatePriorities;
     reportCorrupt @12 :ReportCorrupt;
-    putParameters @13 :Text;
-    # The name; the payload is one safetensors file.
+    putParameters @13 :PutParameters;
     getParameters @14 :GetParameters;
     stats @15 :Void;
     closeWriter @16 :CloseWriter;
@@ -141,6 +141,8 @@ enum ErrorCode {
   interrupted @22;
   gradients @23;
   forbidden @24;
+  renew @25;
+  # The server holds the request no longer, though its deadline has not come: send it again.
 }
 
 struct Error {
@@ -229,6 +231,8 @@ struct TableConfig {
   samplesPerInsert @9 :Float64;
   # 0 switches the ratio limit off
   slack @10 :Float64;
+  liveMaxPriority @11 :Bool;
+  # items without a priority take the largest of the live items, not the largest ever
 }
 
 struct OpenWriter {
@@ -352,6 +356,14 @@ struct ListedParameters {
   version @1 :UInt64;
   bytes @2 :UInt64;
   # of the safetensors file
+}
+
+struct PutParameters {
+  # The payload is one safetensors file.
+  name @0 :Text;
+  id @1 :UInt64;
+  # Drawn at random for each put, for a client that may send it again after a broken connection: the server answers a
+  # repetition with the version that it stored, and does not put it over a newer one. 0 is always stored.
 }
 
 struct GetParameters {

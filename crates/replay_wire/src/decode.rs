@@ -147,10 +147,14 @@ fn request_body(
                 reason: Field::read(report.get_reason())?,
             }
         }
-        Which::PutParameters(name) => RequestBody::PutParameters {
-            name: Field::read(name)?,
-            bytes: payload.take().unwrap_or_default(),
-        },
+        Which::PutParameters(put) => {
+            let put = put.map_err(malformed)?;
+            RequestBody::PutParameters {
+                name: Field::read(put.get_name())?,
+                id: put.get_id(),
+                bytes: payload.take().unwrap_or_default(),
+            }
+        }
         Which::GetParameters(get) => {
             let get = get.map_err(malformed)?;
             RequestBody::GetParameters {

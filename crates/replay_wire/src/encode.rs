@@ -64,8 +64,10 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
             out.set_key(*key);
             out.set_reason(reason);
         }
-        RequestBody::PutParameters { name, bytes } => {
-            root.set_put_parameters(name);
+        RequestBody::PutParameters { name, id, bytes } => {
+            let mut out = root.init_put_parameters();
+            out.set_name(name);
+            out.set_id(*id);
             payload = bytes.clone();
         }
         RequestBody::GetParameters { name, newer_than } => {

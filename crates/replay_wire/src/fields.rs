@@ -102,7 +102,7 @@ same_variants!(Arithmetic: Float Fixed);
 same_variants!(ErrorCode:
     Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
     Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
-    Gradients Forbidden);
+    Gradients Forbidden Renew);
 
 /// Fields by name; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {
@@ -137,8 +137,8 @@ same_fields! {
     hello: Hello { protocol, release, nonce }
     challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
     table_config: TableConfig {
-        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, max_times_sampled,
-        min_size, samples_per_insert, slack; columns: "the columns of a table"
+        name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, live_max_priority,
+        max_times_sampled, min_size, samples_per_insert, slack; columns: "the columns of a table"
     }
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }

@@ -122,6 +122,8 @@ pub enum RequestBody {
     PutParameters {
         /// Their name.
         name: String,
+        /// Number of the put, the same when it is sent again; 0 is none.
+        id: u64,
         /// A safetensors file.
         bytes: Bytes,
     },

@@ -35,7 +35,7 @@ from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import LearnerError, TrainingError
+from innet_drl.train.errors import ConfigurationError, LearnerError, TrainingError
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import memory_class, memory_settings, memory_token
 from innet_drl.train.targets import TargetsAhead
@@ -114,9 +114,8 @@ class Learners:
     def __init__(
         self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None
     ) -> None:
-        token = "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
         self._learner = learner
-        self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", token)
+        self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", _token(config))
         self._config = config
         self._assignments = [
             LearnerAssignment(
@@ -223,6 +222,26 @@ def _failed(number: int, message: LearnerMessage | None) -> LearnerError:
         else "it ended without a word, or was too slow (--learner-deadline)"
     )
     return LearnerError(f"learner {number} failed: {reason}")
+
+
+def check_aggregator(config: Config) -> None:
+    """Connects to the server that sums the learners' gradients, so that a wrong one is named before anything is made.
+
+    Raises:
+        ConfigurationError: The server sums no gradients.
+        innet_drl.ReplayError: The address is wrong, or nothing answers there.
+    """
+    with innet.connect(config.gradients, token=_token(config), tls_ca=config.replay_ca) as server:
+        if "gradients" not in server.stats():
+            raise ConfigurationError(
+                f"the server at {config.gradients} sums no gradients: start it with --gradients IP:PORT, or leave "
+                "--gradients away"
+            )
+
+
+def _token(config: Config) -> str:
+    """The token of the aggregator, from the environment; an embedded one has none."""
+    return "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.launch.actors import Actors
-from innet_drl.launch.learners import Learners
+from innet_drl.launch.learners import Learners, check_aggregator
 from innet_drl.launch.processes import start_fork_server
 from innet_drl.train import serial
 from innet_drl.train.config import Config
@@ -70,6 +70,9 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
             page.say(f"connecting to the replay memory at {config.replay}")
             for token in dict.fromkeys([memory_token(config), actor_token(config)]):
                 memory_class(config.replay).check(config.replay, token, config.replay_ca)
+        if config.learners > 1 and config.gradients != "embedded":
+            page.say(f"connecting to the aggregator at {config.gradients}")
+            check_aggregator(config)
         with Trainer(config, folder, page, resumed) as trainer:
             if config.serial:
                 serial.train(trainer)

@@ -44,15 +44,24 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
-        # The new name is in the directory, which is written on its own.
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        put_in_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def put_in_place(file: Path, path: Path) -> None:
+    """Renames a complete file to `path`, durably.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    file.replace(path)
+    # The new name is in the directory, which is written on its own.
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -8,7 +8,8 @@ runs/<name>/
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
     journal/                the calls to the memory of a serial run, a file for each checkpoint
-    replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it
+    replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it; the checkpoint
+                            has its checksum. It is replay.snapshot.next until the checkpoint is written
     videos/                 <agent steps>.mp4
 """
 
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
-from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, put_in_place, save_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.errors import RunFolderError, writing
 
@@ -53,6 +54,7 @@ class RunFolder:
         self.videos = path / "videos"
         self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
+        self._next_snapshot = path / "replay.snapshot.next"
 
     @property
     def name(self) -> str:
@@ -250,14 +252,58 @@ class RunFolder:
     def _journal_path(self, number: int) -> Path:
         return self.journal / f"{number:06d}.safetensors"
 
-    def save_memory(self, memory: ReplayMemory) -> None:
-        """Writes a snapshot of the replay memory, in place of the previous checkpoint's.
+    def save_memory(self, memory: ReplayMemory) -> str:
+        """Writes a snapshot of the replay memory for the next checkpoint, and returns the checksum of the file.
 
         Raises:
             RunFolderError: It cannot be written; the previous snapshot stays whole.
         """
         with self.writing():
-            memory.save(self.snapshot)
+            memory.save(self._next_snapshot)
+            checksum = _checksum_of(self._next_snapshot)
+            assert checksum is not None
+            return checksum
+
+    def adopt_memory(self) -> None:
+        """Puts the snapshot of `save_memory` in place of the previous one, after its checkpoint was written.
+
+        Raises:
+            RunFolderError: It cannot be renamed.
+        """
+        with self.writing():
+            put_in_place(self._next_snapshot, self.snapshot)
+
+    def match_memory(self, checkpoint: Checkpoint) -> None:
+        """Finds the snapshot of a checkpoint; the log names one that is of another moment.
+
+        Raises:
+            RunFolderError: The folder cannot be written.
+        """
+        # Earlier releases did not write it.
+        if "snapshot" not in checkpoint.state:
+            return
+        expected = checkpoint.state["snapshot"]
+        with self.writing():
+            if expected is not None and _checksum_of(self._next_snapshot) == expected:
+                # The run ended between its checkpoint and the snapshot's new name.
+                self.adopt_memory()
+        if self.snapshot.exists() and _checksum_of(self.snapshot) != expected:
+            logger.warning(
+                "%s is not the replay memory of the checkpoint %s, but of another moment of the run: training "
+                "continues with both; delete it to start with an empty memory",
+                self.snapshot,
+                checkpoint.path,
+            )
+
+    def remove_memory(self) -> None:
+        """Removes the snapshot of an earlier session, which would be older than the checkpoints to come.
+
+        Raises:
+            RunFolderError: It cannot be removed.
+        """
+        with self.writing():
+            for snapshot in (self.snapshot, self._next_snapshot):
+                snapshot.unlink(missing_ok=True)
 
     def restore_memory(self, memory: ReplayMemory) -> None:
         """Restores the snapshot that `save_memory` wrote into an empty memory.
@@ -293,3 +339,13 @@ class RunFolder:
         if path is None:
             raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
         return load_checkpoint(path)
+
+
+def _checksum_of(snapshot: Path) -> str | None:
+    """Returns the checksum at the end of a snapshot, which is of the whole file; `None` without a file."""
+    try:
+        with snapshot.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            return file.read().hex()
+    except FileNotFoundError:
+        return None

@@ -146,8 +146,7 @@ class Trainer:
         """
         with self.folder.writing():
             if not self.keeps_memory:
-                # A snapshot of an earlier session would be older than the checkpoints to come.
-                self.folder.snapshot.unlink(missing_ok=True)
+                self.folder.remove_memory()
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
         self.folder.begin(self.config)
 
@@ -199,7 +198,10 @@ class Trainer:
             RunFolderError: It is damaged.
         """
         path = self.folder.snapshot
-        if self.resumed is None or not self.keeps_memory or not path.exists():
+        if self.resumed is None or not self.keeps_memory:
+            return False
+        self.folder.match_memory(self.resumed)
+        if not path.exists():
             return False
         before = self.folder.config()
         names = SNAPSHOT_SETTINGS if before.relayed == self.config.relayed else (*SNAPSHOT_SETTINGS, "replay")
@@ -377,18 +379,26 @@ class Trainer:
 
         Raises:
             DivergedError: A weight is infinite or NaN.
-            RunFolderError: It cannot be written.
+            RunFolderError: It cannot be written; the checkpoint is written where the memory alone cannot be.
         """
         if not self.learner.finite:
             raise self._diverged("weights")
-        whole_state = {
+        whole_state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
             "meter": self.meter.state(),
             **(state or {}),
         }
-        self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
+        unsaved = None
         if memory is not None and self.keeps_memory:
-            self.folder.save_memory(memory)
+            try:
+                whole_state["snapshot"] = self.folder.save_memory(memory)
+            except RunFolderError as error:
+                whole_state["snapshot"], unsaved = None, error
+        self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
+        if unsaved is not None:
+            raise unsaved
+        if whole_state.get("snapshot") is not None:
+            self.folder.adopt_memory()
         self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
 

@@ -59,8 +59,8 @@ impl Table {
         Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
     }
 
-    /// Removes every chunk that is live now, and its items; the limiter starts from nothing. Writers continue, and
-    /// windows do not reach back over this.
+    /// Removes every chunk that is live now, and its items; the limiter and the largest priority start from nothing. Writers
+    /// continue, and windows do not reach back over this.
     ///
     /// # Errors
     /// [`crate::Error::Internal`] for a table that has failed.
@@ -69,6 +69,7 @@ impl Table {
         let mut residents = self.lock_residents()?;
         let end = residents.end();
         self.limiter.reset();
+        self.max_priority.reset();
         loop {
             while removed.len() < EVICTED_AT_ONCE && residents.first < end {
                 let Some(oldest) = residents.pop() else { break };

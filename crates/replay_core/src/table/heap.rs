@@ -1,5 +1,9 @@
 //! Items by rank, for the samplers that always choose the first: a binary heap that knows where each slot is in it.
 
+use std::sync::Mutex;
+
+use crate::sync::lock;
+
 use super::keys::ItemKey;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +38,9 @@ struct HeapEntry {
 
 /// By priority, then by insertion or update.
 type Rank = (u64, u64);
+
+/// Updates under one hold of a heap's lock, for which an insertion may wait with the insert lock.
+const UPDATED_AT_ONCE: usize = 64;
 
 /// Index of an item whose last sample is taken, but may still be given back.
 const NOWHERE: u32 = u32::MAX;
@@ -78,6 +85,17 @@ impl Heap {
         entry.rank = rank;
         if entry.index != NOWHERE {
             self.put(key.slot);
+        }
+    }
+
+    /// [`Self::update`] of several items of a shared heap.
+    pub fn update_all(heap: &Mutex<Self>, keys: &[ItemKey], priorities: &[f64]) {
+        let batches = keys.chunks(UPDATED_AT_ONCE);
+        for (keys, priorities) in batches.zip(priorities.chunks(UPDATED_AT_ONCE)) {
+            let mut heap = lock(heap);
+            for (&key, &priority) in keys.iter().zip(priorities) {
+                heap.update(key, priority);
+            }
         }
     }
 

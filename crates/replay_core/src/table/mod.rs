@@ -11,6 +11,7 @@
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
 //! | `update` | priorities, corrupt items |
+//! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `waiting` | the order of calls that wait |
 //! | `stats` | counters |
@@ -24,6 +25,7 @@ pub mod stored;
 mod credit;
 mod evict;
 mod heap;
+mod max_priority;
 mod prepare;
 mod push;
 mod residents;
@@ -53,6 +55,7 @@ pub use writers::Writers;
 
 use items::Items;
 use keys::{ItemKey, KeySpace};
+use max_priority::MaxPriority;
 use residents::Residents;
 use sampler::ItemSampler;
 use stats::TableCounters;
@@ -88,9 +91,7 @@ pub struct Table {
     /// Largest sample that was refused for lack of samples left; 0 again after one succeeds.
     samples_wanted: AtomicU32,
     held: Arc<Held>,
-    /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero. Positive floats are
-    /// ordered as their bits.
-    max_priority: AtomicU64,
+    max_priority: MaxPriority,
     counters: TableCounters,
     /// Seed of the random samples, with `samples`, the number of the next one.
     seed: u64,
@@ -109,7 +110,8 @@ impl Table {
         // Each stored step adds the offset of its blobs and the key of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
-        Items::bytes(capacity) + ItemSampler::bytes(config) + chunks + stored
+        let samplers = ItemSampler::bytes(config) + MaxPriority::bytes(config);
+        Items::bytes(capacity) + samplers + chunks + stored
     }
 
     /// An empty table of a valid definition.
@@ -132,7 +134,7 @@ impl Table {
             limiter: Arc::new(Limiter::new(&config)),
             samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation),
-            max_priority: AtomicU64::new(0),
+            max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),
             seed,
             samples: AtomicU64::new(0),

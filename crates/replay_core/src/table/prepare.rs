@@ -43,6 +43,8 @@ pub struct PreparedItem {
     pub rows: ItemRows,
     /// Before the exponent.
     pub priority: f64,
+    /// The part of it that counts for the largest priority.
+    pub raises: f64,
     pub units: u64,
 }
 
@@ -149,8 +151,8 @@ impl Table {
     }
 
     /// Checks all items, and gives them their priorities and masses; those whose first row has been evicted are left out.
-    /// An item without a priority takes the largest one that the table has ever held, 1 while it has held none above
-    /// zero (Schaul et al., 2016, algorithm 1).
+    /// An item without a priority takes the largest one ([`super::max_priority`]), 1 while there is none above zero (Schaul
+    /// et al., 2016, algorithm 1).
     fn check_items(&self, writer: &TableWriter, body: &PushBody) -> Result<Vec<PreparedItem>> {
         let mut chunk_of = vec![None; writer.streams.len()];
         for (index, head) in body.chunks.iter().enumerate() {
@@ -158,7 +160,7 @@ impl Table {
         }
         let mut items = Vec::with_capacity(body.items.len());
         let mut priorities = Vec::with_capacity(body.items.len());
-        let mut largest = self.max_priority().unwrap_or(0.0);
+        let mut largest = self.max_priority.get(&self.items).unwrap_or(0.0);
         for item in &body.items {
             let Some((first_chunk, first_row)) = self.check_item(writer, item, &chunk_of)? else {
                 continue;
@@ -175,6 +177,8 @@ impl Table {
                     after: item.after,
                 },
                 priority,
+                // A maximum from before the table was emptied does not count again.
+                raises: item.priority.map_or(priority.min(1.0), f64::from),
                 units: 0,
             });
         }
@@ -229,17 +233,19 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
     use crate::sync::lock;
+    use crate::table::streams::LOOKS;
     use crate::table::{Attempt, Turn};
 
     use super::*;
 
-    #[test]
-    fn items_of_later_pushes_have_their_room_from_the_start() {
-        const ROWS: u64 = 8;
+    /// A table, and a writer of one stream with windows of `before` and `after` steps.
+    fn table(capacity: u64, before: u16, after: u16) -> Arc<Table> {
         let column = Column {
             name: "value".into(),
             dtype: Dtype::Uint8,
@@ -247,48 +253,57 @@ mod tests {
             codec: Codec::None,
         };
         let table = Memory::new(MemoryLimits::default())
-            .create_table(&TableConfig::new("t", vec![column], 100))
+            .create_table(&TableConfig::new("t", vec![column], capacity))
             .unwrap();
         let open = OpenWriter {
             table: "t".into(),
             writer: 1,
             name: String::new(),
             streams: 1,
-            window_before: 3,
-            window_after: 12,
+            window_before: before,
+            window_after: after,
         };
         table.open_writer(&open).unwrap();
-        let push = |sequence: u64, items| {
-            let head = ChunkHead {
-                stream: 0,
-                rows: ROWS as u32,
-                first_step: (sequence - 1) * ROWS,
-                bytes: 2 * ROWS as u32,
-            };
-            let push = Push {
-                table: "t".into(),
-                writer: 1,
-                epoch: 1,
-                sequence,
-                body: PushBody {
-                    chunks: vec![head],
-                    items,
-                    payload: vec![0; 2 * ROWS as usize].into(),
-                },
-            };
-            assert!(matches!(
-                table.try_push(&push, &mut Turn::default()),
-                Ok(Attempt::Ready(_))
-            ));
+        table
+    }
+
+    /// Pushes the next chunk, of `rows` rows as the ones before it.
+    fn push(table: &Table, rows: u64, sequence: u64, items: Vec<NewItem>) {
+        let head = ChunkHead {
+            stream: 0,
+            rows: rows as u32,
+            first_step: (sequence - 1) * rows,
+            bytes: 2 * rows as u32,
         };
+        let push = Push {
+            table: "t".into(),
+            writer: 1,
+            epoch: 1,
+            sequence,
+            body: PushBody {
+                chunks: vec![head],
+                items,
+                payload: vec![0; 2 * rows as usize].into(),
+            },
+        };
+        assert!(matches!(
+            table.try_push(&push, &mut Turn::default()),
+            Ok(Attempt::Ready(_))
+        ));
+    }
+
+    #[test]
+    fn items_of_later_pushes_have_their_room_from_the_start() {
+        const ROWS: u64 = 8;
+        let table = table(100, 3, 12);
         let room = || {
             let mut residents = lock(&table.residents);
             let first = residents.get_mut(0).expect("it is live");
             (first.items.len(), first.items.capacity())
         };
         // Windows that span three chunks: the first two pushes complete none.
-        push(1, vec![]);
-        push(2, vec![]);
+        push(&table, ROWS, 1, vec![]);
+        push(&table, ROWS, 2, vec![]);
         let (_, before) = room();
         // All items whose stack begins in the first chunk, as many as there can be.
         let items = (0..ROWS + 3).map(|anchor| NewItem {
@@ -298,7 +313,32 @@ mod tests {
             after: 12,
             priority: None,
         });
-        push(3, items.collect());
+        push(&table, ROWS, 3, items.collect());
         assert_eq!(room(), (ROWS as usize + 3, before));
+    }
+
+    /// A push of as many items as a hostile client likes, each a window over thousands of chunks, looks at a few chunks for
+    /// each item: the ends of the window by bisection, and none between.
+    #[test]
+    fn a_push_of_long_windows_over_short_chunks_looks_at_their_ends_alone() {
+        const CHUNKS: u64 = 1 << 14;
+        const ITEMS: u64 = 10_000;
+        let table = table(1 << 15, (CHUNKS / 2 - 1) as u16, (CHUNKS / 2) as u16);
+        for sequence in 1..CHUNKS {
+            push(&table, 1, sequence, vec![]);
+        }
+        let items = (0..ITEMS).map(|_| NewItem {
+            anchor: CHUNKS / 2 - 1,
+            stream: 0,
+            before: (CHUNKS / 2 - 1) as u16,
+            after: (CHUNKS / 2) as u16,
+            priority: None,
+        });
+        let looks = LOOKS.get();
+        push(&table, 1, CHUNKS, items.collect());
+        let looks = LOOKS.get() - looks;
+        assert_eq!(table.items.live(), ITEMS);
+        // Two ends, each by the last chunks and a bisection of 2^14.
+        assert!(looks > 0 && looks <= ITEMS * 2 * (8 + 15), "{looks} looks");
     }
 }

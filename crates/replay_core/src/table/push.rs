@@ -149,11 +149,12 @@ impl Table {
                 .insert(resident.handle, item.rows, born, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
             self.sampler.insert(key, item.priority);
+            self.max_priority.insert(key, item.priority);
             resident.items.push(key);
-            largest = largest.max(item.priority);
+            largest = largest.max(item.raises);
             inserted += 1;
         }
-        self.raise_max_priority(largest);
+        self.max_priority.raise(largest);
         self.limiter.count_insert(inserted);
         let late = push.late + push.items.len() as u64 - inserted;
         self.counters

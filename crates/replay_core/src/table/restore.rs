@@ -198,6 +198,10 @@ impl Staged {
                 .expect("the table is empty, and there are no more items than it has slots");
             table.items.count_earlier_samples(key, item.times_sampled);
             table.sampler.insert_saved(&table.items, key, item.units);
+            let priority = table.sampler.saved_priority(&table.items, item.units);
+            // Rounding of the mass may have raised it.
+            let largest = f64::from_bits(state.max_priority);
+            table.max_priority.insert(key, priority.min(largest));
             resident.items.push(key);
         }
         table.go_on_from(&state, &self.saved);
@@ -395,8 +399,7 @@ impl Table {
         for ((_, counter), value) in self.counters.all().into_iter().zip(state.counters) {
             counter.store(value, Ordering::Relaxed);
         }
-        self.max_priority
-            .fetch_max(state.max_priority, Ordering::Relaxed);
+        self.max_priority.raise(f64::from_bits(state.max_priority));
         self.samples.store(state.samples, Ordering::Relaxed);
         self.limiter.go_on_from(
             state.limiter_inserted,

@@ -32,8 +32,8 @@ pub enum ItemSampler {
 pub enum Queue {
     /// By insertion, the oldest first. Samples take no lock.
     Fifo(InsertionOrder),
-    /// By rank. Samples, updates and insertions take its lock for one item at a time, a snapshot for one copy of all
-    /// ranks; so long an insertion, which holds the insert lock, may wait.
+    /// By rank. Samples and insertions take its lock for one item at a time, updates for a few, a snapshot for one copy of
+    /// all ranks; so long an insertion, which holds the insert lock, may wait.
     Heap(Mutex<Heap>),
 }
 
@@ -194,6 +194,16 @@ impl ItemSampler {
         }
     }
 
+    /// The priority of an item of a snapshot, up to the rounding of its mass; 1 where masses are equal and priorities are
+    /// not kept.
+    pub fn saved_priority(&self, items: &Items, saved: u64) -> f64 {
+        match (self, self.exponent()) {
+            (ItemSampler::InOrder(Queue::Heap(_)), _) => f64::from_bits(saved),
+            (_, Some(exponent)) => items.tree.from_units(saved).powf(exponent.recip()),
+            (_, None) => 1.0,
+        }
+    }
+
     /// Adds an item of a snapshot that was just inserted without mass. Only under the insert lock.
     pub fn insert_saved(&self, items: &Items, key: ItemKey, saved: u64) {
         let units = match self.exponent() {
@@ -257,11 +267,7 @@ impl Queue {
     fn update(&self, keys: &[ItemKey], priorities: &[f64]) {
         match self {
             Queue::Fifo(_) => {}
-            Queue::Heap(heap) => {
-                for (&key, &priority) in keys.iter().zip(priorities) {
-                    lock(heap).update(key, priority);
-                }
-            }
+            Queue::Heap(heap) => Heap::update_all(heap, keys, priorities),
         }
     }
 }

@@ -148,7 +148,7 @@ impl Table {
             evicted_chunks,
             limiter_inserted,
             limiter_sampled,
-            max_priority: self.max_priority.load(Ordering::Relaxed),
+            max_priority: self.max_priority.ever_bits(),
             samples: self.samples.load(Ordering::Relaxed),
             counters: self
                 .counters

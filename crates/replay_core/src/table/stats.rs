@@ -46,8 +46,8 @@ impl TableCounters {
 
 impl Table {
     /// Gauges, and counters since the table was made, by the names of `docs/api.md`. `bytes` (live and pinned) has
-    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, ever and before the exponent, is null
-    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
+    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, before the exponent, is null while none
+    /// was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Of a table that has failed, too.
@@ -70,7 +70,7 @@ impl Table {
             "streams": streams,
             "by_writer": self.writers.stats(),
             "total_priority": self.items.tree.from_units(self.items.tree.total()),
-            "max_priority": self.max_priority(),
+            "max_priority": self.max_priority.get(&self.items),
             "limiter_sampled": limiter_sampled,
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),

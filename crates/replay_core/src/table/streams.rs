@@ -5,6 +5,12 @@ use std::collections::VecDeque;
 /// Chunks at a stream's end that a window is looked for in first.
 const RECENT: usize = 8;
 
+#[cfg(test)]
+thread_local! {
+    /// Chunks that were looked at for windows, by this thread.
+    pub static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// Steps of a stream that lie in one chunk, which was alive when it was last looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkSpan {
@@ -134,7 +140,11 @@ impl Stream {
 
     /// Index of the first known chunk that ends after `step`.
     fn position(&self, step: u64) -> usize {
-        let before = |span: &ChunkSpan| span.end() <= step;
+        let before = |span: &ChunkSpan| {
+            #[cfg(test)]
+            LOOKS.set(LOOKS.get() + 1);
+            span.end() <= step
+        };
         // Nearly always one of the last chunks: the others are not looked at.
         let recent = self.spans.len().saturating_sub(RECENT);
         match self.spans.get(recent) {

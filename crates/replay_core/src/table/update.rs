@@ -1,4 +1,4 @@
-//! Priorities from learners, the largest priority, and corrupt items.
+//! Priorities from learners, and corrupt items.
 
 use std::sync::atomic::Ordering;
 
@@ -38,7 +38,8 @@ impl Table {
             items.push(key);
             new.push(priority);
         }
-        self.raise_max_priority(largest);
+        self.max_priority.raise(largest);
+        self.max_priority.update(&items, &new);
         let applied = self.sampler.update(&self.items, &items, new)?;
         let stale = keys.len() - applied;
         self.counters
@@ -75,22 +76,6 @@ impl Table {
             "removed an item that does not decode"
         );
         Some(chunk.writer.name.clone())
-    }
-
-    /// The largest priority ever held, before the exponent.
-    pub(super) fn max_priority(&self) -> Option<f64> {
-        match self.max_priority.load(Ordering::Relaxed) {
-            0 => None,
-            bits => Some(f64::from_bits(bits)),
-        }
-    }
-
-    pub(super) fn raise_max_priority(&self, priority: f64) {
-        // The bits of -0.0 would be the largest of all.
-        let bits = priority.abs().to_bits();
-        if self.max_priority.load(Ordering::Relaxed) < bits {
-            self.max_priority.fetch_max(bits, Ordering::Relaxed);
-        }
     }
 }
 

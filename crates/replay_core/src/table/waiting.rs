@@ -24,12 +24,16 @@ pub struct WaitingLine {
 
 #[derive(Default)]
 struct Waiting {
+    /// By their numbers, which rise.
     places: VecDeque<Arc<Place>>,
+    /// Number of the next place.
+    next: u64,
     /// The cause of the first call's wait.
     reason: String,
 }
 
 struct Place {
+    number: u64,
     /// Notified when the call is to be tried again.
     woken: Event,
     since: Instant,
@@ -122,11 +126,13 @@ impl Turn {
     /// The call's place, the last one if it has none yet.
     fn enter(&mut self, line: &Arc<WaitingLine>) -> &Arc<Place> {
         let (_, place) = self.place.get_or_insert_with(|| {
+            let mut waiting = lock(&line.waiting);
             let place = Arc::new(Place {
+                number: waiting.next,
                 woken: Event::new(),
                 since: Instant::now(),
             });
-            let mut waiting = lock(&line.waiting);
+            waiting.next += 1;
             waiting.places.push_back(place.clone());
             line.length.store(waiting.places.len(), Ordering::Relaxed);
             drop(waiting);
@@ -141,8 +147,13 @@ impl Turn {
 impl Waiting {
     /// What a call waits for while others are ahead of it.
     fn ahead_of(&self, place: &Arc<Place>) -> Option<String> {
-        let ahead = self.places.iter().position(|one| Arc::ptr_eq(one, place))?;
+        let ahead = self.position(place)?;
         (ahead > 0).then(|| format!("{ahead} earlier calls wait: {}", self.reason))
+    }
+
+    fn position(&self, place: &Place) -> Option<usize> {
+        let number = |one: &Arc<Place>| one.number;
+        self.places.binary_search_by_key(&place.number, number).ok()
     }
 
     fn is_first(&self, place: &Arc<Place>) -> bool {
@@ -165,7 +176,9 @@ impl Drop for Turn {
         };
         let mut waiting = lock(&line.waiting);
         let first = waiting.is_first(&place);
-        waiting.places.retain(|one| !Arc::ptr_eq(one, &place));
+        if let Some(at) = waiting.position(&place) {
+            waiting.places.remove(at);
+        }
         line.length.store(waiting.places.len(), Ordering::Relaxed);
         if first {
             waiting.wake_first();

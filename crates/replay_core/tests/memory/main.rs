@@ -5,6 +5,7 @@ mod support;
 mod eviction;
 mod keys;
 mod limiter;
+mod max_priority;
 mod parameters;
 mod pushes;
 mod samplers;

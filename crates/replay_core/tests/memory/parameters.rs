@@ -27,13 +27,29 @@ fn store(bytes: u64) -> (ParameterStore, Arc<Budget>) {
 fn versions_rise_and_only_newer_ones_are_returned() {
     let (store, _) = store(u64::MAX);
     assert_eq!(store.get("policy", 0), None);
-    assert_eq!(store.put("policy", file(1, 4)).unwrap(), 1);
-    assert_eq!(store.put("policy", file(2, 4)).unwrap(), 2);
-    assert_eq!(store.put("other", file(3, 4)).unwrap(), 1);
+    assert_eq!(store.put("policy", 0, file(1, 4)).unwrap(), 1);
+    assert_eq!(store.put("policy", 0, file(2, 4)).unwrap(), 2);
+    assert_eq!(store.put("other", 0, file(3, 4)).unwrap(), 1);
     let newest = store.get("policy", 1).unwrap();
     assert_eq!((newest.version, newest.bytes), (2, file(2, 4)));
     assert_eq!(store.get("policy", 2), None);
     assert_eq!(store.stats()["policy"]["version"], 2);
+}
+
+#[test]
+fn a_put_that_is_sent_again_is_stored_once() {
+    let (store, budget) = store(u64::MAX);
+    assert_eq!(store.put("policy", 7, file(1, 4)).unwrap(), 1);
+    assert_eq!(store.put("policy", 8, file(2, 4)).unwrap(), 2);
+    // Its answer was lost, and another process has put a newer version meanwhile.
+    assert_eq!(store.put("policy", 7, file(1, 4)).unwrap(), 1);
+    assert_eq!(store.get("policy", 0).unwrap().bytes, file(2, 4));
+    assert_eq!(budget.reserved(), file(2, 4).len() as u64);
+    // Of another name it is another one, and without a number each is stored.
+    assert_eq!(store.put("other", 7, file(1, 4)).unwrap(), 1);
+    for version in 3..100 {
+        assert_eq!(store.put("policy", 0, file(3, 4)).unwrap(), version);
+    }
 }
 
 #[test]
@@ -52,23 +68,23 @@ fn what_is_not_a_safetensors_file_is_refused() {
         huge_header.into(),
         longer.into(),
     ] {
-        let error = refusal(store.put("policy", bad));
+        let error = refusal(store.put("policy", 0, bad));
         assert!(matches!(error, Error::Parameters { .. }), "{error}");
     }
     assert_eq!(
-        refusal(store.put("", good.clone())).code(),
+        refusal(store.put("", 0, good.clone())).code(),
         ErrorCode::Parameters
     );
     assert_eq!(
-        refusal(store.put(&"x".repeat(129), good.clone())).code(),
+        refusal(store.put(&"x".repeat(129), 0, good.clone())).code(),
         ErrorCode::Parameters
     );
     for name in 0..ParameterStore::MAX_NAMES {
-        store.put(&name.to_string(), file(1, 1)).unwrap();
+        store.put(&name.to_string(), 0, file(1, 1)).unwrap();
     }
-    let error = refusal(store.put("one more", good.clone()));
+    let error = refusal(store.put("one more", 0, good.clone()));
     assert!(error.to_string().contains("1024 names"), "{error}");
-    store.put("7", good).unwrap();
+    store.put("7", 0, good).unwrap();
     let held: u64 = store
         .stats()
         .as_object()
@@ -83,16 +99,16 @@ fn what_is_not_a_safetensors_file_is_refused() {
 fn versions_count_against_the_limit_until_their_last_reader() {
     let size = file(1, 100).len() as u64;
     let (store, budget) = store(2 * size);
-    store.put("policy", file(1, 100)).unwrap();
+    store.put("policy", 0, file(1, 100)).unwrap();
     let first = store.get("policy", 0).unwrap();
-    store.put("policy", file(2, 100)).unwrap();
-    let error = refusal(store.put("policy", file(3, 100)));
+    store.put("policy", 0, file(2, 100)).unwrap();
+    let error = refusal(store.put("policy", 0, file(3, 100)));
     assert!(matches!(error, Error::TooLarge { limit: 0, .. }), "{error}");
     assert!(error.to_string().contains("max_bytes: raise it"), "{error}");
     assert_eq!(first.bytes, file(1, 100));
     drop(first);
     assert_eq!(budget.reserved(), size);
-    assert_eq!(store.put("policy", file(3, 100)).unwrap(), 3);
+    assert_eq!(store.put("policy", 0, file(3, 100)).unwrap(), 3);
 }
 
 #[test]
@@ -119,7 +135,7 @@ fn readers_never_see_half_a_version() {
             });
         }
         for version in 1..=VERSIONS {
-            let put = store.put("policy", file(version as u8, length(version)));
+            let put = store.put("policy", 0, file(version as u8, length(version)));
             assert_eq!(put.unwrap(), version);
         }
     });

@@ -27,7 +27,7 @@ enum Command {
     Stats(stats::StatsFlags),
     Tables(tables::TablesFlags),
     Drop(tables::DropFlags),
-    Doctor(doctor::DoctorFlags),
+    Doctor(Box<doctor::DoctorFlags>),
 }
 
 /// Runs a command line, program name first, and returns its exit code: 0 for success, 2 for an invalid command line or
@@ -52,7 +52,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
-        Command::Doctor(flags) => doctor::run(&flags),
+        Command::Doctor(flags) => {
+            let given = matches.subcommand_matches("doctor").unwrap_or(&matches);
+            doctor::run(&flags, given)
+        }
     };
     match done {
         Ok(code) => code,

@@ -36,7 +36,7 @@ pub struct ServeFlags {
 impl ServeFlags {
     /// The file's configuration, overridden by the flags given in `matches`. Without a token in either, INNET_TOKEN is the
     /// token.
-    fn config(
+    pub(super) fn config(
         &self,
         matches: &ArgMatches,
         environment_token: Option<String>,

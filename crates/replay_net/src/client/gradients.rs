@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::pipeline::unexpected;
+use super::pipeline::{is_renewal, unexpected};
 use crate::stack::{Address, StackName};
 use gradients::{
     self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
@@ -57,8 +57,8 @@ pub fn join_job(
     let mut connection = dialer.dial_until(Some(until), wait)?;
     // The server gives up earlier, as its error names the missing servers.
     let left = until.saturating_duration_since(Instant::now());
-    let deadline_ms = deadline_ms(Some(Instant::now() + left * 3 / 4));
-    let body = RequestBody::JoinGradients {
+    let due = Instant::now() + left * 3 / 4;
+    let body = || RequestBody::JoinGradients {
         job: request.clone(),
         below,
     };
@@ -68,7 +68,17 @@ pub fn join_job(
             dialer.address, request.worker, request.job
         ),
     };
-    let reply = connection.run(wait, Some(until), late, |link| link.call(deadline_ms, body))?;
+    let mut ask = || {
+        let deadline_ms = deadline_ms(Some(due));
+        connection.run(wait, Some(until), late, |link| {
+            link.call(deadline_ms, body())
+        })
+    };
+    let mut reply = ask();
+    while reply.as_ref().is_err_and(is_renewal) {
+        reply = ask();
+    }
+    let reply = reply?;
     let ReplyBody::Gradients(GradientsJoined { address, ticket }) = reply else {
         return Err(unexpected(&reply));
     };

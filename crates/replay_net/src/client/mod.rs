@@ -40,7 +40,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_absent, is_broken, is_busy};
+use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_renewal};
 use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -48,6 +48,7 @@ use replay_core::replay::{
     UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
+use replay_core::sync::random;
 use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -211,7 +212,11 @@ impl Client {
         retry(&self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
-            let reply = connection.call(&self.dialer, wait, question(incarnation));
+            let mut ask = || connection.call(&self.dialer, wait, question(incarnation));
+            let mut reply = ask();
+            while reply.as_ref().is_err_and(is_renewal) {
+                reply = ask();
+            }
             // Any other error leaves a request in flight or a broken connection.
             match &reply {
                 Ok(_) => self.idle.give(connection),
@@ -315,9 +320,11 @@ impl Replay for Client {
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        // A retry may store the same bytes as a second version, which is harmless.
+        // The server recognises the number when the put is sent again, and does not put it over a newer one.
+        let id = random();
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
             name: name.into(),
+            id,
             bytes: bytes.clone(),
         })?;
         expect_reply!(reply, ReplyBody::Parameters(Some(stored)) => stored.version)

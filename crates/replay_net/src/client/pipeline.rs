@@ -325,6 +325,11 @@ pub fn is_busy(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Connect)
 }
 
+/// Whether the server held the request for as long as it holds one, and the client is to send it again.
+pub fn is_renewal(error: &Error) -> bool {
+    error.code() == ErrorCode::Renew
+}
+
 /// Whether the server was closed for good.
 pub fn is_closed(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Closed)

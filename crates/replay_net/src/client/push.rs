@@ -211,7 +211,7 @@ impl Pushes {
                 Ok(())
             }
             ReplyBody::Error {
-                code: ErrorCode::Deadline,
+                code: ErrorCode::Deadline | ErrorCode::Renew,
                 message,
             } => {
                 self.held_back = Some(message);

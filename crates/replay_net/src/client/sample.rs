@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
-use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, unexpected};
+use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
 use super::pool::retry;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
@@ -63,6 +63,7 @@ impl Samples {
                     return Ok(sampled);
                 }
                 Ok(other) => return Err(unexpected(&other)),
+                Err(error) if is_renewal(&error) => {}
                 Err(error) if request.earlier && !is_broken(&error) && !is_closed(&error) => {}
                 Err(error) => return Err(error),
             }

@@ -54,8 +54,12 @@ impl ServerConfig {
                 )),
             };
         };
-        if !address.ip().is_loopback() {
-            self.validate_reach(format_args!("gradients {address}"))?;
+        if !address.ip().is_loopback() && !self.trusted_network {
+            return refuse(format!(
+                "gradients {address} can be reached from other machines, and its datagrams are neither encrypted nor \
+                 authenticated: a token and TLS protect the connections alone, and everyone on the path can read and forge \
+                 datagrams; set trusted_network if the network between this server and its workers is trusted"
+            ));
         }
         if self.gradients_only && !self.tables.is_empty() {
             return refuse("gradients_only is set, and so are tables: keep one");
@@ -168,6 +172,23 @@ mod tests {
         assert_eq!(config.gradient_limits().window, 8);
     }
 
+    /// Token and TLS are those of the connections, and do not make datagrams safe.
+    #[test]
+    fn datagrams_that_leave_the_machine_need_a_trusted_network() {
+        let safe = "listen = [\"innets://127.0.0.1:1\"]\ntoken = \"x\"\ntls_cert = \"c\"\ntls_key = \"k\"\n";
+        let open = format!("{safe}gradients = \"0.0.0.0:1\"\n");
+        let error = check(&open).unwrap_err().to_string();
+        assert!(
+            error.contains("neither encrypted nor authenticated"),
+            "{error}"
+        );
+        assert!(error.contains("set trusted_network"), "{error}");
+        check(&format!("{open}trusted_network = true")).unwrap();
+        for here in ["127.0.0.1:1", "[::1]:1"] {
+            check(&format!("{safe}gradients = \"{here}\"")).unwrap();
+        }
+    }
+
     #[test]
     fn devices_of_dpdk_take_the_address_of_gradients() {
         let text = "gradients = \"10.0.0.2:7711\"\ntrusted_network = true\n";
@@ -190,7 +211,7 @@ mod tests {
             ("gradients = \"nowhere\"", "socket address"),
             ("gradients_only = true", "gradients_only"),
             ("parent = \"innet://a:1\"", "is a parent"),
-            ("gradients = \"0.0.0.0:1\"", "needs a token"),
+            ("gradients = \"0.0.0.0:1\"", "neither encrypted nor"),
             (&format!("{here}gradients_cores = [1]"), "gradients_devices"),
             (
                 "gradients = \"[::1]:7711\"\ngradients_devices = [\"net_null0\"]",

@@ -1,6 +1,5 @@
 //! Checks of a server's configuration before the start.
 
-use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
 
 use super::{FRAMES, ServerConfig};
@@ -41,6 +40,7 @@ impl ServerConfig {
             ),
             ("handshake_deadline_ms", self.handshake_deadline_ms),
             ("write_deadline_ms", self.write_deadline_ms),
+            ("max_wait_ms", self.max_wait_ms),
         ] {
             if value == 0 {
                 return refuse(format!("{name} is at least 1"));
@@ -143,7 +143,7 @@ impl ServerConfig {
     }
 
     /// Checks that an address which other machines can reach has a token and TLS, or a trusted network.
-    pub(super) fn validate_reach(&self, address: impl fmt::Display) -> Result<()> {
+    fn validate_reach(&self, address: &Address) -> Result<()> {
         if self.trusted_network {
             return Ok(());
         }
@@ -192,6 +192,7 @@ mod tests {
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "at least 1"),
+            ("max_wait_ms = 0", "at least 1"),
             (
                 "max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"",
                 "less than 3 frames",

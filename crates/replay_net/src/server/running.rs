@@ -287,9 +287,14 @@ impl Server {
     }
 }
 
+/// Open descriptors of a server with so many connections.
+pub fn open_files(connections: u32) -> u64 {
+    u64::from(connections) + OTHER_FILES
+}
+
 /// Raises the soft limit of open files, 1024 on many systems, up to the hard limit.
 fn raise_file_limit(connections: u32) {
-    let wanted = u64::from(connections) + OTHER_FILES;
+    let wanted = open_files(connections);
     let (limit, _) = rlimit::Resource::NOFILE.get().unwrap_or((u64::MAX, 0));
     if limit < wanted && rlimit::increase_nofile_limit(wanted).unwrap_or(limit) < wanted {
         tracing::warn!(

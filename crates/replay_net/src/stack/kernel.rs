@@ -162,6 +162,26 @@ pub async fn spin() {
     }
 }
 
+/// Checks that an address can be listened on: binds a TCP address for a moment, and leaves a socket file alone.
+///
+/// # Errors
+/// [`Error::Io`] or [`Error::Config`] with the address.
+pub fn try_bind(address: &Address) -> Result<()> {
+    let failed = io_error(format!("cannot listen on {address}"));
+    match address {
+        Address::Tcp { host, port, .. } => bind_tcp(host, *port).map(drop).map_err(failed),
+        Address::Unix { path } if StdUnixStream::connect(path).is_ok() => Err(Error::Config(
+            format!("cannot listen on {address}: a server is running there"),
+        )),
+        Address::Unix { path } => match path.parent() {
+            Some(folder) if !folder.is_dir() => {
+                Err(failed(io::Error::from(io::ErrorKind::NotFound)))
+            }
+            _ => Ok(()),
+        },
+    }
+}
+
 /// Binds the first address that `host` resolves to.
 fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
     let address = (host, port)

@@ -48,6 +48,7 @@ impl Secrets {
         let serving = Serving::with(&[
             "--listen=0.0.0.0:0",
             "--gradients=0.0.0.0:0",
+            "--trusted-network",
             "--token-file",
             &self.token,
             "--tls-cert",
@@ -126,16 +127,24 @@ fn a_server_joins_its_parent_with_its_own_token() {
 }
 
 #[test]
-fn an_aggregator_on_the_network_needs_a_token_and_tls_or_trust() {
+fn an_aggregator_on_the_network_needs_trust_in_it_whatever_protects_the_connections() {
+    let secrets = Secrets::new();
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay"))
         .args(["serve", "--listen=127.0.0.1:0", "--gradients=0.0.0.0:0"])
+        .args([
+            "--token-file",
+            &secrets.token,
+            "--tls-cert",
+            &secrets.certificate,
+        ])
+        .args(["--tls-key", &secrets.key])
         .env_remove("INNET_TOKEN")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(
-        message.contains("gradients 0.0.0.0:0") && message.contains("token"),
+        message.contains("gradients 0.0.0.0:0") && message.contains("set trusted_network"),
         "{message}"
     );
 }

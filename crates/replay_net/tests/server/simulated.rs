@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use replay_core::ErrorCode;
+use replay_core::replay::SampleRequest;
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::{ReplyBody, RequestBody};
@@ -75,6 +76,70 @@ async fn cut_sample(world: &World, network: &SimStack) -> TestClient {
     writer
 }
 
+/// Samples that wait cost attempts of the first of them alone, ten a second.
+#[test]
+fn parked_samples_are_not_tried_again_by_themselves() {
+    const CLIENTS: u64 = 4;
+    const SAMPLES: u64 = 16;
+    const SECONDS: u64 = 60;
+    World::simulated(14, config(table()), |world, _| async move {
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let mut client = world.client().await;
+            for _ in 0..SAMPLES {
+                client.send(sample(1), u32::MAX).await.unwrap();
+            }
+            clients.push(client);
+        }
+        world
+            .until(|world| world.table_stat("blocked_samples") == CLIENTS * SAMPLES)
+            .await;
+        world.sleep(Duration::from_secs(1)).await;
+        let before = world.server_stat("retries");
+        // Each looks again after it has taken its place, so that no change is missed.
+        assert!(before <= 3 * CLIENTS * SAMPLES, "{before}");
+        world.sleep(Duration::from_secs(SECONDS)).await;
+        let tried = world.server_stat("retries") - before;
+        assert!(tried > 0 && tried <= 11 * SECONDS, "{tried} attempts");
+    });
+}
+
+#[test]
+fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
+    const HELD: Duration = Duration::from_secs(2);
+    let config = ServerConfig {
+        max_wait_ms: HELD.as_millis() as u64,
+        ..config(queue())
+    };
+    World::simulated(15, config, |world, _| async move {
+        let mut client = world.client().await;
+        client.open(1).await;
+        let item = RequestBody::Push(push(1, 1, 1, 0, &[1]));
+        client.ask(item, 0).await.unwrap();
+        for (deadline_ms, allow_short, code, waited) in [
+            (u32::MAX, false, ErrorCode::Renew, HELD),
+            // It is not its own deadline: the batch does not become short for it.
+            (u32::MAX, true, ErrorCode::Renew, HELD),
+            (500, false, ErrorCode::Deadline, HELD / 4),
+        ] {
+            let RequestBody::Sample(request) = sample(2) else {
+                unreachable!("it is a sample");
+            };
+            let body = RequestBody::Sample(SampleRequest {
+                allow_short,
+                ..request
+            });
+            let begun = world.now();
+            let id = client.send(body, deadline_ms).await.unwrap();
+            let (answered, got, message) = client.receive_error().await;
+            assert_eq!((answered, got), (id, code), "{message}");
+            assert!(world.now() - begun >= waited);
+            world.assert_soon_after(begun + waited);
+        }
+        assert_eq!(world.table_stat("sampled_items"), 0);
+    });
+}
+
 #[test]
 fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
     let config = ServerConfig {
@@ -95,6 +160,7 @@ fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
         let mut other = world.client().await;
         let put = RequestBody::PutParameters {
             name: "policy".into(),
+            id: 0,
             bytes: parameters(60_000),
         };
         other.ask(put, 0).await.unwrap();

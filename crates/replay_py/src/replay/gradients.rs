@@ -10,7 +10,7 @@ use super::PyReplay;
 use crate::gradient_updates::PyGradientUpdates;
 use crate::gradients::{PyGradientWorker, worker_name};
 use crate::station::PyStation;
-use crate::{error, wait};
+use crate::{error, integer, wait};
 
 impl PyReplay {
     fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
@@ -36,12 +36,12 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         job: String,
-        worker: u16,
-        workers: u16,
-        world: Option<u32>,
+        #[pyo3(from_py_with = integer::worker)] worker: u16,
+        #[pyo3(from_py_with = integer::workers)] workers: u16,
+        #[pyo3(from_py_with = integer::world)] world: Option<u32>,
         name: &str,
         arithmetic: &str,
-        segment_values: u16,
+        #[pyo3(from_py_with = integer::segment_values)] segment_values: u16,
         deadline: f64,
         via: Option<&str>,
         station: Option<PyRef<'_, PyStation>>,
@@ -73,14 +73,14 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         job: String,
-        worker: u16,
-        workers: u16,
-        values: u32,
-        threshold: u16,
-        staleness: u16,
-        updates: Option<u64>,
+        #[pyo3(from_py_with = integer::worker)] worker: u16,
+        #[pyo3(from_py_with = integer::workers)] workers: u16,
+        #[pyo3(from_py_with = integer::values)] values: u32,
+        #[pyo3(from_py_with = integer::threshold)] threshold: u16,
+        #[pyo3(from_py_with = integer::staleness)] staleness: u16,
+        #[pyo3(from_py_with = integer::updates)] updates: Option<u64>,
         name: &str,
-        segment_values: u16,
+        #[pyo3(from_py_with = integer::segment_values)] segment_values: u16,
         deadline: f64,
     ) -> PyResult<PyGradientUpdates> {
         let client = self.gradient_client(py)?;

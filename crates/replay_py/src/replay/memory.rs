@@ -13,7 +13,7 @@ use replay_wire::auth::Secret;
 use super::PyReplay;
 use crate::server::{self, PyServer};
 use crate::table::Tables;
-use crate::{log, wait};
+use crate::{integer, log, wait};
 
 /// A replay memory in this process, which can be saved, restored and served.
 #[pyclass(name = "Memory", module = "innet_drl", frozen, extends = PyReplay)]
@@ -37,8 +37,8 @@ impl PyMemory {
     fn new(
         py: Python<'_>,
         tables: Tables<'_>,
-        max_bytes: Option<u64>,
-        seed: Option<u64>,
+        #[pyo3(from_py_with = integer::max_bytes)] max_bytes: Option<u64>,
+        #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
     ) -> PyResult<PyClassInitializer<Self>> {
         log::start(py)?;
         let mut limits = MemoryLimits::default();
@@ -83,7 +83,7 @@ impl PyMemory {
         tls_cert: Option<PathBuf>,
         tls_key: Option<PathBuf>,
         trusted_network: bool,
-        io_threads: usize,
+        #[pyo3(from_py_with = integer::io_threads)] io_threads: usize,
         spin: bool,
         gradients: Option<&str>,
     ) -> PyResult<PyServer> {

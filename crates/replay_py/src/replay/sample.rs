@@ -21,7 +21,7 @@ use crate::decoded_sample::DecodedSampler;
 use crate::turns::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, class, error, wait};
+use crate::{array, class, error, integer, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Decoder>)>>;
@@ -126,10 +126,10 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         table: &str,
-        num_envs: u32,
+        #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
         view: ViewArgument,
         name: &str,
-        chunk_steps: u32,
+        #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
         timeout: Option<f64>,
     ) -> PyResult<PyWriter> {
         let options = WriterOptions {
@@ -164,13 +164,13 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         table: &str,
-        batch_size: u32,
+        #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
         view: ViewArgument,
         beta: f64,
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
     ) -> PyResult<PyBatch> {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
@@ -216,14 +216,14 @@ impl PyReplay {
         &self,
         py: Python<'py>,
         table: &str,
-        batch_size: u32,
+        #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
         view: ViewArgument,
         beta: Beta,
-        prefetch: usize,
+        #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
         timeout: Option<f64>,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let deadline = wait::deadline(py, timeout)?;
         let sampler = self.sampler(

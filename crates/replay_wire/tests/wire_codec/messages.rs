@@ -34,14 +34,14 @@ prop_compose! {
         columns in vec(column(), 0..4),
         (capacity, capacity_bytes, min_size, max_times_sampled) in any::<(u64, u64, u64, u32)>(),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
-        priority_unit_log2: i32,
+        (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
         sampler in prop::sample::select(vec![
             Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
         ]),
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            max_times_sampled, min_size, samples_per_insert, slack,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack,
         }
     }
 }
@@ -146,7 +146,11 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         }),
         (name(), any::<u64>(), name())
             .prop_map(|(table, key, reason)| RequestBody::ReportCorrupt { table, key, reason }),
-        (name(), bytes()).prop_map(|(name, bytes)| RequestBody::PutParameters { name, bytes }),
+        (name(), any::<u64>(), bytes()).prop_map(|(name, id, bytes)| RequestBody::PutParameters {
+            name,
+            id,
+            bytes
+        }),
         (name(), any::<u64>())
             .prop_map(|(name, newer_than)| RequestBody::GetParameters { name, newer_than }),
         Just(RequestBody::Stats),

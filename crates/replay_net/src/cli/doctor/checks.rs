@@ -1,5 +1,7 @@
-//! Checks of the parts of a machine that a server on F-Stack needs. All but the number of cores is read from files, so that
-//! tests can make up a machine.
+//! Checks of the parts of a machine that a server on F-Stack needs; `kernel` has those of one on the kernel's sockets. All but
+//! the number of cores is read from files, so that tests can make up a machine.
+
+mod kernel;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,6 +55,20 @@ fn missing<T>(found: impl Into<String>, to_do: impl Into<String>) -> Result<T, M
         found: found.into(),
         to_do: to_do.into(),
     })
+}
+
+fn finding(part: &'static str, checked: CheckResult) -> Finding {
+    let ok = checked.is_ok();
+    let (found, to_do) = match checked {
+        Ok(found) => (found, String::new()),
+        Err(Missing { found, to_do }) => (found, to_do),
+    };
+    Finding {
+        part,
+        ok,
+        found,
+        to_do,
+    }
 }
 
 /// The F-Stack that this program was linked with.
@@ -109,20 +125,7 @@ impl Machine {
             ("rights", self.rights()),
             ("cores", self.cores(config)),
         ];
-        let findings = parts.map(|(part, checked)| {
-            let ok = checked.is_ok();
-            let (found, to_do) = match checked {
-                Ok(found) => (found, String::new()),
-                Err(Missing { found, to_do }) => (found, to_do),
-            };
-            Finding {
-                part,
-                ok,
-                found,
-                to_do,
-            }
-        });
-        findings.into()
+        parts.map(|(part, checked)| finding(part, checked)).into()
     }
 
     fn support(&self) -> CheckResult {

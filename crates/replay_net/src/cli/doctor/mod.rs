@@ -1,28 +1,30 @@
-//! `innet-replay doctor`: whether this machine can serve over F-Stack, with advice for the missing parts.
+//! `innet-replay doctor`: whether this machine can serve, over the kernel's sockets and over F-Stack, with advice for the missing
+//! parts.
 
 mod checks;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
-use clap::Args;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
 use serde::Serialize;
 
 use checks::Machine;
 
+use super::serve::ServeFlags;
+use crate::stack::StackName;
 use crate::stack::fstack_config::Config;
 use replay_core::error::Result;
 
-/// Check whether this machine can serve over F-Stack.
+/// Check whether this machine can serve with these settings, which are those of serve.
 ///
-/// Prints one line for each part, `ok` or `missing`, with advice below each missing one, and changes nothing. The exit
-/// status is 0 if all parts for a network card are there, or for the devices of --stack-config, else 1. Serving over the
-/// kernel's sockets needs none of them.
+/// Prints one line for each part, `ok` or `missing`, with advice below each missing one, and changes nothing. With --stack
+/// kernel these are the parts for the kernel's sockets, with --stack fstack or --stack-config those for F-Stack (for a network
+/// card, or for the devices of the file), and without them both. The exit status is 0 if all are there, else 1.
 #[derive(Args)]
 pub struct DoctorFlags {
-    /// F-Stack's configuration file, as for serve; parts that its devices do not need are never missing
-    #[arg(long, value_name = "FILE")]
-    stack_config: Option<PathBuf>,
+    #[command(flatten)]
+    serve: ServeFlags,
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
@@ -39,18 +41,23 @@ struct Finding {
     to_do: String,
 }
 
-/// Checks this machine and returns the exit code.
+/// Checks this machine and returns the exit code. `matches` are the arguments that `flags` were parsed from.
 ///
 /// # Errors
 /// [`Error::Config`](replay_core::error::Error::Config) for a configuration that cannot be read.
-pub fn run(flags: &DoctorFlags) -> Result<u8> {
-    // Without a file: a network card on hugepages, and any core.
-    let config = flags
-        .stack_config
-        .as_deref()
-        .map(Config::read)
-        .transpose()?;
-    let findings = Machine::this().findings(&config.unwrap_or_default());
+pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
+    let config = flags.serve.config(matches, None)?;
+    let over_fstack = config.stack == StackName::Fstack || config.stack_config.is_some();
+    let chosen = matches.value_source("stack") == Some(ValueSource::CommandLine);
+    let (machine, mut findings) = (Machine::this(), Vec::new());
+    if !over_fstack {
+        findings = machine.kernel_findings(&config);
+    }
+    if over_fstack || !chosen {
+        // Without a file: a network card on hugepages, and any core.
+        let file = config.stack_config.as_deref().map(Config::read);
+        findings.extend(machine.findings(&file.transpose()?.unwrap_or_default()));
+    }
     let text = if flags.json {
         let ok = findings.iter().all(|finding| finding.ok);
         serde_json::json!({ "ok": ok, "parts": findings }).to_string() + "\n"

@@ -115,6 +115,7 @@ impl TestClient {
     pub async fn clog(&mut self) {
         let put = RequestBody::PutParameters {
             name: "large".into(),
+            id: 0,
             bytes: parameters(LARGE),
         };
         self.ask(put, 0).await.unwrap();

@@ -92,6 +92,7 @@ fn tables_and_parameters_are_served() {
         ));
         let put = RequestBody::PutParameters {
             name: "policy".into(),
+            id: 0,
             bytes: safetensors(),
         };
         client.ask(put, 0).await.unwrap();

@@ -54,6 +54,7 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
         let mut learner = world.client().await;
         let put = RequestBody::PutParameters {
             name: "policy".into(),
+            id: 0,
             bytes: parameters(60_000),
         };
         learner.ask(put, 1_000).await.unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 
 /// A machine of files; a path that ends in `/` is a folder.
-fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
+pub fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
         let path_there = root.path().join(path);
@@ -71,7 +71,7 @@ fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
     machine.findings(&Config::default())
 }
 
-fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+pub fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
     findings
         .iter()
         .find(|finding| finding.part == name)

@@ -1,0 +1,89 @@
+//! The largest priority of a table: the priority of an item that is pushed without one.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::schema::TableConfig;
+use crate::sync::lock;
+
+use super::heap::{Heap, RankBy};
+use super::items::Items;
+use super::keys::ItemKey;
+
+/// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
+pub struct MaxPriority {
+    /// Bits of the largest priority since the table was made or emptied, before the exponent; 0 while none was above zero.
+    /// Positive floats are ordered as their bits.
+    ever: AtomicU64,
+    /// Items by priority, with `live_max_priority`.
+    live: Option<Mutex<Heap>>,
+}
+
+impl MaxPriority {
+    /// Of an empty table.
+    pub fn new(config: &TableConfig) -> Self {
+        let heap = || Mutex::new(Heap::new(RankBy::Highest, config.capacity as u32));
+        MaxPriority {
+            ever: AtomicU64::new(0),
+            live: config.live_max_priority.then(heap),
+        }
+    }
+
+    /// Bytes that it allocates.
+    pub fn bytes(config: &TableConfig) -> u64 {
+        match config.live_max_priority {
+            true => Heap::bytes(config.capacity as u32),
+            false => 0,
+        }
+    }
+
+    /// The largest priority; `None` where none is above zero.
+    pub fn get(&self, items: &Items) -> Option<f64> {
+        let bits = match &self.live {
+            None => self.ever_bits(),
+            Some(heap) => {
+                let mut heap = lock(heap);
+                // Items that have died leave the heap here: one step for each that was inserted.
+                while heap.first().is_some_and(|key| !items.confirm(key)) {
+                    heap.pop();
+                }
+                let first = heap.first().and_then(|key| heap.priority(key));
+                first.map_or(0, f64::to_bits)
+            }
+        };
+        (bits > 0).then(|| f64::from_bits(bits))
+    }
+
+    /// Bits of the largest priority since the table was made or emptied, for a snapshot.
+    pub fn ever_bits(&self) -> u64 {
+        self.ever.load(Ordering::Relaxed)
+    }
+
+    /// Counts priorities of which `priority` is the largest.
+    pub fn raise(&self, priority: f64) {
+        // The bits of -0.0 would be the largest of all.
+        let bits = priority.abs().to_bits();
+        if self.ever_bits() < bits {
+            self.ever.fetch_max(bits, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds an item that was just inserted. Only under the insert lock.
+    pub fn insert(&self, key: ItemKey, priority: f64) {
+        if let Some(heap) = &self.live {
+            lock(heap).insert(key, priority);
+        }
+    }
+
+    /// Sets the priorities of items that were live a moment ago.
+    pub fn update(&self, keys: &[ItemKey], priorities: &[f64]) {
+        if let Some(heap) = &self.live {
+            Heap::update_all(heap, keys, priorities);
+        }
+    }
+
+    /// Forgets all priorities but those of live items, when the table is emptied.
+    pub fn reset(&self) {
+        self.ever.store(0, Ordering::Relaxed);
+    }
+}

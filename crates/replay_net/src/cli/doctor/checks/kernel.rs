@@ -1,0 +1,240 @@
+//! Checks of the parts of a machine that a server on the kernel's sockets needs.
+
+use std::net::UdpSocket;
+
+use gradients::SOCKET_BUFFER;
+
+use super::{CheckResult, Finding, Machine, finding, missing};
+use crate::config::ServerConfig;
+use crate::server::open_files;
+use crate::stack::kernel;
+use replay_core::error::Result;
+
+impl Machine {
+    /// All parts for a server with this configuration.
+    pub fn kernel_findings(&self, config: &ServerConfig) -> Vec<Finding> {
+        let mut findings = vec![
+            finding("open files", self.open_files(config)),
+            finding("memory", self.memory(config)),
+            finding("addresses", addresses(config)),
+        ];
+        if config.gradients.is_some() && config.gradients_devices.is_empty() {
+            findings.push(finding("UDP buffers", self.udp_buffers()));
+        }
+        findings
+    }
+
+    /// The hard limit: a server raises its own soft limit up to it.
+    fn open_files(&self, config: &ServerConfig) -> CheckResult {
+        let needed = open_files(config.max_connections);
+        let limits = self.text("proc/self/limits");
+        let line = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max open files"));
+        let hard = line.and_then(|line| line.split_whitespace().nth(1));
+        let most = match hard {
+            Some("unlimited") => u64::MAX,
+            hard => hard.and_then(|hard| hard.parse().ok()).unwrap_or(0),
+        };
+        let found = format!(
+            "{needed} for {} connections, of at most {}",
+            config.max_connections,
+            hard.unwrap_or("an unknown limit")
+        );
+        if most >= needed {
+            return Ok(found);
+        }
+        missing(
+            found,
+            format!(
+                "raise the hard limit (ulimit -Hn {needed}, or LimitNOFILE={needed} of the service), or lower --max-connections"
+            ),
+        )
+    }
+
+    /// What tables and replies may take, against what the machine and the control group of this process have left.
+    fn memory(&self, config: &ServerConfig) -> CheckResult {
+        let wanted = config
+            .memory_limits()
+            .max_bytes
+            .saturating_add(config.effective_reply_bytes());
+        let meminfo = self.text("proc/meminfo");
+        let available = meminfo.lines().find_map(|line| {
+            let kib = line.strip_prefix("MemAvailable:")?.trim();
+            let kib: u64 = kib.strip_suffix("kB")?.trim().parse().ok()?;
+            Some((kib << 10, "available"))
+        });
+        let bytes = |file: &str| {
+            let text = self.text(&format!("sys/fs/cgroup/{file}"));
+            text.parse::<u64>().ok()
+        };
+        let group = bytes("memory.max").map(|most| {
+            let used = bytes("memory.current").unwrap_or(0);
+            (most.saturating_sub(used), "left in the control group")
+        });
+        let Some((left, of)) = available.into_iter().chain(group).min() else {
+            return Ok(format!(
+                "{} for tables and replies; what is available is unknown",
+                mib(wanted)
+            ));
+        };
+        let found = format!(
+            "{} for tables and replies, of {} {of}",
+            mib(wanted),
+            mib(left)
+        );
+        if wanted <= left {
+            return Ok(found);
+        }
+        missing(
+            found,
+            "lower --max-bytes (or --reply-bytes), or free memory: a server that has promised more is killed when its tables fill",
+        )
+    }
+
+    fn udp_buffers(&self) -> CheckResult {
+        let mut small = Vec::new();
+        for name in ["rmem_max", "wmem_max"] {
+            let most = self.text(&format!("proc/sys/net/core/{name}"));
+            let most: usize = most.parse().unwrap_or(0);
+            if most < SOCKET_BUFFER {
+                small.push(format!("net.core.{name} is {most}"));
+            }
+        }
+        if small.is_empty() {
+            return Ok(format!("{SOCKET_BUFFER} bytes each way"));
+        }
+        missing(
+            format!("{}, and {SOCKET_BUFFER} are asked for", small.join(", ")),
+            format!(
+                "sysctl -w net.core.rmem_max={SOCKET_BUFFER} net.core.wmem_max={SOCKET_BUFFER}: datagrams that find no room are lost and \
+                 sent again"
+            ),
+        )
+    }
+}
+
+/// Whether the addresses of the configuration are free: binds each for a moment. A server that runs there has them.
+fn addresses(config: &ServerConfig) -> CheckResult {
+    let names: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
+    let listen = || -> Result<()> { config.listen.iter().try_for_each(kernel::try_bind) };
+    if let Err(error) = listen() {
+        return missing(
+            error.to_string(),
+            "end the program that listens there, if it is not this server, or choose another --listen",
+        );
+    }
+    let mut found = names.join(", ");
+    if let Some(address) = config.gradients
+        && config.gradients_devices.is_empty()
+    {
+        if let Err(error) = UdpSocket::bind(address) {
+            return missing(
+                format!("cannot bind gradients {address}: {error}"),
+                "choose a free address of this machine for --gradients",
+            );
+        }
+        found += &format!(", gradients {address}");
+    }
+    Ok(format!("{found} can be bound"))
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::tests::{machine, part};
+    use super::*;
+
+    const READY: [(&str, &str); 6] = [
+        (
+            "proc/self/limits",
+            "Limit                     Soft Limit           Hard Limit           Units\n\
+             Max open files            1024                 4096                 files\n",
+        ),
+        (
+            "proc/meminfo",
+            "MemTotal: 9000000 kB\nMemAvailable:    8388608 kB\n",
+        ),
+        ("sys/fs/cgroup/memory.max", "6442450944\n"),
+        ("sys/fs/cgroup/memory.current", "1073741824\n"),
+        ("proc/sys/net/core/rmem_max", "212992000\n"),
+        ("proc/sys/net/core/wmem_max", "212992000\n"),
+    ];
+
+    fn config() -> ServerConfig {
+        ServerConfig {
+            listen: vec!["innet://127.0.0.1:0".parse().unwrap()],
+            max_bytes: 3 << 30,
+            gradients: Some(([127, 0, 0, 1], 0).into()),
+            ..ServerConfig::default()
+        }
+    }
+
+    fn found(changes: &[(&str, &str)], config: &ServerConfig) -> Vec<Finding> {
+        let mut files = READY.to_vec();
+        for change in changes {
+            files.retain(|(path, _)| path != &change.0);
+            files.push(*change);
+        }
+        let (_root, machine) = machine(&files);
+        machine.kernel_findings(config)
+    }
+
+    #[test]
+    fn a_machine_with_everything() {
+        let findings = found(&[], &config());
+        assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
+        assert_eq!(findings.len(), 4);
+        assert_eq!(
+            part(&findings, "memory").found,
+            "4096 MiB for tables and replies, of 5120 MiB left in the control group"
+        );
+        assert!(
+            part(&findings, "open files")
+                .found
+                .contains("2176 for 2048")
+        );
+        let without = ServerConfig {
+            gradients: None,
+            ..config()
+        };
+        assert_eq!(found(&[], &without).len(), 3);
+    }
+
+    #[test]
+    fn what_is_short_is_named_with_the_setting() {
+        let busy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("innet://{}", busy.local_addr().unwrap());
+        let taken = ServerConfig {
+            listen: vec![address.parse().unwrap()],
+            ..config()
+        };
+        let large = ServerConfig {
+            max_bytes: 8 << 30,
+            ..config()
+        };
+        let many = ServerConfig {
+            max_connections: 10_000,
+            ..config()
+        };
+        let small = [("proc/sys/net/core/rmem_max", "212992\n")];
+        for (changes, config, name, says) in [
+            (&[][..], &taken, "addresses", [&*address, "--listen"]),
+            (&[], &large, "memory", ["9216 MiB", "--max-bytes"]),
+            (&[], &many, "open files", ["10128", "--max-connections"]),
+            (&small, &self::config(), "UDP buffers", ["212992", "sysctl"]),
+        ] {
+            let findings = found(changes, config);
+            let finding = part(&findings, name);
+            let text = format!("{} {}", finding.found, finding.to_do);
+            assert!(!finding.ok, "{text}");
+            assert!(says.iter().all(|says| text.contains(says)), "{text}");
+            assert_eq!(findings.iter().filter(|finding| !finding.ok).count(), 1);
+        }
+    }
+}
