@@ -170,7 +170,7 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
 
     monkeypatch.setattr(trainer, "evaluate", interrupt)
     monkeypatch.setattr(video, "record", no_video)
-    result = local.train(small(serial=True, steps=300, video=True), tmp_path / "run")
+    result = local.train(small(serial=True, steps=300, video=True), tmp_path / "run", signals=True)
     assert result.learner_updates > 0
     assert result.evaluation is None
     assert not (tmp_path / "run" / "evaluation.json").exists()
