@@ -34,7 +34,22 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
     config.save(run / "again.yaml")
     now, then = (yaml.safe_load((run / name).read_text()) for name in ("again.yaml", "config.yaml"))
     assert now.items() >= then.items()
-    assert now.keys() - then.keys() == {"replay_patience"}
+    assert now.keys() - then.keys() == {
+        "replay_patience",
+        "environment_args",
+        "environment_wrappers",
+        "async_environments",
+        "network",
+        "impala_norm",
+        "loss",
+        "munchausen",
+        "munchausen_scale",
+        "munchausen_temperature",
+        "munchausen_floor",
+        "atoms",
+        "value_range",
+        "quantiles",
+    }
     checkpoint = folder.latest_checkpoint()
     assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
     assert checkpoint.state["meter"]["agent_steps"] == 81

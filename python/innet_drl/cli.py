@@ -35,6 +35,7 @@ innet-drl COMMAND --help lists the flags; innet-drl --version prints the release
 
 _TRAIN = (
     "ale_py",
+    "cloudpickle",
     "gymnasium",
     "imageio_ffmpeg",
     "loguru",

@@ -9,7 +9,7 @@ import numpy as np
 
 from innet_drl.bench.settings import ACTIONS, STREAMS, TRANSITIONS
 from innet_drl.train import environments
-from innet_drl.train.config import Config
+from innet_drl.train.presets import PRESETS
 
 PUSHES = 8
 """Distinct pushes of a recording, which then repeats."""
@@ -21,7 +21,7 @@ STEPS = TRANSITIONS // STREAMS
 def record(path: Path, seed: int = 0) -> None:
     """Plays `STREAMS` games at random and writes `PUSHES * STEPS` steps to an npz file."""
     random = np.random.default_rng(seed)
-    envs = environments.make(Config(environments=STREAMS), STREAMS)
+    envs = environments.make(PRESETS["breakout"], STREAMS)
     observation = envs.reset(seed)
     final = np.zeros(STREAMS, np.bool_)
     rows: list[dict[str, Any]] = []

@@ -17,9 +17,16 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import yaml
 
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.importing import Importable, is_path, path_of
 
 RELAYS = {"redis": "innet_drl.bench.redis_memory:RedisMemory"}
 """Memories that experience reaches through a relay, by the scheme of `--replay`: module and class."""
+
+NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
+"""Names of `--network`."""
+
+LOSSES = ("double_q", "categorical", "quantile")
+"""Names of `--loss`."""
 
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
@@ -33,6 +40,7 @@ Count = Annotated[int, (lambda value: value is None or value >= 1, "at least 1")
 Natural = Annotated[int, (lambda value: value >= 0, "at least 0")]
 Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
 Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
+KeywordArguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,15 @@ class Config:
 
     # Environment, duration and memory.
 
-    environment: str = "atari/breakout"
-    """`atari/<game>` as ale-py names its ROMs, or a Gymnasium id such as `CartPole-v1`."""
+    environment: Importable = "CartPole-v1"
+    """`atari/<game>` as ale-py names its ROMs, a Gymnasium id such as `CartPole-v1`, or `module:factory`: a function or
+    class that makes a Gymnasium environment. In Python also the function or class itself."""
+    environment_args: KeywordArguments = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the environment, as `key=value ...` on the command line."""
+    environment_wrappers: tuple[Importable, ...] = ()
+    """Wrappers around each environment, the innermost first, each as `module:Wrapper`."""
+    async_environments: bool = False
+    """Step each environment in a process of its own: for slow ones. Not for `atari/<game>`, which has threads."""
     minutes: Positive | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
@@ -88,10 +103,11 @@ class Config:
     epsilon_anneal_steps: Natural = 60_000
     """Steps of all actors over which epsilon falls from 1 to its final value; 0 starts with the final value."""
 
+    stack: Count = 1
+    """Observations that the network gets at a time, the newest and those before it."""
+
     # Atari.
 
-    stack: Count = 4
-    """Frames in an observation."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     episode_frames: Count = 108_000
@@ -103,14 +119,40 @@ class Config:
 
     # Network.
 
+    network: Importable = "auto"
+    """`nature` or `impala` for images, `mlp` for vectors, `dict` for dictionaries, or `module:Class`; `auto` chooses by
+    the observation, and `nature` for images of 36 pixels and more."""
+    impala_norm: Literal["none", "layer", "spectral"] = "none"
+    """Normalisation in the residual blocks of `impala`: layer normalisation of activations, or spectral normalisation of
+    weights."""
     channels: tuple[int, int, int] = (16, 32, 32)
-    """Filters of the three convolutions (8x8 stride 4, 4x4 stride 2, 3x3 stride 1)."""
+    """Filters of the three convolutions of `nature` (8x8 stride 4, 4x4 stride 2, 3x3 stride 1), or of the three sections
+    of `impala`."""
     hidden: Count = 256
     """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
     layers: tuple[int, ...] = (128,)
     """Units of the layers before the head, if the observation is a vector."""
     layer_norm: bool = False
     """Normalise the inputs and the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
+
+    # Loss.
+
+    loss: Importable = "double_q"
+    """`double_q`, `categorical` (C51), `quantile` (QR-DQN), or `module:function`."""
+    munchausen: bool = False
+    """Add the scaled log-policy to the reward and bootstrap from the soft value (Vieillard et al., 2020)."""
+    munchausen_scale: Share = 0.9
+    """Alpha: factor of the log-policy."""
+    munchausen_temperature: Positive = 0.03
+    """Tau: temperature of the policy, softmax(Q / tau)."""
+    munchausen_floor: float = -1.0
+    """Lower bound of tau times the log-policy."""
+    atoms: Count = 51
+    """Atoms of `categorical`."""
+    value_range: tuple[float, float] = (-10.0, 10.0)
+    """Lowest and highest return of `categorical`."""
+    quantiles: Count = 200
+    """Quantiles of `quantile`."""
 
     # Replay.
 
@@ -210,6 +252,20 @@ class Config:
             ("channels", len(self.channels) == 3, "of three convolutions"),
             ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
             ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
+            ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
+            ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
+            ("atoms", self.atoms >= 2, "at least 2"),
+            (
+                "value_range",
+                len(self.value_range) == 2 and self.value_range[0] < self.value_range[1],
+                "a lower and a higher return",
+            ),
+            ("munchausen_floor", self.munchausen_floor <= 0, "at most 0"),
+            (
+                "async_environments",
+                not (self.async_environments and self.is_atari),
+                "left away for Atari games, which --environment-threads steps",
+            ),
             (
                 "replay",
                 not (self.serial and self.relayed),
@@ -241,7 +297,12 @@ class Config:
     @property
     def is_atari(self) -> bool:
         """Whether the environment is an Atari game."""
-        return self.environment.startswith("atari/")
+        return isinstance(self.environment, str) and self.environment.startswith("atari/")
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's name or import path."""
+        return path_of(self.environment)
 
     @property
     def playing_actors(self) -> int:
@@ -270,10 +331,14 @@ class Config:
 
     def save(self, path: Path) -> None:
         """Writes every field to a YAML file."""
-        values = dataclasses.asdict(self)
-        values["replay_ca"] = None if self.replay_ca is None else str(self.replay_ca)
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        path.write_text(yaml.safe_dump(plain, sort_keys=False))
+        values = {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        path.write_text(yaml.safe_dump(values, sort_keys=False))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.
+        import cloudpickle
+
+        return _unpickled, (cloudpickle.dumps(vars(self)),)
 
     @classmethod
     def load(cls, path: Path) -> Config:
@@ -293,7 +358,7 @@ class Config:
             unknown = sorted(values.keys() - known) if isinstance(values, dict) else "no fields"
             raise ConfigurationError(f"{path} does not hold the settings of this release: {unknown}")
         try:
-            for name in ("channels", "layers"):
+            for name in ("channels", "layers", "value_range", "environment_wrappers"):
                 if name in values:
                     values[name] = tuple(values[name])
             if values.get("replay_ca") is not None:
@@ -301,6 +366,27 @@ class Config:
             return cls(**values)
         except TypeError as error:
             raise ConfigurationError(f"{path} has a field of a wrong type: {error}") from error
+
+
+def _unpickled(values: bytes) -> Config:
+    import cloudpickle
+
+    return Config(**cloudpickle.loads(values))
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as YAML can hold it; functions and classes as their import paths."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    return path_of(value) if callable(value) else str(value)
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names)}, or an import path module:name"
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from innet_drl.train.config import Config
 _VECTOR = Config(
     environment="CartPole-v1",
     environments=8,
-    stack=1,
     epsilon_anneal_steps=20_000,
     capacity=200_000,
     min_size=2_000,
@@ -26,6 +25,8 @@ _VECTOR = Config(
 
 PRESETS: dict[str, Config] = {
     "breakout": Config(
+        environment="atari/breakout",
+        stack=4,
         clip_rewards=True,
         life_loss_ends=True,
         environment_threads=2,
@@ -37,6 +38,8 @@ PRESETS: dict[str, Config] = {
         target_period=500,
     ),
     "breakout-paper": Config(
+        environment="atari/breakout",
+        stack=4,
         clip_rewards=True,
         life_loss_ends=True,
         actors=4,
