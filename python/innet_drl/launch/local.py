@@ -63,7 +63,7 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
         )
     if not config.serial:
         start_fork_server()
-    title = f"{config.environment} in {out}"
+    title = f"{config.environment_name} in {out}"
     with Page(title) as page:
         if not config.serial and config.replay != "embedded":
             # Before the trainer measures arithmetic, which takes seconds.

@@ -15,7 +15,7 @@ from innet_drl.train.checkpoints import under
 from innet_drl.train.config import Config
 from innet_drl.train.exploration import choose
 from innet_drl.train.machine import cores
-from innet_drl.train.networks import QNetwork, make_network, q_values
+from innet_drl.train.networks import Network, make_network, q_values
 from innet_drl.train.run_folder import RunFolder
 
 PARALLEL_GAMES = 10
@@ -111,7 +111,7 @@ def _play(
     return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off, no_ops)
 
 
-def load_agent(run: Path) -> tuple[Config, QNetwork, Path]:
+def load_agent(run: Path) -> tuple[Config, Network, Path]:
     """Returns the settings, the network and the path of a run's newest checkpoint.
 
     Raises:
