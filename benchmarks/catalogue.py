@@ -94,7 +94,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "sum_tree",
-        "draw 512 of 2^20 items by priority and rewrite their priorities, from Python",
+        "sample 512 of 2^20 items by priority and rewrite their priorities, from Python",
         MICROSECONDS,
         [_entry(system, system, "Tree", "Tree") for system in ("innet", "torchrl", "cpprb")]
         + [_limit("random access")],
@@ -119,7 +119,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "sample",
-        "draw 512 transitions over loopback into arrays ready for a network",
+        "sample 512 transitions over loopback into arrays ready for a network",
         MILLISECONDS,
         [
             _entry("innet client", "innet", "Sample", "client", reader="client"),
@@ -134,7 +134,7 @@ BENCHMARKS = [
     ),
     Benchmark(
         "sample_in_process",
-        "draw 512 transitions from a memory in the same process into arrays",
+        "sample 512 transitions from a memory in the same process into arrays",
         MILLISECONDS,
         [_entry(system, system, "SampleInProcess", "Memory") for system in ("innet", "cpprb", "torchrl")]
         + [_limit("window write")],

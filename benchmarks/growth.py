@@ -38,12 +38,12 @@ class Axis:
 
 BATCHES = (32, 128, 512, 2048, 4096)
 AXES = (
-    Axis("tree_items", "items in the tree; draw and rewrite 512", "Tree", "items", (10**4, 10**5, 10**6, 10**7), 0.0),
-    Axis("tree_batch", "batch; draw and rewrite in a tree of 2^20", "Tree", "batch", BATCHES, 1.0),
-    Axis("batch", "batch; draw in process", "SampleInProcess", "batch", BATCHES, 1.0),
-    Axis("batch_remote", "batch; draw over loopback", "Sample", "batch", BATCHES, 1.0),
-    Axis("window", "steps of a sequence; draw 64", "Windows", "length", (5, 10, 20, 40, 80), 1.0, {"batch": 64}),
-    Axis("frame", "pixels across a frame; draw 128", "Windows", "side", (21, 42, 84, 168, 336), 2.0, {"batch": 128}),
+    Axis("tree_items", "items in the tree; sample and rewrite 512", "Tree", "items", (10**4, 10**5, 10**6, 10**7), 0.0),
+    Axis("tree_batch", "batch; sample and rewrite in a tree of 2^20", "Tree", "batch", BATCHES, 1.0),
+    Axis("batch", "batch; sample in process", "SampleInProcess", "batch", BATCHES, 1.0),
+    Axis("batch_remote", "batch; sample over loopback", "Sample", "batch", BATCHES, 1.0),
+    Axis("window", "steps of a sequence; sample 64", "Windows", "length", (5, 10, 20, 40, 80), 1.0, {"batch": 64}),
+    Axis("frame", "pixels across a frame; sample 128", "Windows", "side", (21, 42, 84, 168, 336), 2.0, {"batch": 128}),
     Axis(
         "connections",
         "connections that push 50 transitions 200 times a second together; CPU of the server for a push",

@@ -161,7 +161,7 @@ class Recording:
             distinct: Part of the observations that must be different ones.
 
         Raises:
-            AssertionError: What was drawn is not what was pushed.
+            AssertionError: What was sampled is not what was pushed.
         """
         shapes = batch["observation"].shape, batch["next_observation"].shape
         assert shapes == ((count, STACK, 84, 84),) * 2, f"a batch of {count} has observations of shape {shapes}"

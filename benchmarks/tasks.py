@@ -26,13 +26,13 @@ PARAMETERS = 3_292_837
 """Float32 parameters of the paper's network for four actions: 13.17 MB."""
 
 CHECKED = 64
-"""Transitions of a batch that is drawn to look at it."""
+"""Transitions of a batch that is sampled to look at it."""
 LARGEST_BATCH = 512
 """Transitions that wait together, in echo."""
 PATIENCE_S = 5.0
 """Seconds for transitions in flight to arrive before a server's count is read."""
 LEAST = 1_600
-"""Transitions that are on a server before anything is drawn."""
+"""Transitions that are on a server before anything is sampled."""
 
 Round = dict[str, Any]
 """What a round gives: `count` of what, in `elapsed` seconds, with `times_ms` of single calls where there are such."""
@@ -79,7 +79,7 @@ class _Fed(_OnServer):
         # A system without a reader checks contents where it takes them.
         for reader in list(getattr(self.system, "READERS", {}).values())[:1]:
             with contextlib.closing(reader(self.service.address, CHECKED)) as opened:
-                recording.load().check(opened.draw(), CHECKED, self.distinct)
+                recording.load().check(opened.sample(), CHECKED, self.distinct)
 
     def check_count(self) -> None:
         """What the server says that it took in is what was sent."""
@@ -170,11 +170,11 @@ class Sample(_OnServer):
         self.reader = system.READERS[reader](self.service.address, batch, **settings)
 
     def check(self) -> None:
-        recording.load().check(self.reader.draw(), self.batch)
+        recording.load().check(self.reader.sample(), self.batch)
 
     def measure(self, seconds: float) -> Round:
-        # As many first as were drawn ahead while the others had their turn.
-        return self.timed(self.reader.draw, seconds, warm_up=8)
+        # As many first as were sampled ahead while the others had their turn.
+        return self.timed(self.reader.sample, seconds, warm_up=8)
 
     def close(self) -> None:
         self.reader.close()
@@ -191,17 +191,17 @@ class SampleInProcess:
         self.memory.flush()
 
     def check(self) -> None:
-        recording.load().check(self.memory.draw(), self.batch)
+        recording.load().check(self.memory.sample(), self.batch)
 
     def measure(self, seconds: float) -> Round:
-        return timed(self.memory.draw, seconds)
+        return timed(self.memory.sample, seconds)
 
     def close(self) -> None:
         pass
 
 
 class Tree:
-    """Draws a batch of indexes by priority, and gives them new priorities."""
+    """Samples a batch of indexes by priority, and gives them new priorities."""
 
     def __init__(self, system: ModuleType, items: int = 1 << 20, batch: int = 512, **settings: Any) -> None:
         random = np.random.default_rng(0)
@@ -216,25 +216,25 @@ class Tree:
         # What was measured has rewritten some.
         everything = np.arange(self.items)
         self.tree.rewrite(everything, self.priorities)
-        drawn = self._draws()
-        assert drawn.min() >= 0, f"index {drawn.min()} was drawn"
-        assert drawn.max() < self.items, f"index {drawn.max()} of {self.items} was drawn"
-        share = float((drawn >= self.items // 2).mean())
-        assert abs(share - 0.75) < 0.01, f"items with 3/4 of the mass have {share:.3f} of {len(drawn)} draws"
+        sampled = self._samples()
+        assert sampled.min() >= 0, f"index {sampled.min()} was sampled"
+        assert sampled.max() < self.items, f"index {sampled.max()} of {self.items} was sampled"
+        share = float((sampled >= self.items // 2).mean())
+        assert abs(share - 0.75) < 0.01, f"items with 3/4 of the mass have {share:.3f} of {len(sampled)} samples"
         self.tree.rewrite(everything, np.where(everything == 7, 1.0, 2.0**-17))
-        share, mass = float((self._draws() == 7).mean()), 1.0 / (1.0 + 2.0**-17 * (self.items - 1))
-        assert abs(share - mass) < 0.01, f"an item with {mass:.3f} of the mass has {share:.3f} of the draws"
+        share, mass = float((self._samples() == 7).mean()), 1.0 / (1.0 + 2.0**-17 * (self.items - 1))
+        assert abs(share - mass) < 0.01, f"an item with {mass:.3f} of the mass has {share:.3f} of the samples"
         self.tree.rewrite(everything, self.priorities)
 
-    def _draws(self) -> NDArray[np.int64]:
-        return np.concatenate([np.asarray(self.tree.draw()) for _ in range(100_000 // self.batch)])
+    def _samples(self) -> NDArray[np.int64]:
+        return np.concatenate([np.asarray(self.tree.sample()) for _ in range(100_000 // self.batch)])
 
     def measure(self, seconds: float) -> Round:
-        return timed(self._draw_and_rewrite, seconds, warm_up=20)
+        return timed(self._sample_and_rewrite, seconds, warm_up=20)
 
-    def _draw_and_rewrite(self) -> None:
+    def _sample_and_rewrite(self) -> None:
         self.turn += 1
-        self.tree.rewrite(self.tree.draw(), self.fresh[self.turn % len(self.fresh)])
+        self.tree.rewrite(self.tree.sample(), self.fresh[self.turn % len(self.fresh)])
 
     def close(self) -> None:
         pass
@@ -353,14 +353,14 @@ class Windows:
         self.shape = (batch, length + 1 if length else recording.STACK, side, side)
 
     def check(self) -> None:
-        drawn = self.windows.draw()
-        assert drawn.shape == self.shape, f"drew {drawn.shape}, not {self.shape}"
-        assert drawn.any(axis=(1, 2, 3)).all(), "drew empty windows"
-        frames = {recording.checksum(frame) for window in drawn for frame in window}
-        assert frames <= self.windows.frames, "drew frames that were never pushed"
+        sampled = self.windows.sample()
+        assert sampled.shape == self.shape, f"sampled {sampled.shape}, not {self.shape}"
+        assert sampled.any(axis=(1, 2, 3)).all(), "sampled empty windows"
+        frames = {recording.checksum(frame) for window in sampled for frame in window}
+        assert frames <= self.windows.frames, "sampled frames that were never pushed"
 
     def measure(self, seconds: float) -> Round:
-        return timed(self.windows.draw, seconds)
+        return timed(self.windows.sample, seconds)
 
     def close(self) -> None:
         pass

@@ -3,7 +3,7 @@
     python -m benchmarks.training_loop --rounds 3 --seconds 60
 
 Both sides have the same network, optimizer, batch, replay ratio and number of environments. The plain loop
-steps the environments, stores the steps in NumPy arrays, draws uniformly from them and updates, one after
+steps the environments, stores the steps in NumPy arrays, samples uniformly from them and updates, one after
 the other, each with all cores. Ours is `innet-drl train` as it is, with its memory in the learner's process.
 
 The sides take turns, each in processes of its own. One JSON line for each turn says how many updates a
@@ -84,7 +84,7 @@ class PlainReplay:
             getattr(self, name)[place] = values
         self.rows += 1
 
-    def draw(self, count: int, stack: int, n: int, gamma: float) -> dict[str, NDArray[Any]]:
+    def sample(self, count: int, stack: int, n: int, gamma: float) -> dict[str, NDArray[Any]]:
         """Transitions with n-step returns."""
         capacity = len(self.frames)
         oldest = max(0, self.rows - capacity)
@@ -163,8 +163,8 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
         first, final, observation = final, step.terminated | step.truncated, step.observation
         stopwatch.lap("store")
         while learner.updates * config.batch_size < config.samples_per_insert * (replay.rows * count - config.min_size):
-            arrays = replay.draw(config.batch_size, config.stack, config.n_step, config.gamma)
-            stopwatch.lap("draw")
+            arrays = replay.sample(config.batch_size, config.stack, config.n_step, config.gamma)
+            stopwatch.lap("sample")
             batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
             learner.update(TorchBatch(config.batch_size, batch)).priorities()
             stopwatch.lap("update")

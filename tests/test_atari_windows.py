@@ -39,7 +39,7 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
     )
     random = np.random.default_rng(0)
     stacks = np.zeros((KEPT, ENVIRONMENTS, 4, 84, 84), np.uint8)
-    drawn = np.zeros((STEPS, ENVIRONMENTS), bool)
+    sampled = np.zeros((STEPS, ENVIRONMENTS), bool)
     playing = np.zeros((STEPS, ENVIRONMENTS), bool)
     ends = {"terminated": 0, "truncated": 0, "life lost": 0, "bootstrapped early": 0}
 
@@ -50,8 +50,8 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
 
         def check(batch: innet.Batch) -> None:
             step, environment = batch.step, batch.environment
-            assert not drawn[step, environment].any()
-            drawn[step, environment] = True
+            assert not sampled[step, environment].any()
+            sampled[step, environment] = True
             np.testing.assert_array_equal(batch.observation, stacks[step % KEPT, environment])
             follows = batch.discount > 0
             after = np.rint(np.log(batch.discount[follows]) / np.log(GAMMA)).astype(int)
@@ -87,7 +87,7 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
             stack, lives = next_stack, info["lives"]
             if t % CHUNK == CHUNK - 1 or t == STEPS - 1:
                 writer.flush()
-                ready = writer.items - int(drawn.sum())
+                ready = writer.items - int(sampled.sum())
                 while ready > 0:
                     batch = replay.sample("atari", min(ready, 256), view, timeout=10)
                     check(batch)
@@ -98,4 +98,4 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
     assert STEPS * ENVIRONMENTS == 100_000
     assert all(count > 0 for count in ends.values()), ends
     # Every step was an anchor once, but for the last ones, whose windows are still open.
-    assert (drawn[:-N] == playing[:-N]).all()
+    assert (sampled[:-N] == playing[:-N]).all()

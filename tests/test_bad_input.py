@@ -370,7 +370,7 @@ def push_a_bad_blob(path: str, *, writer: int, name: str, priority: float) -> No
         client.call(row + blob, push=push)
 
 
-def test_where_no_item_decodes_others_are_drawn(tmp_path: Path) -> None:
+def test_where_no_item_decodes_others_are_sampled(tmp_path: Path) -> None:
     path = f"{tmp_path}/s"
     view = innet.NStep(stack=1, n=1)
     with innet.Replay([table(priority_exponent=1.0)]) as memory, memory.serve(f"unix://{path}") as server:
@@ -384,7 +384,7 @@ def test_where_no_item_decodes_others_are_drawn(tmp_path: Path) -> None:
                 with replay.batches("t", 4, view, prefetch=prefetch, timeout=10) as batches:
                     assert len(next(batches)) == 4
             push_a_bad_blob(path, writer=99, name="careless", priority=1e6)
-            with pytest.raises(errors.DeadlineError, match='none of 4 items drawn from table "t" could be decoded'):
+            with pytest.raises(errors.DeadlineError, match='none of 4 items sampled from table "t" could be decoded'):
                 client.sample("t", 4, view, timeout=0)
         assert memory.stats()["tables"]["t"]["corrupt_items"] == 9
 
@@ -400,7 +400,7 @@ def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
             fill(replay, 20, view=view, priority=1.0)
         with caplog.at_level(logging.WARNING, logger="innet_drl"):
             batch = memory.sample("t", 64, view, timeout=10)
-        # The bad item was drawn (its mass makes it certain but for 1 in 10^20), and left out.
+        # The bad item was sampled (its mass makes it certain but for 1 in 10^20), and left out.
         assert 0 < len(batch) < 64
         assert all(len(array) == len(batch) for array in batch.values())
         assert "careless" in caplog.text

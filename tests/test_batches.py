@@ -33,7 +33,7 @@ def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> N
         with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
             with pytest.raises(errors.DeadlineError, match="50"):
                 next(batches)
-    # A deadline is not the end: the same iterator goes on when there is something to draw.
+    # A deadline is not the end: the same iterator goes on when there is something to sample.
     with replay.batches("t", 4, VIEW, timeout=0.3) as batches:
         with pytest.raises(errors.DeadlineError):
             next(batches)
@@ -69,14 +69,14 @@ def test_batches_ask_the_schedule_for_beta() -> None:
             np.testing.assert_allclose(batch.weight, batch.probability.min() / batch.probability, rtol=1e-4)
 
 
-def test_undelivered_batches_give_their_draws_back() -> None:
+def test_undelivered_batches_give_their_samples_back() -> None:
     with innet.Replay([table(samples_per_insert=1.0, slack=32.0)]) as replay:
         with replay.writer("t", 1, VIEW) as writer:
             for t in range(30):
                 writer.append(**step(t))
         with replay.batches("t", 4, VIEW, prefetch=4, timeout=5) as batches:
             next(batches)
-        # 30 inserted and 32 of slack allow 62 draws: 4 are used, and 14 more batches have to fit.
+        # 30 inserted and 32 of slack allow 62 samples: 4 are used, and 14 more batches have to fit.
         for _ in range(14):
             replay.sample("t", 4, VIEW, timeout=1)
         with pytest.raises(errors.DeadlineError):
@@ -114,12 +114,12 @@ def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_threads_take_turns_at_an_iterator_of_batches(make_replay: MakeReplay, prefetch: int) -> None:
     replay = make_replay([table(min_size=20)])
-    drawn: list[innet.Batch] = []
+    sampled: list[innet.Batch] = []
     with replay.batches("t", 4, VIEW, prefetch=prefetch) as batches:
-        readers = [threading.Thread(target=lambda: drawn.append(next(batches))) for _ in range(3)]
+        readers = [threading.Thread(target=lambda: sampled.append(next(batches))) for _ in range(3)]
         for reader in readers:
             reader.start()
         fill(replay, 40)
         for reader in readers:
             reader.join()
-    assert [len(batch) for batch in drawn] == [4, 4, 4]
+    assert [len(batch) for batch in sampled] == [4, 4, 4]

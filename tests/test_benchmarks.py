@@ -260,7 +260,7 @@ def test_tables_of_recorded_lines() -> None:
     assert push in rows
     assert "| frame copy | 100 | copies 50 frames of 84x84 bytes that lie side by side in main memory |" in rows
     assert "| innet | 1472 | 1.5, 4 | 1.5, 4 | 1.5, 4 | 1 |" in rows
-    assert "| steps of a sequence; draw 64 | 5: 361 | 1, 0.87 | 1.07 |" in rows
+    assert "| steps of a sequence; sample 64 | 5: 361 | 1, 0.87 | 1.07 |" in rows
     assert "| apart | 24 | 1.25 |" in rows
     assert "old" not in rows
     assert (rows[0], rows[-1]) == ("before", "after")

@@ -77,20 +77,20 @@ class Call(threading.Thread):
 
 
 def limited() -> innet.Table:
-    """A table that lets no step through after the first ten, and no draw before them."""
+    """A table that lets no step through after the first ten, and no sample before them."""
     return table(min_size=5, samples_per_insert=1.0, slack=10.0)
 
 
 @ENDS
 @pytest.mark.parametrize("call", ["sample", "next"])
-def test_close_ends_a_draw_that_waits(make_replay: MakeReplay, call: str) -> None:
+def test_close_ends_a_sample_that_waits(make_replay: MakeReplay, call: str) -> None:
     replay = make_replay([limited()])
     batches = replay.batches("t", 4, VIEW)
-    draw = {"sample": lambda: replay.sample("t", 4, VIEW), "next": lambda: next(batches)}[call]
-    drawing = Call(draw)
-    until(lambda: replay.stats()["tables"]["t"]["blocked_draws"] > 0)
+    sample = {"sample": lambda: replay.sample("t", 4, VIEW), "next": lambda: next(batches)}[call]
+    sampling = Call(sample)
+    until(lambda: replay.stats()["tables"]["t"]["blocked_samples"] > 0)
     replay.close()
-    error = drawing.ended()
+    error = sampling.ended()
     assert isinstance(error, errors.ClosedError)
     assert str(error) == "this replay is closed"
     with pytest.raises(errors.ClosedError, match="this replay is closed"):
@@ -102,10 +102,10 @@ def test_closing_an_iterator_ends_its_next(make_replay: MakeReplay) -> None:
     replay = make_replay([limited()])
     for prefetch in (0, 4):
         batches = replay.batches("t", 4, VIEW, prefetch=prefetch)
-        drawing = Call(functools.partial(next, batches))
-        until(lambda: replay.stats()["tables"]["t"]["blocked_draws"] > 0)
+        sampling = Call(functools.partial(next, batches))
+        until(lambda: replay.stats()["tables"]["t"]["blocked_samples"] > 0)
         batches.close()
-        assert isinstance(drawing.ended(), errors.ClosedError)
+        assert isinstance(sampling.ended(), errors.ClosedError)
         replay.drop_table("t")
         replay.create_table(limited())
 
@@ -152,8 +152,8 @@ def test_close_of_the_server_ends_calls_of_its_clients(tmp_path: Path, address: 
         with innet.connect(server.addresses[0]) as client, innet.connect(server.addresses[0]) as idle:
             batches = client.batches("t", 4, VIEW)
             calls = [Call(lambda: client.sample("t", 4, VIEW)), Call(lambda: next(batches))]
-            # The iterator keeps two draws in flight.
-            until(lambda: memory.stats()["tables"]["t"]["blocked_draws"] >= 3)
+            # The iterator keeps two samples in flight.
+            until(lambda: memory.stats()["tables"]["t"]["blocked_samples"] >= 3)
             server.close()
             for call in calls:
                 error = call.ended()

@@ -61,7 +61,7 @@ def test_a_table_with_another_definition_shows_the_difference(make_replay: MakeR
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_table_made_anew_with_other_columns_is_drawn_as_it_is_now(make_replay: MakeReplay) -> None:
+def test_a_table_made_anew_with_other_columns_is_sampled_as_it_is_now(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
     fill(replay, 20)
     replay.sample("t", 4, VIEW, timeout=5)
@@ -104,7 +104,7 @@ def test_the_arrays_of_a_batch(make_replay: MakeReplay) -> None:
 def test_arrays_outlive_their_batch_and_their_replay(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
     fill(replay, 200)
-    # Large enough for the pool of buffers, so that later draws would find a buffer given back too early.
+    # Large enough for the pool of buffers, so that later samples would find a buffer given back too early.
     kept = [replay.sample("t", 256, VIEW, timeout=5) for _ in range(4)]
     arrays = [batch.next_observation[3:5] for batch in kept]
     copies = [array.copy() for array in arrays]
@@ -136,7 +136,7 @@ def test_observations_share_the_window_buffer() -> None:
         assert batch.observation.base is not None
 
 
-def test_priorities_decide_what_is_drawn(make_replay: MakeReplay) -> None:
+def test_priorities_decide_what_is_sampled(make_replay: MakeReplay) -> None:
     replay = make_replay([table(priority_exponent=1.0)])
     fill(replay, 40, priority=1.0)
     first = replay.sample("t", 60, VIEW, timeout=5)
@@ -225,7 +225,7 @@ def test_the_newest_the_highest_or_the_lowest_comes_first(
     assert replay.stats()["tables"]["t"]["items"] == 0
 
 
-def test_a_draw_waits_for_a_writer(make_replay: MakeReplay) -> None:
+def test_a_sample_waits_for_a_writer(make_replay: MakeReplay) -> None:
     replay = make_replay([table(min_size=20)])
     batches: list[innet.Batch] = []
     reader = threading.Thread(target=lambda: batches.append(replay.sample("t", 4, VIEW, timeout=30)))
@@ -263,10 +263,10 @@ def test_the_rate_limiter_stops_whoever_runs_ahead(make_replay: MakeReplay) -> N
                 return t
         raise AssertionError("nothing stopped it")
 
-    # The windows of the last 3 steps are open: 13 steps insert 10 items, worth the slack of 20 draws.
+    # The windows of the last 3 steps are open: 13 steps insert 10 items, worth the slack of 20 samples.
     assert 10 <= repeat(insert) <= 14
-    drawn = repeat(lambda _: replay.sample("t", 1, VIEW, timeout=0))
-    assert 36 <= drawn <= 44
+    sampled = repeat(lambda _: replay.sample("t", 1, VIEW, timeout=0))
+    assert 36 <= sampled <= 44
     writer.close(timeout=5)
 
 
@@ -278,7 +278,7 @@ def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
     def write() -> None:
         fill(replay, 200, streams=3)
 
-    def draw() -> None:
+    def sample() -> None:
         for _ in range(50):
             batch = replay.sample("t", 16, VIEW, timeout=10)
             assert (batch.observation[:, -1, 0, 0] == batch.action % 256).all()
@@ -290,7 +290,7 @@ def test_many_threads_use_one_replay(make_replay: MakeReplay) -> None:
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in (write, write, draw, draw)]
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in (write, write, sample, sample)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -312,7 +312,7 @@ def test_statistics_count(make_replay: MakeReplay) -> None:
     assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 160 - counted["evicted_steps"]
     assert counted["steps"] <= counted["capacity"] == 110
     assert counted["evicted_items"] == counted["evicted_steps"]
-    assert (counted["sampled_items"], counted["limiter_drawn"]) == (8, 8)
+    assert (counted["sampled_items"], counted["limiter_sampled"]) == (8, 8)
     assert (counted["updated_priorities"], counted["stale_updates"]) == (1, 1)
     assert counted["max_priority"] == 9.0
     assert counted["total_priority"] == pytest.approx(2.0 * (counted["items"] - 1) + 3.0)

@@ -178,8 +178,8 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
         actor.close()
         batch = replay.sample("t", 500, view)
         at_birth = batch.probability * replay.stats()["tables"]["t"]["total_priority"]
-        drawn = TorchBatch(len(batch), {name: torch.tensor(a) for name, a in batch.items() if name != "key"})
-        np.testing.assert_allclose(at_birth, ours.update(drawn).td_error.numpy(), atol=1e-5)
+        sampled = TorchBatch(len(batch), {name: torch.tensor(a) for name, a in batch.items() if name != "key"})
+        np.testing.assert_allclose(at_birth, ours.update(sampled).td_error.numpy(), atol=1e-5)
         assert (batch.discount == 0).any()
         assert at_birth.std() > 0.01
 

@@ -22,9 +22,9 @@ def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Pa
     assert first.learner_updates > 50
     last = lines(run)[-1]
     assert last["learner_updates"] == first.learner_updates
-    # Each draws as many as one alone.
-    drawn = last["samples_per_insert"] * last["replay_steps"]
-    assert drawn > 1.5 * first.learner_updates * small().batch_size
+    # Each samples as many as one alone.
+    sampled = last["samples_per_insert"] * last["replay_steps"]
+    assert sampled > 1.5 * first.learner_updates * small().batch_size
     # A learner with other weights would have ended it with an error.
     second = local.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates

@@ -21,7 +21,7 @@ VECTORS = EnvironmentSpec(actions=ACTIONS, stack=1, frame_shape=(4,), frame_dtyp
 # A serial run's tables keep no replay ratio.
 CONFIG = small(serial=True, environments=STREAMS, n_step=3, message_transitions=50)
 UNIFORM = dataclasses.replace(CONFIG, priority_exponent=0.0)
-DRAWN = 12_000
+SAMPLED = 12_000
 """So many that none of the few hundred is missed where all have the same probability."""
 
 
@@ -74,7 +74,7 @@ def received(messages: MessageFormat, sent: list[bytes]) -> dict[str, NDArray[An
             for writer, row in reader.rows(messages.layout.views(message)):
                 writer.append(**row)
                 writer.flush()
-        return messages.batch(dict(replay.sample(messages.table.name, DRAWN, messages.view).items()))
+        return messages.batch(dict(replay.sample(messages.table.name, SAMPLED, messages.view).items()))
 
 
 def transitions(arrays: dict[str, NDArray[Any]]) -> dict[bytes, float]:
@@ -96,7 +96,7 @@ def straight(config: Config, spec: EnvironmentSpec, played: list[dict[str, Any]]
         with replay.writer("own", STREAMS, make_view(config, spec), chunk_steps=4) as writer:
             for row in played:
                 writer.append(**row)
-        return dict(replay.sample("own", DRAWN, make_view(config, spec)).items())
+        return dict(replay.sample("own", SAMPLED, make_view(config, spec)).items())
 
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])

@@ -60,14 +60,14 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     assert last.keys() == Metrics.__dataclass_fields__.keys()
     assert last["parameter_lag"] is not None
     assert last["stale_updates"] == 0
-    # The metrics have the ratio and the updates; what was inserted follows, but for the batches drawn ahead.
-    drawn = config.batch_size * last["learner_updates"]
-    wanted = config.samples_per_insert * (drawn / last["samples_per_insert"] - config.min_size)
+    # The metrics have the ratio and the updates; what was inserted follows, but for the batches sampled ahead.
+    sampled = config.batch_size * last["learner_updates"]
+    wanted = config.samples_per_insert * (sampled / last["samples_per_insert"] - config.min_size)
     ahead = 2 * (config.prefetch + 3) * config.batch_size
     push = config.samples_per_insert * config.message_transitions
     # Messages are larger than the chunks that the settings' slack is for.
     messages = 2 * (config.actors * push - config.samples_per_insert * config.chunk_steps * config.all_environments)
-    assert abs(drawn - wanted) <= config.slack + messages + push + ahead
+    assert abs(sampled - wanted) <= config.slack + messages + push + ahead
     with redis.Redis.from_url(address) as client:
         assert client.keys("*") == [], "a run leaves nothing behind"
 

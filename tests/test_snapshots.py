@@ -16,7 +16,7 @@ from steps import VIEW, step, table
 
 
 def filled(**options: Any) -> innet.Replay:
-    """A seeded memory with two streams of 80 steps in chunks of 7, some of them drawn and updated."""
+    """A seeded memory with two streams of 80 steps in chunks of 7, some of them sampled and updated."""
     replay = innet.Replay([table(**options)], seed=3)
     with replay.writer("t", 2, VIEW, chunk_steps=7) as writer:
         for t in range(80):

@@ -19,37 +19,37 @@ def tree_of(priorities: list[float], **options: Any) -> innet.SumTree:
     return tree
 
 
-def test_a_draw_has_indexes_probabilities_and_weights() -> None:
+def test_a_sample_has_indexes_probabilities_and_weights() -> None:
     priorities = np.random.default_rng(0).random(1000) * 3
     priorities[::7] = 0
     tree = tree_of(list(priorities), priority_exponent=0.6)
-    drawn = tree.draw(512, beta=0.4)
+    sampled = tree.sample(512, beta=0.4)
     expected = {"index": np.int64, "probability": np.float64, "weight": np.float32}
     for name, dtype in expected.items():
-        array = getattr(drawn, name)
+        array = getattr(sampled, name)
         assert (array.dtype, array.shape) == (dtype, (512,))
-    assert len(drawn) == 512
+    assert len(sampled) == 512
     mass = priorities**0.6
     assert tree.total == pytest.approx(mass.sum(), rel=1e-6)
-    probability = mass[drawn.index] / mass.sum()
-    np.testing.assert_allclose(drawn.probability, probability, rtol=1e-4)
+    probability = mass[sampled.index] / mass.sum()
+    np.testing.assert_allclose(sampled.probability, probability, rtol=1e-4)
     # (N P(i))^-beta over the largest: N cancels.
-    weight = (len(tree) * drawn.probability) ** -0.4
-    np.testing.assert_allclose(drawn.weight, weight / weight.max(), rtol=1e-6)
-    assert drawn.weight.max() == 1.0
-    assert (priorities[drawn.index] > 0).all()
+    weight = (len(tree) * sampled.probability) ** -0.4
+    np.testing.assert_allclose(sampled.weight, weight / weight.max(), rtol=1e-6)
+    assert sampled.weight.max() == 1.0
+    assert (priorities[sampled.index] > 0).all()
 
 
-def test_indexes_are_drawn_in_proportion_one_from_each_part() -> None:
+def test_indexes_are_sampled_in_proportion_one_from_each_part() -> None:
     priorities = np.random.default_rng(1).integers(1, 50, 300).astype(float)
     tree = tree_of(list(priorities), priority_exponent=1.0, priority_unit_log2=0)
     counts = np.zeros(300)
     for _ in range(200):
-        index = tree.draw(300).index
+        index = tree.sample(300).index
         assert (np.diff(index) >= 0).all()
         counts += np.bincount(index, minlength=300)
     expected = 200 * 300 * priorities / priorities.sum()
-    # Stratified draws scatter less than independent ones, whose deviation is the root of what is expected.
+    # Stratified samples scatter less than independent ones, whose deviation is the root of what is expected.
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
@@ -60,7 +60,7 @@ def test_length_and_total_follow_the_updates() -> None:
     assert (len(tree), tree.total) == (2, 2.5)
     tree.update([3], [0.0])
     assert (len(tree), tree.total) == (1, 0.5)
-    assert set(tree.draw(64).index) == {9}
+    assert set(tree.sample(64).index) == {9}
     tree.update(np.zeros(0, np.int64), np.zeros(0))
     assert (len(tree), tree.total) == (1, 0.5)
 
@@ -87,12 +87,12 @@ def test_tensors_are_taken() -> None:
     assert tree.total == 6.0
 
 
-def test_exponent_0_draws_every_index_that_was_set() -> None:
+def test_exponent_0_samples_every_index_that_was_set() -> None:
     tree = innet.SumTree(5, priority_exponent=0.0)
     tree.update([1, 3], [0.0, 100.0])
-    drawn = tree.draw(100)
-    assert np.bincount(drawn.index).tolist() == [0, 50, 0, 50]
-    assert (drawn.weight == 1).all()
+    sampled = tree.sample(100)
+    assert np.bincount(sampled.index).tolist() == [0, 50, 0, 50]
+    assert (sampled.weight == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -117,19 +117,19 @@ def test_an_update_that_is_refused_changes_nothing(
     assert tree.total == 10.0
 
 
-def test_what_cannot_be_drawn() -> None:
+def test_what_cannot_be_sampled() -> None:
     tree = innet.SumTree(4)
     with pytest.raises(errors.EmptyError, match="none of its 4 indexes has a priority above zero"):
-        tree.draw(1)
+        tree.sample(1)
     tree.update([0], [1.0])
     with pytest.raises(errors.ConfigError, match="at least one"):
-        tree.draw(0)
+        tree.sample(0)
     with pytest.raises(errors.TooLargeError, match="65536"):
-        tree.draw(65537)
+        tree.sample(65537)
     for beta in (-0.1, np.nan):
         with pytest.raises(errors.ConfigError, match="beta"):
-            tree.draw(1, beta=beta)
-    assert tree.draw(65536).index.max() == 0
+            tree.sample(1, beta=beta)
+    assert tree.sample(65536).index.max() == 0
 
 
 @pytest.mark.parametrize(
@@ -147,38 +147,38 @@ def test_trees_that_cannot_be_made(options: dict[str, Any], message: str) -> Non
         innet.SumTree(**options)
 
 
-def test_a_seed_repeats_the_draws() -> None:
-    def draws(seed: int | None) -> list[NDArray[np.int64]]:
+def test_a_seed_repeats_the_samples() -> None:
+    def samples(seed: int | None) -> list[NDArray[np.int64]]:
         tree = innet.SumTree(1000, seed=seed)
         tree.update(np.arange(1000), np.ones(1000))
-        return [tree.draw(32).index for _ in range(3)]
+        return [tree.sample(32).index for _ in range(3)]
 
-    np.testing.assert_array_equal(draws(1), draws(1))
-    first, second, _ = draws(1)
+    np.testing.assert_array_equal(samples(1), samples(1))
+    first, second, _ = samples(1)
     assert (first != second).any()
-    assert not np.array_equal(draws(1), draws(2))
-    assert not np.array_equal(draws(None), draws(None))
+    assert not np.array_equal(samples(1), samples(2))
+    assert not np.array_equal(samples(None), samples(None))
 
 
 def test_priorities_far_apart_stay_what_they_are() -> None:
     tree = tree_of([1e-12, 1e-300, 0.0], priority_exponent=1.0)
     # A positive priority is at least one unit.
     assert len(tree) == 2
-    assert set(tree.draw(64).index) == {0, 1}
+    assert set(tree.sample(64).index) == {0, 1}
     tree.update([0], [1e300])
     assert tree.total == pytest.approx(2.0**20)
 
 
 @pytest.mark.parametrize("count", [64, 20_000])
-def test_threads_draw_and_update_at_once(count: int) -> None:
+def test_threads_sample_and_update_at_once(count: int) -> None:
     tree = tree_of([1.0] * 5000, priority_exponent=1.0, priority_unit_log2=0)
     values = np.random.default_rng(0).integers(1, 100, count).astype(np.float32)
 
     def work() -> None:
         for _ in range(10):
-            drawn = tree.draw(count)
-            assert (drawn.probability > 0).all()
-            tree.update(drawn.index, values)
+            sampled = tree.sample(count)
+            assert (sampled.probability > 0).all()
+            tree.update(sampled.index, values)
 
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:

@@ -101,7 +101,7 @@ def fill(client: WireClient) -> None:
         assert reply.pushed.steps == first + 5
 
 
-def draw(client: WireClient, count: int, before: int = 1, after: int = 1) -> tuple[Any, bytes]:
+def sample(client: WireClient, count: int, before: int = 1, after: int = 1) -> tuple[Any, bytes]:
     fields = {"table": "steps", "count": count, "before": before, "after": after}
     reply, payload = client.call(sample=SCHEMA.Sample.new_message(**fields, minPriority=True))
     return reply.sampled, payload
@@ -126,7 +126,7 @@ def windows(sampled: Any, payload: bytes) -> list[list[tuple[int, bytes, bytes]]
 
 def test_windows_come_back_byte_for_byte(client: WireClient) -> None:
     fill(client)
-    sampled, payload = draw(client, 64)
+    sampled, payload = sample(client, 64)
     assert sampled.items == STEPS
     mass = sum(range(1, STEPS + 1))
     for window, probability, before in zip(
@@ -179,11 +179,11 @@ def test_differences_of_the_real_writer_are_as_the_schema_says(server: str, clie
                 first=[step == 0],
                 priority=[1.0],
             )
-    sampled, payload = draw(client, 64)
-    drawn = unpacked(sampled, payload)
+    sampled, payload = sample(client, 64)
+    windows = unpacked(sampled, payload)
     assert len(payload) < sampled.rowBytes + 64 * (FRAME + 3 * 20), "differences are small"
-    assert {step for window in drawn for step in window} == set(range(40))
-    for window in drawn:
+    assert {step for window in windows for step in window} == set(range(40))
+    for window in windows:
         assert all(frame == frames[step].tobytes() for step, frame in window.items())
 
 
@@ -232,17 +232,17 @@ def test_a_bad_difference_is_refused(client: WireClient, flags: list[int], lengt
 
 def test_a_narrower_window_may_be_asked_for_and_a_wider_one_not(client: WireClient) -> None:
     fill(client)
-    sampled, payload = draw(client, 8, before=0, after=0)
+    sampled, payload = sample(client, 8, before=0, after=0)
     assert list(sampled.before) == list(sampled.after) == [0] * 8
     assert all(len(window) == 1 for window in windows(sampled, payload))
     with pytest.raises(ServerError) as refused:
-        draw(client, 8, before=2)
+        sample(client, 8, before=2)
     assert refused.value.code == "view"
 
 
 def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> None:
     fill(client)
-    sampled, _ = draw(client, 64)
+    sampled, _ = sample(client, 64)
     keys = sorted(set(sampled.keys))
 
     def update(keys: list[int], priorities: list[float]) -> tuple[int, int]:
@@ -251,7 +251,7 @@ def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> No
         return updated.applied, updated.stale
 
     assert update(keys, [0.0] * len(keys)) == (len(keys), 0)
-    again, _ = draw(client, 64)
+    again, _ = sample(client, 64)
     assert not set(again.keys) & set(keys)
     with pytest.raises(ServerError) as refused:
         update(keys, [float("nan")] * len(keys))
@@ -324,8 +324,8 @@ def test_final_rows_are_kept_as_the_last_of_a_truncated_episode(client: WireClie
     item = {"anchor": 1, "stream": 0, "before": 1, "after": 1}
     message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=1, sequence=1, chunks=[head], items=[item])
     assert client.call(payload, push=message)[0].which() == "pushed"
-    sampled, drawn = draw(client, 1)
-    assert drawn == payload
+    sampled, content = sample(client, 1)
+    assert content == payload
     assert list(sampled.probabilities) == [1.0]
 
 
@@ -361,7 +361,7 @@ def test_tables_are_described_and_dropped(client: WireClient) -> None:
     assert refused.value.code == "unknownTable"
 
 
-def test_requests_are_pipelined_and_a_draw_that_waits_holds_up_nobody(client: WireClient) -> None:
+def test_requests_are_pipelined_and_a_sample_that_waits_holds_up_nobody(client: WireClient) -> None:
     client.call(createTable=table())
     open_writer(client)
     sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)
@@ -374,7 +374,7 @@ def test_requests_are_pipelined_and_a_draw_that_waits_holds_up_nobody(client: Wi
     assert replies == {waiting: "sampled", pushed: "pushed"}
 
 
-def test_a_draw_from_nothing_ends_at_its_deadline(client: WireClient) -> None:
+def test_a_sample_from_nothing_ends_at_its_deadline(client: WireClient) -> None:
     client.call(createTable=table())
     for deadline_ms in (0, 20):
         sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)

@@ -4,10 +4,10 @@
 | --- | --- |
 | `serve(capacity, **settings)` | starts the server in a process of its own, with room for `capacity` transitions |
 | `Writer(address, **settings)` | an actor's connection: `push(count)` hands over, `flush()` waits until all are there |
-| `READERS[name](address, batch, **settings)` | the learner's side: `draw()` gives a batch as arrays for a network |
+| `READERS[name](address, batch, **settings)` | the learner's side: `sample()` gives a batch as arrays for a network |
 | `Store(address)` | parameters: `put(weights)`, `get()` |
-| `Tree(items, batch, priorities)` | prioritized indexes alone: `draw()` gives indexes, `rewrite(indexes, priorities)` |
-| `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `draw()` |
+| `Tree(items, batch, priorities)` | prioritized indexes alone: `sample()` (indexes), `rewrite(indexes, priorities)` |
+| `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `sample()` |
 | `VERSION` | what was measured |
 | `SWEEP[part]` | the settings that were tried for a part, the best of which is used |
 

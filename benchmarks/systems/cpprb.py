@@ -35,7 +35,7 @@ class Tree:
         self._buffer = cpprb.PrioritizedReplayBuffer(items, {"item": {"dtype": np.uint8}}, alpha=1.0, eps=0.0)
         self._buffer.add(item=np.zeros(items, np.uint8), priorities=priorities)
 
-    def draw(self) -> NDArray[np.int64]:
+    def sample(self) -> NDArray[np.int64]:
         indexes: NDArray[np.int64] = self._buffer.sample(self._batch)["indexes"]
         return indexes
 
@@ -93,10 +93,10 @@ class Memory:
     def flush(self) -> None:
         pass
 
-    def draw(self) -> dict[str, NDArray[Any]]:
-        drawn = self._buffer.sample(self._batch)
-        batch = {name: drawn[name][:, 0] for name in SCALARS}
+    def sample(self) -> dict[str, NDArray[Any]]:
+        sampled = self._buffer.sample(self._batch)
+        batch = {name: sampled[name][:, 0] for name in SCALARS}
         for name in ("observation", "next_observation"):
             # A network takes frames in the last place as well.
-            batch[name] = np.moveaxis(drawn[name], -1, 1) if self._form == "compressed" else drawn[name]
+            batch[name] = np.moveaxis(sampled[name], -1, 1) if self._form == "compressed" else sampled[name]
         return batch

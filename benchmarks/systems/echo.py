@@ -1,6 +1,6 @@
 """echo, a queue of transitions: actors send, the learner's process takes batches in the order of arrival.
 
-Its server lives in the learner's process and gives each transition once: it cannot draw by priority or draw again,
+Its server lives in the learner's process and gives each transition once: it cannot sample by priority or sample again,
 keeps no transition longer than a few batches, and has no parameters. So it has no reader here: batches come as fast as
 transitions are pushed. Here the learner is a process that takes each batch and lets it go.
 """

@@ -90,15 +90,15 @@ class _Feed:
         self._ahead -= count
 
 
-class _Draws:
+class _Samples:
     def __init__(self, replay: innet.Replay, batch: int, threads: int = 2) -> None:
         self._replay, self._batch, self._threads = replay, batch, threads
 
-    def draw(self) -> dict[str, NDArray[Any]]:
+    def sample(self) -> dict[str, NDArray[Any]]:
         return _arrays(self._replay.sample("breakout", self._batch, VIEW, threads=self._threads))
 
 
-class Reader(_Draws):
+class Reader(_Samples):
     """`Replay.sample` on a server."""
 
     def __init__(self, address: Address, batch: int, threads: int = 2) -> None:
@@ -115,7 +115,7 @@ class PrefetchingReader:
         self._replay = innet.connect(url(address))
         self._batches = self._replay.batches("breakout", batch, VIEW, prefetch=4, threads=threads)
 
-    def draw(self) -> dict[str, NDArray[Any]]:
+    def sample(self) -> dict[str, NDArray[Any]]:
         return _arrays(next(self._batches))
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class PrefetchingReader:
 READERS = {"client": Reader, "prefetching": PrefetchingReader}
 
 
-class Memory(_Draws):
+class Memory(_Samples):
     """`Replay` in process."""
 
     def __init__(self, batch: int, capacity: int, threads: int = 2) -> None:
@@ -152,7 +152,7 @@ class Windows:
                 self.frames.update(map(recording.checksum, frames))
                 writer.append(**{**row, "frame": frames, "q": None, "priority": None})
 
-    def draw(self) -> NDArray[Any]:
+    def sample(self) -> NDArray[Any]:
         return self._replay.sample("breakout", self._batch, self._view, threads=2).observation
 
 
@@ -177,8 +177,8 @@ class Tree:
         self.rewrite = self._tree.update
         self.rewrite(np.arange(items), priorities)
 
-    def draw(self) -> NDArray[np.int64]:
-        return self._tree.draw(self._batch).index
+    def sample(self) -> NDArray[np.int64]:
+        return self._tree.sample(self._batch).index
 
 
 class Store:

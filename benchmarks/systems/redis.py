@@ -1,7 +1,7 @@
 """Redis 7 with its own Python client: the baseline of the paper, one list of experience that a learner pulls from.
 
 An actor appends a push of transitions as one value. Redis knows neither frames that stacks share nor priorities: a
-transition travels and is kept as two whole stacks, and the learner draws by priority from arrays of its own.
+transition travels and is kept as two whole stacks, and the learner samples by priority from arrays of its own.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Writer:
 
 
 class Baseline:
-    """The learner of the paper's baseline: pulls what actors pushed, then draws from its own replay by priority.
+    """The learner of the paper's baseline: pulls what actors pushed, then samples from its own replay by priority.
 
     What it pulls it does not trim off: it reads the next part of the list each time, in turn. Else somebody would have
     to push as fast as it pulls, on the same cores; so Redis is spared the trimming.
@@ -192,8 +192,8 @@ class Baseline:
         self._place = self._due = 0
         self._store(0, self._pushes)
 
-    def draw(self) -> dict[str, NDArray[Any]]:
-        # A push is pulled whole: over many draws it is `pull` a draw.
+    def sample(self) -> dict[str, NDArray[Any]]:
+        # A push is pulled whole: over many samples it is `pull` a sample.
         self._due += self._pull
         pushes, self._due = divmod(self._due, self._a_push)
         if self._place + pushes > self._pushes:

@@ -366,7 +366,7 @@ class ClientReader:
         self._shares = [len(share) for share in np.array_split(np.arange(batch), threads)]
         self._threads = ThreadPoolExecutor(threads)
 
-    def draw(self) -> dict[str, NDArray[Any]]:
+    def sample(self) -> dict[str, NDArray[Any]]:
         samples = itertools.chain.from_iterable(self._threads.map(self._sample, self._shares))
         together = np.concatenate if self._form == "transitions" else np.stack
         return _batch(dict(zip(self._columns, map(together, zip(*samples, strict=True)), strict=True)))
@@ -379,7 +379,7 @@ class ClientReader:
 
 
 class DatasetReader:
-    """`TrajectoryDataset`, or `TimestepDataset` for whole transitions, with batches drawn ahead by tf.data."""
+    """`TrajectoryDataset`, or `TimestepDataset` for whole transitions, with batches sampled ahead by tf.data."""
 
     def __init__(
         self,
@@ -404,7 +404,7 @@ class DatasetReader:
         )
         self._batches = (batches if datasets > 1 else dataset(0)).prefetch(prefetch).as_numpy_iterator()
 
-    def draw(self) -> dict[str, NDArray[Any]]:
+    def sample(self) -> dict[str, NDArray[Any]]:
         return _batch(next(self._batches))
 
     def close(self) -> None:
@@ -432,8 +432,8 @@ class Store:
 
     def get(self) -> NDArray[Any]:
         if self._operations is not None:
-            drawn: NDArray[Any] = self._operations.sample(PARAMETERS, [tf.float32]).data[0].numpy()
-            return drawn
+            sampled: NDArray[Any] = self._operations.sample(PARAMETERS, [tf.float32]).data[0].numpy()
+            return sampled
         (sample,) = self._client.sample(PARAMETERS, emit_timesteps=False)
         weights: NDArray[Any] = sample.data[0][0]
         return weights

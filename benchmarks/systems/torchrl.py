@@ -1,9 +1,9 @@
 """TorchRL's replay buffers and its prioritized sampler, which work in the learner's process.
 
 A memory in the form `stacks` keeps both observations of a transition whole. In the form `slices` it keeps each frame
-once, and the sampler draws slices of `STACK + N` steps, of which the two observations are overlapping views: then the
-first steps of a game, whose stacks begin with empty frames, are never drawn, and where games end is looked up again
-after each write (here nothing is written between draws). With `words` it keeps frames as int64 instead of uint8, an
+once, and the sampler samples slices of `STACK + N` steps, of which the two observations are overlapping views: then the
+first steps of a game, whose stacks begin with empty frames, are never sampled, and where games end is looked up again
+after each write (here nothing is written between samples). With `words` it keeps frames as int64 instead of uint8, an
 eighth as many numbers for PyTorch to gather.
 """
 
@@ -62,10 +62,10 @@ class Tree:
         self._storage, self._batch = _Full(items), batch
         self.rewrite(np.arange(items), priorities)
 
-    def draw(self) -> NDArray[np.int64]:
+    def sample(self) -> NDArray[np.int64]:
         index, _ = self._sampler.sample(self._storage, self._batch)
-        drawn: NDArray[np.int64] = index.numpy()
-        return drawn
+        sampled: NDArray[np.int64] = index.numpy()
+        return sampled
 
     def rewrite(self, indexes: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         self._sampler.update_priority(torch.from_numpy(indexes), torch.from_numpy(priorities).to(self._dtype))
@@ -150,15 +150,15 @@ class Memory:
     def flush(self) -> None:
         pass
 
-    def draw(self) -> dict[str, NDArray[Any]]:
-        drawn = self._buffer.sample()
+    def sample(self) -> dict[str, NDArray[Any]]:
+        sampled = self._buffer.sample()
         if self._form == "stacks":
-            batch = {name: drawn[name].numpy() for name in ("action", "reward", "discount")}
+            batch = {name: sampled[name].numpy() for name in ("action", "reward", "discount")}
             for name in ("observation", "next_observation"):
-                batch[name] = drawn[name].view(torch.uint8).view(-1, STACK, 84, 84).numpy()
+                batch[name] = sampled[name].view(torch.uint8).view(-1, STACK, 84, 84).numpy()
             return batch
-        frames = drawn["frame"].view(torch.uint8).view(self._batch, STACK + N, 84, 84)
-        actions, rewards = (drawn[name].view(self._batch, STACK + N)[:, STACK - 1 :] for name in ("action", "reward"))
+        frames = sampled["frame"].view(torch.uint8).view(self._batch, STACK + N, 84, 84)
+        actions, rewards = (sampled[name].view(self._batch, STACK + N)[:, STACK - 1 :] for name in ("action", "reward"))
         return {
             "observation": frames[:, :STACK].numpy(),
             "next_observation": frames[:, N:].numpy(),

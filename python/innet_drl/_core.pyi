@@ -16,7 +16,6 @@ __all__ = [
     "Batch",
     "Batches",
     "Column",
-    "Drawn",
     "GradientUpdates",
     "GradientWorker",
     "LossyPath",
@@ -25,6 +24,7 @@ __all__ = [
     "ParameterWorker",
     "Parameters",
     "Replay",
+    "SampledIndexes",
     "Sequence",
     "Server",
     "Station",
@@ -159,16 +159,16 @@ class Table:
         """Base-2 logarithm of the smallest difference of two stored priorities."""
     @property
     def max_times_sampled(self) -> int:
-        """Draws after which an item is removed; 0 is never."""
+        """Samples after which an item is removed; 0 is never."""
     @property
     def min_size(self) -> int:
-        """Items needed before the first draw."""
+        """Items needed before the first sample."""
     @property
     def samples_per_insert(self) -> float:
-        """Items drawn for each item inserted; 0 sets no limit."""
+        """Items sampled for each item inserted; 0 sets no limit."""
     @property
     def slack(self) -> float:
-        """Drawn items by which the ratio may be off, either way."""
+        """Sampled items by which the ratio may be off, either way."""
 
 @final
 class NStep:
@@ -312,7 +312,7 @@ class Batch:
     | `next_observation` | the column's | as `observation` | to bootstrap from; any where `discount` is 0 |
     | every other column | the column's | `(B, *shape)` | the anchor's value |
     | `weight` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
-    | `probability` | float64 | `(B,)` | P(i) at the instant of the draw |
+    | `probability` | float64 | `(B,)` | P(i) at the instant of sampling |
     | `key` | uint64 | `(B,)` | names the items for `Replay.update_priorities` |
     | `age` | uint32 | `(B,)` | steps inserted into the table since the item was |
 
@@ -343,7 +343,7 @@ class Batch:
         """Importance weight."""
     @property
     def probability(self) -> NDArray[np.float64]:
-        """Probability of the item at the instant of the draw."""
+        """Probability of the item at the instant of sampling."""
     @property
     def key(self) -> NDArray[np.uint64]:
         """Names the items for `Replay.update_priorities`."""
@@ -381,17 +381,17 @@ class Batches(_ContextManager):
     logged with the name of their writer; if none is left, `next` samples again within its timeout.
 
     A memory in this process counts a batch for `samples_per_insert` when `next` returns it; a server counts a
-    batch when it is sent. With `max_times_sampled` an item is removed when the batch of its last draw counts.
+    batch when it is sent. With `max_times_sampled` an item is removed when the batch of its last sample counts.
     """
 
     def __iter__(self) -> Self: ...
     def __next__(self) -> Batch: ...
     def close(self) -> None:
-        """Stops drawing ahead, ends a blocked `next` of another thread, and waits for the background thread.
+        """Stops sampling ahead, ends a blocked `next` of another thread, and waits for the background thread.
 
         Unreturned batches of a memory in this process do not count for `samples_per_insert`; up to `prefetch + 2`
         batches that a server has sent do. With `max_times_sampled`, the items of batches that do not count are
-        drawn again; those of batches that do are removed.
+        sampled again; the items of batches that count are removed.
         """
 
 @final
@@ -548,7 +548,7 @@ class SumTree:
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0. Priorities are rounded to it, positive ones up to at least one unit, and are cut to
             2^39 units.
-        seed: Makes draws repeatable where one thread draws and updates.
+        seed: Makes samples repeatable where one thread samples and updates.
 
     Raises:
         ConfigError: A number out of its range; the message says what it may be.
@@ -563,26 +563,26 @@ class SumTree:
         Args:
             index: int64 `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
             priority: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
-                never drawn; with the exponent 0 each index that was set is drawn with the same probability.
+                never sampled; with the exponent 0 each index that was set is sampled with the same probability.
 
         Raises:
             PriorityError: A NaN, infinite or negative priority; nothing was changed.
             ConfigError: An index out of range, or not as many priorities as indexes; nothing was changed.
         """
-    def draw(self, count: int, *, beta: float = 0.4) -> Drawn:
-        """Draws `count` indexes, with replacement.
+    def sample(self, count: int, *, beta: float = 0.4) -> SampledIndexes:
+        """Samples `count` indexes, with replacement.
 
         One index comes from each of `count` equal parts of the sum of priorities (Schaul et al., 2016, appendix
         B.2.1), so they ascend.
 
         Args:
-            count: Draws, 1 to 65536.
+            count: Samples, 1 to 65536.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta, which are divided by the largest.
 
         Raises:
             EmptyError: No index has a priority above zero.
-            ConfigError: No draws, or a `beta` that is negative or not finite.
-            TooLargeError: Too many draws.
+            ConfigError: No samples, or a `beta` that is negative or not finite.
+            TooLargeError: Too many samples.
         """
     @property
     def total(self) -> float:
@@ -599,10 +599,10 @@ class SumTree:
     def __len__(self) -> int: ...
 
 @final
-class Drawn:
-    """The result of `SumTree.draw`: three arrays, in ascending order of the indexes.
+class SampledIndexes:
+    """The result of `SumTree.sample`: three arrays, in ascending order of the indexes.
 
-    One position has the index, probability and weight of one draw.
+    One position has the index, probability and weight of one sample.
     """
 
     @property
@@ -610,7 +610,7 @@ class Drawn:
         """The sampled indexes."""
     @property
     def probability(self) -> NDArray[np.float64]:
-        """Its probability at the instant of the draw."""
+        """Its probability at the instant of sampling."""
     @property
     def weight(self) -> NDArray[np.float32]:
         """Importance weight."""
@@ -798,7 +798,7 @@ class Replay(_ContextManager):
         max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
             `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
             received data.
-        seed: Makes draws repeatable where one thread writes and draws.
+        seed: Makes samples repeatable where one thread writes and samples.
 
     Raises:
         TableError: A table that cannot be made.
@@ -914,7 +914,7 @@ class Replay(_ContextManager):
             view: As in `sample`.
             beta: As in `sample`; a function is called before every batch, and counts for batches that are
                 not decoded yet.
-            prefetch: Batches decoded ahead; 0 draws when `next` is called, which is repeatable with a seed.
+            prefetch: Batches decoded ahead; 0 samples when `next` is called, which is repeatable with a seed.
             device: `None` gives NumPy batches (`Batches`); `"cpu"`, `"cuda"` or a torch device gives batches
                 of torch tensors (`innet_drl.batches.TorchBatches`).
             normalize: As in `sample`.
@@ -1061,7 +1061,7 @@ class Replay(_ContextManager):
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
 
-        The file has steps, items with their priorities and draws, the rate limiter's counts and the statistics, but
+        The file has steps, items with their priorities and samples, the rate limiter's counts and the statistics, but
         neither parameters nor writers. It is not the memory at one instant: tables are written one after another. Steps
         pushed after the save reached their table, and steps evicted before it left the table, are left out. Each item
         has the priority of the moment when it was written.
@@ -1080,7 +1080,7 @@ class Replay(_ContextManager):
 
         Existing tables of these names must be empty, and keep their capacity and limits; a smaller table keeps the
         newest steps. Missing tables are made. Writers are opened anew, earlier keys are stale, and priorities and
-        the ratio of draws to inserts continue.
+        the ratio of samples to inserts continue.
 
         Args:
             path: The file. It is checked as a whole before anything is stored.

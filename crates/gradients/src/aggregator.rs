@@ -213,7 +213,7 @@ impl Aggregator {
             && self.is_used(parent.ticket.session)
         {
             return Err(Error::Refused(
-                "the session number that the parent drew is in use here: join again".into(),
+                "the session number that the parent chose is in use here: join again".into(),
             ));
         }
         let first = parent

@@ -1,4 +1,4 @@
-//! How long draws and updates of the sum tree take. Prints one JSON object a line:
+//! How long samples and updates of the sum tree take. Prints one JSON object a line:
 //! `{"benchmark", "items", "batch", "threads", "value", "best", "unit"}`, where `value` is the median and `best` the
 //! smallest time of one call, over repetitions. `cargo bench --bench sum_tree`; without `--bench` (as `cargo test`
 //! starts it) each call is made once, to show that it works.
@@ -21,14 +21,14 @@ fn main() {
     let measure = std::env::args().any(|argument| argument == "--bench");
     for items in [10_000, 100_000, 1_000_000, 1 << 20] {
         let bench = Bench::new(items, measure);
-        bench.draws("draw_independent", BATCH, independent);
-        bench.draws("draw_stratified", BATCH, stratified);
-        bench.draws("draw_single", 1, independent);
+        bench.samples("sample_independent", BATCH, independent);
+        bench.samples("sample_stratified", BATCH, stratified);
+        bench.samples("sample_single", 1, independent);
         bench.updates("update_batch", BATCH);
         bench.updates("update_single", 1);
-        bench.draws_with_updates("draw_and_update_independent", independent);
-        bench.draws_with_updates("draw_and_update_stratified", stratified);
-        bench.draws_with_updates_on_two_threads();
+        bench.samples_with_updates("sample_and_update_independent", independent);
+        bench.samples_with_updates("sample_and_update_stratified", stratified);
+        bench.samples_with_updates_on_two_threads();
     }
 }
 
@@ -66,13 +66,13 @@ impl Bench {
         }
     }
 
-    fn draws(&self, name: &str, batch: usize, targets: Targets) {
+    fn samples(&self, name: &str, batch: usize, targets: Targets) {
         let mut rng = StdRng::seed_from_u64(2);
         let inputs: Vec<_> = (0..INPUTS).map(|_| targets(&mut rng, batch)).collect();
-        let mut drawn = Vec::new();
+        let mut sampled = Vec::new();
         self.report(name, batch, 1, |turn| {
-            black_box(self.tree.draw_batch(&inputs[turn % INPUTS], &mut drawn));
-            assert_eq!(drawn.len(), batch);
+            black_box(self.tree.sample_batch(&inputs[turn % INPUTS], &mut sampled));
+            assert_eq!(sampled.len(), batch);
         });
     }
 
@@ -102,13 +102,13 @@ impl Bench {
         });
     }
 
-    fn draws_with_updates(&self, name: &str, targets: Targets) {
+    fn samples_with_updates(&self, name: &str, targets: Targets) {
         let mut step = self.step(4, targets);
         self.report(name, BATCH, 1, &mut step);
     }
 
     /// The time of one thread while another does the same on the same tree.
-    fn draws_with_updates_on_two_threads(&self) {
+    fn samples_with_updates_on_two_threads(&self) {
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -120,22 +120,22 @@ impl Bench {
                 }
             });
             let mut step = self.step(6, independent);
-            self.report("draw_and_update_independent", BATCH, 2, &mut step);
+            self.report("sample_and_update_independent", BATCH, 2, &mut step);
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
         });
     }
 
-    /// Draws a batch and gives every drawn item another priority.
+    /// Samples a batch and gives every sampled item another priority.
     fn step(&self, seed: u64, targets: Targets) -> impl FnMut(usize) + '_ {
         let mut rng = StdRng::seed_from_u64(seed);
         let inputs: Vec<_> = (0..INPUTS).map(|_| targets(&mut rng, BATCH)).collect();
         let units: Vec<_> = (0..BATCH).map(|_| priority(&mut rng)).collect();
-        let mut drawn: Vec<SampledLeaf> = Vec::new();
+        let mut sampled: Vec<SampledLeaf> = Vec::new();
         let mut updates = Vec::new();
         move |turn| {
-            black_box(self.tree.draw_batch(&inputs[turn % INPUTS], &mut drawn));
+            black_box(self.tree.sample_batch(&inputs[turn % INPUTS], &mut sampled));
             updates.clear();
-            updates.extend(drawn.iter().zip(&units).map(|(item, &units)| Update {
+            updates.extend(sampled.iter().zip(&units).map(|(item, &units)| Update {
                 slot: item.slot,
                 generation: item.generation,
                 units,

@@ -100,7 +100,7 @@ fn filled() -> Arc<Table> {
 
 static TABLE: LazyLock<Arc<Table>> = LazyLock::new(filled);
 
-fn draw(before: u16) -> Sampled {
+fn sample(before: u16) -> Sampled {
     let request = SampleRequest {
         table: "t".into(),
         count: BATCH,
@@ -111,23 +111,23 @@ fn draw(before: u16) -> Sampled {
     };
     match TABLE
         .try_sample(&request, false, &mut Turn::default())
-        .expect("items to draw")
+        .expect("items to sample")
     {
         Attempt::Ready(sampled) => sampled,
-        Attempt::Blocked(waits) => unreachable!("nothing limits the draw: {waits}"),
+        Attempt::Blocked(waits) => unreachable!("nothing limits the sample: {waits}"),
     }
 }
 
 /// 512 of 2^20 windows of `before` + 1 steps.
 #[divan::bench(args = [0, 3])]
-fn draw_512(bencher: Bencher, before: u16) {
+fn sample_512(bencher: Bencher, before: u16) {
     LazyLock::force(&TABLE);
-    bencher.bench_local(|| black_box(draw(before)));
+    bencher.bench_local(|| black_box(sample(before)));
 }
 
 #[divan::bench]
 fn update_512(bencher: Bencher) {
-    let keys: Vec<u64> = draw(0).items.iter().map(|item| item.key).collect();
+    let keys: Vec<u64> = sample(0).items.iter().map(|item| item.key).collect();
     let priorities: Vec<f64> = (0..BATCH).map(f64::from).collect();
     bencher.bench_local(|| TABLE.update_priorities(&keys, &priorities));
 }

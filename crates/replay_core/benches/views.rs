@@ -1,5 +1,5 @@
 //! Packing and unpacking of Breakout frames: `cargo bench --package replay_core --bench views`. With the recording of
-//! `python -m benchmarks` in `target/benchmarks` they are frames of a trained agent's games, otherwise drawn ones.
+//! `python -m benchmarks` in `target/benchmarks` they are frames of a trained agent's games, otherwise sampled ones.
 
 mod breakout;
 
@@ -18,7 +18,7 @@ use breakout::{append, frames, table_of, view};
 const STREAMS: usize = 16;
 const BATCH: usize = 512;
 const CAPACITY: u64 = 1 << 20;
-/// Steps of every stream in the memory that is drawn from.
+/// Steps of every stream in the memory that is sampled from.
 const STEPS: usize = 1000;
 const FRAME: usize = 84 * 84;
 const CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
@@ -80,7 +80,7 @@ fn writer(memory: &Memory) -> Writer {
 }
 
 fn memory(codec: Codec, capacity: u64) -> Arc<Memory> {
-    // A seed, so that every run draws the same.
+    // A seed, so that every run samples the same.
     let limits = MemoryLimits {
         seed: Some(1),
         ..MemoryLimits::default()
@@ -144,13 +144,13 @@ fn append_1024(bencher: Bencher, codec: Codec) {
         });
 }
 
-fn draw(codec: Codec) -> Sampled {
+fn sample(codec: Codec) -> Sampled {
     let request = SampleRequest::new("breakout", BATCH as u32, &view());
     let sampled = filled(codec).sample(&request, &FOREVER);
-    sampled.expect("a draw")
+    sampled.expect("a sample")
 }
 
-/// A draw of 512 windows of 7 frames into arrays.
+/// A sample of 512 windows of 7 frames into arrays.
 #[divan::bench(args = CODECS.iter().flat_map(|&codec| [1, 2].map(|threads| (codec, threads))))]
 fn decode_512(bencher: Bencher, (codec, threads): (Codec, usize)) {
     let options = DecodeOptions {
@@ -159,8 +159,10 @@ fn decode_512(bencher: Bencher, (codec, threads): (Codec, usize)) {
     };
     let config = table_of(codec, CAPACITY);
     let decoder = Decoder::new(&config, &view(), options).expect("a view that fits");
-    let sampled = draw(codec);
-    bencher
-        .counter(ItemsCount::new(BATCH))
-        .bench(|| decoder.decode(&sampled, 0.4).expect("a draw that decodes"));
+    let sampled = sample(codec);
+    bencher.counter(ItemsCount::new(BATCH)).bench(|| {
+        decoder
+            .decode(&sampled, 0.4)
+            .expect("a sample that decodes")
+    });
 }

@@ -48,14 +48,14 @@ pub enum Error {
     /// A priority that is NaN, infinite or negative.
     #[error("a priority has to be finite and not negative, got {value}")]
     Priority { value: f64 },
-    /// A draw from a table in which no item has a priority above zero.
+    /// A sample from a table in which no item has a priority above zero.
     #[error(
-        "table {table:?} has nothing to draw: of its {items} items none has a priority above zero; raise some with `update_priorities`"
+        "table {table:?} has nothing to sample: of its {items} items none has a priority above zero; raise some with `update_priorities`"
     )]
     NoMass { table: String, items: u64 },
-    /// A draw from a sum tree without any priority above zero.
+    /// A sample from a sum tree without any priority above zero.
     #[error(
-        "the sum tree has nothing to draw: none of its {capacity} indexes has a priority above zero; set some with `update`"
+        "the sum tree has nothing to sample: none of its {capacity} indexes has a priority above zero; set some with `update`"
     )]
     NothingSet { capacity: u32 },
     /// A table that does not exist.

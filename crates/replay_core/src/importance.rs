@@ -9,7 +9,7 @@ pub enum Normalization {
     /// The largest weight of the batch: the largest weight is 1 in every batch.
     #[default]
     Batch,
-    /// The largest weight of any item in the memory; a draw then has to ask for the smallest probability.
+    /// The largest weight of any item in the memory; a sample then has to ask for the smallest probability.
     Memory,
 }
 
@@ -40,24 +40,24 @@ pub(crate) fn importance_weights(
     normalization: Normalization,
 ) -> Result<Vec<f32>> {
     check_beta(beta)?;
-    let drawn = |p: f64| p > 0.0 && p.is_finite();
+    let sampled = |p: f64| p > 0.0 && p.is_finite();
     let smallest = match normalization {
         // Positive floats are ordered as their bits, whose minimum is found in parallel.
         Normalization::Batch => probabilities
             .clone()
-            .map(|p| if drawn(p) { p } else { f64::INFINITY }.to_bits())
+            .map(|p| if sampled(p) { p } else { f64::INFINITY }.to_bits())
             .min()
             .map_or(f64::INFINITY, f64::from_bits),
-        Normalization::Memory => min_probability.filter(|&p| drawn(p)).ok_or_else(|| {
+        Normalization::Memory => min_probability.filter(|&p| sampled(p)).ok_or_else(|| {
             Error::Config(
-                "weights over the whole memory need a draw that asks for the smallest probability"
+                "weights over the whole memory need a sample that asks for the smallest probability"
                     .into(),
             )
         })?,
     };
-    // At most 1, though another client may have raised the smallest priority since the draw's scan.
+    // At most 1, though another client may have raised the smallest priority since the sample's scan.
     let ratio = |p| {
-        if drawn(p) {
+        if sampled(p) {
             (smallest / p).min(1.0)
         } else {
             1.0

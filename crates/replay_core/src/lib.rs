@@ -1,5 +1,5 @@
 //! The replay memory: prioritized sampling, eviction, parameters and snapshots, in this process and without a network.
-//! `examples/fill_draw_update.rs` uses it as a library.
+//! `examples/fill_sample_update.rs` uses it as a library.
 //!
 //! # Layout
 //!

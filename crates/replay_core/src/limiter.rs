@@ -1,18 +1,18 @@
-//! Samples per insert, in items: holds `drawn` near `samples_per_insert * inserted`.
+//! Samples per insert, in items: holds `sampled` near `samples_per_insert * inserted`.
 //!
-//! With `d = samples_per_insert * inserted - drawn` and `centre = samples_per_insert * min_size` (as in
+//! With `d = samples_per_insert * inserted - sampled` and `centre = samples_per_insert * min_size` (as in
 //! Reverb's `SampleToInsertRatio`, Cassirer et al., 2021):
 //!
-//! - a draw of n is admitted while `d - n >= centre - slack`, and only when `min_size` items are live;
+//! - a sample of n is admitted while `d - n >= centre - slack`, and only when `min_size` items are live;
 //! - a push is admitted while its first item keeps `d` within `centre + slack`, or while fewer than `min_size`
 //!   items are live. A push applies as a whole, so it may overshoot by its other items.
 //!
-//! Both sides wait for this limiter at once only if `n > 2 * slack - samples_per_insert`: such a draw is an error.
+//! Both sides wait for this limiter at once only if `n > 2 * slack - samples_per_insert`: such a sample is an error.
 //!
-//! `max_times_sampled` is a second reason for a draw to wait: items that were evicted before they were drawn have taken
-//! their draws with them, and the limiter still expects these. So while a draw has found too few draws left, pushes
+//! `max_times_sampled` is a second reason for a sample to wait: items that were evicted before they were sampled have taken
+//! their samples with them, and the limiter still expects these. So while a sample has found too few samples left, pushes
 //! pass whatever the counts say (`needed` in [`Limiter::admit_insert`]); `samples_per_insert` is at most
-//! `max_times_sampled`, and a draw of more than a full table can give is an error. So a table never
+//! `max_times_sampled`, and a sample of more than a full table can give is an error. So a table never
 //! blocks both sides for good.
 
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// Result of an attempt; `Err` names the cause of the wait.
 pub type Outcome<T> = std::result::Result<T, String>;
 
-/// Rounding of `samples_per_insert * inserted` must not delay a draw by a whole item.
+/// Rounding of `samples_per_insert * inserted` must not delay a sample by a whole item.
 const TOLERANCE: f64 = 1e-6;
 
 /// A count of 48 bits under an epoch of 16 bits. `reset` starts a new epoch, which makes credits of the
@@ -47,11 +47,11 @@ impl Count {
 /// was counted and ended since it read the counts.
 const ENDED: u64 = 1 << 40;
 
-/// Draws that were admitted and may be given back.
+/// Samples that were admitted and may be given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admitted {
     epoch: u64,
-    /// Items admitted: as many as asked for, or fewer for a short draw.
+    /// Items admitted: as many as asked for, or fewer for a short sample.
     pub items: u32,
 }
 
@@ -100,7 +100,7 @@ pub struct Limiter {
     /// Items of pushes that are admitted and not yet counted, so that pushes at the same time see each other (lower 40
     /// bits), and pushes that have ended, modulo 2^24.
     inserting: AtomicU64,
-    drawn: AtomicU64,
+    sampled: AtomicU64,
 }
 
 impl Limiter {
@@ -113,11 +113,11 @@ impl Limiter {
             min_size: config.min_size,
             inserted: AtomicU64::new(0),
             inserting: AtomicU64::new(0),
-            drawn: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
         }
     }
 
-    /// Whether draws are held to a ratio at all.
+    /// Whether samples are held to a ratio at all.
     pub fn limits_ratio(&self) -> bool {
         self.samples_per_insert > 0.0
     }
@@ -130,11 +130,11 @@ impl Limiter {
         let admit = |word: u64| {
             let ahead = word & (ENDED - 1);
             let inserted = Count(self.inserted.load(Ordering::Relaxed)).items() + ahead;
-            let drawn = Count(self.drawn.load(Ordering::Relaxed)).items();
-            let over =
-                self.lead(inserted, drawn) + self.samples_per_insert - (self.centre() + self.slack);
+            let sampled = Count(self.sampled.load(Ordering::Relaxed)).items();
+            let over = self.lead(inserted, sampled) + self.samples_per_insert
+                - (self.centre() + self.slack);
             let passes = needed || items == 0 || over <= TOLERANCE || live + ahead < self.min_size;
-            refused = (!passes).then_some((inserted, drawn, over));
+            refused = (!passes).then_some((inserted, sampled, over));
             passes.then_some(word + items)
         };
         // Acquire: pairs with the Release in the drop of `Inserting`. The items of a push that is no longer ahead are
@@ -142,15 +142,15 @@ impl Limiter {
         let _ = self
             .inserting
             .fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
-        let Some((inserted, drawn, over)) = refused else {
+        let Some((inserted, sampled, over)) = refused else {
             return Ok(Inserting {
                 limiter: self,
                 items,
             });
         };
         Err(format!(
-            "table {:?} has {drawn} items drawn for {inserted} inserted, at samples_per_insert {} and slack {}; the \
-             next insert waits for its readers to draw {} more",
+            "table {:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert {} and slack {}; the \
+             next insert waits for its readers to sample {} more",
             self.table,
             self.samples_per_insert,
             self.slack,
@@ -163,18 +163,18 @@ impl Limiter {
         self.inserted.fetch_add(items, Ordering::Relaxed);
     }
 
-    /// Checks that a draw of `wanted` items will be admitted at some time, whatever the order of pushes.
+    /// Checks that a sample of `wanted` items will be admitted at some time, whatever the order of pushes.
     ///
     /// # Errors
     /// [`Error::Config`] that says which slack would do.
-    pub fn check_draw(&self, wanted: u32) -> Result<()> {
+    pub fn check_sample(&self, wanted: u32) -> Result<()> {
         let most = 2.0 * self.slack - self.samples_per_insert;
         if !self.limits_ratio() || f64::from(wanted) <= most + TOLERANCE {
             return Ok(());
         }
         Err(Error::Config(format!(
-            "a draw of {wanted} items from table {:?} may never be admitted: with samples_per_insert {} and slack {} a \
-             draw has at most {} items; draw fewer, or make the table with a slack of {}",
+            "a sample of {wanted} items from table {:?} may never be admitted: with samples_per_insert {} and slack {} a \
+             sample has at most {} items; sample fewer, or make the table with a slack of {}",
             self.table,
             self.samples_per_insert,
             self.slack,
@@ -183,9 +183,9 @@ impl Limiter {
         )))
     }
 
-    /// Admits a draw of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` names the cause of
+    /// Admits a sample of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` names the cause of
     /// the wait.
-    pub fn admit_draw(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
+    pub fn admit_sample(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
             return Err(format!(
                 "table {:?} holds {live} items of the {} that min_size asks for; waiting for writers",
@@ -200,29 +200,29 @@ impl Limiter {
         };
         // The refusal is in `outcome`.
         let _ = self
-            .drawn
+            .sampled
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
         outcome
     }
 
-    /// The part of a draw that the counts allow.
-    fn grant(&self, drawn: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
+    /// The part of a sample that the counts allow.
+    fn grant(&self, sampled: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
         // Pairs with the Release stores of `restart`: an epoch that agrees means counts of one epoch.
         let inserted = Count(self.inserted.load(Ordering::Acquire));
-        if inserted.epoch() != drawn.epoch() && !fault::injected(Fault::MixedEpochs) {
+        if inserted.epoch() != sampled.epoch() && !fault::injected(Fault::MixedEpochs) {
             return Err(format!("table {:?} is being emptied", self.table));
         }
-        let items = match self.allowance(inserted.items(), drawn.items()) {
+        let items = match self.allowance(inserted.items(), sampled.items()) {
             None => wanted,
             Some(allowed) if allowed >= f64::from(wanted) => wanted,
             Some(allowed) if short && allowed >= 1.0 => allowed as u32,
             Some(allowed) => {
                 let missing = f64::from(wanted) - allowed;
                 return Err(format!(
-                    "table {:?} has {} items drawn for {} inserted, at samples_per_insert {} and slack {}; a \
-                     draw of {wanted} waits for writers to insert {} more",
+                    "table {:?} has {} items sampled for {} inserted, at samples_per_insert {} and slack {}; a \
+                     sample of {wanted} waits for writers to insert {} more",
                     self.table,
-                    drawn.items(),
+                    sampled.items(),
                     inserted.items(),
                     self.samples_per_insert,
                     self.slack,
@@ -231,12 +231,12 @@ impl Limiter {
             }
         };
         Ok(Admitted {
-            epoch: drawn.epoch(),
+            epoch: sampled.epoch(),
             items,
         })
     }
 
-    /// Takes back draws that were not delivered; those from before a `reset` are void.
+    /// Takes back samples that were not delivered; those from before a `reset` are void.
     pub fn give_back(&self, admitted: Admitted) {
         let undo = |now: u64| {
             let ours =
@@ -245,7 +245,7 @@ impl Limiter {
         };
         // An Err is a credit from before a reset.
         let _ = self
-            .drawn
+            .sampled
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, undo);
     }
 
@@ -255,12 +255,12 @@ impl Limiter {
     }
 
     /// Starts a new epoch with these counts. Only under the table's insert lock.
-    fn restart(&self, inserted: u64, drawn: u64) {
+    fn restart(&self, inserted: u64, sampled: u64) {
         let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
-        // `drawn` first: a draw that mixes the epochs sees that they differ (Acquire loads in `admit_draw` and `grant`), and
+        // `sampled` first: a sample that mixes the epochs sees that they differ (Acquire loads in `admit_sample` and `grant`), and
         // one that read both before fails its compare-and-exchange.
         // A swap, as loom gives a store no place among exchanges at the same time.
-        self.drawn.swap(epoch | drawn, Ordering::Release);
+        self.sampled.swap(epoch | sampled, Ordering::Release);
         self.inserted.store(epoch | inserted, Ordering::Release);
     }
 
@@ -270,40 +270,40 @@ impl Limiter {
     ///
     /// # Panics
     /// With debug assertions, for counts of more than 48 bits.
-    pub fn go_on_from(&self, inserted: u64, drawn: u64, settings: (f64, f64, u64)) {
-        debug_assert!(inserted < 1 << 48 && drawn < 1 << 48);
+    pub fn go_on_from(&self, inserted: u64, sampled: u64, settings: (f64, f64, u64)) {
+        debug_assert!(inserted < 1 << 48 && sampled < 1 << 48);
         let same = settings == (self.samples_per_insert, self.slack, self.min_size);
-        let drawn = if same || !self.limits_ratio() {
-            drawn
+        let sampled = if same || !self.limits_ratio() {
+            sampled
         } else {
             let even = self.lead(inserted, 0) - self.centre();
             let (least, most) = (even - self.slack, even + self.slack);
-            (drawn as f64).clamp(least.max(0.0), most.max(0.0)) as u64
+            (sampled as f64).clamp(least.max(0.0), most.max(0.0)) as u64
         };
-        self.restart(inserted, drawn);
+        self.restart(inserted, sampled);
     }
 
-    /// Items drawn and items inserted since the last reset.
+    /// Items sampled and items inserted since the last reset.
     pub fn counts(&self) -> (u64, u64) {
         (
-            Count(self.drawn.load(Ordering::Relaxed)).items(),
+            Count(self.sampled.load(Ordering::Relaxed)).items(),
             Count(self.inserted.load(Ordering::Relaxed)).items(),
         )
     }
 
-    /// How far inserts are ahead of draws, in drawn items.
-    fn lead(&self, inserted: u64, drawn: u64) -> f64 {
-        self.samples_per_insert * inserted as f64 - drawn as f64
+    /// How far inserts are ahead of samples, in sampled items.
+    fn lead(&self, inserted: u64, sampled: u64) -> f64 {
+        self.samples_per_insert * inserted as f64 - sampled as f64
     }
 
     fn centre(&self) -> f64 {
         self.samples_per_insert * self.min_size as f64
     }
 
-    /// Items that may be drawn now; `None` is any number.
-    fn allowance(&self, inserted: u64, drawn: u64) -> Option<f64> {
+    /// Items that may be sampled now; `None` is any number.
+    fn allowance(&self, inserted: u64, sampled: u64) -> Option<f64> {
         self.limits_ratio().then(|| {
-            (self.lead(inserted, drawn) - (self.centre() - self.slack) + TOLERANCE)
+            (self.lead(inserted, sampled) - (self.centre() - self.slack) + TOLERANCE)
                 .floor()
                 .max(0.0)
         })
@@ -327,19 +327,19 @@ mod tests {
         l.admit_insert(live, 1, false).map(drop)
     }
 
-    fn draw(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
-        l.admit_draw(live, n, false).map(|a| a.items)
+    fn sample(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
+        l.admit_sample(live, n, false).map(|a| a.items)
     }
 
     #[test]
-    fn min_size_holds_draws_and_frees_inserts() {
+    fn min_size_holds_samples_and_frees_inserts() {
         let l = limiter(1.0, 2.0, 10);
         l.count_insert(9);
-        assert!(draw(&l, 9, 1).unwrap_err().contains("9 items of the 10"));
+        assert!(sample(&l, 9, 1).unwrap_err().contains("9 items of the 10"));
         assert_eq!(insert(&l, 9), Ok(()));
         l.count_insert(1);
-        assert_eq!(draw(&l, 10, 2), Ok(2));
-        assert!(draw(&l, 10, 1).unwrap_err().contains("insert 1 more"));
+        assert_eq!(sample(&l, 10, 2), Ok(2));
+        assert!(sample(&l, 10, 1).unwrap_err().contains("insert 1 more"));
     }
 
     #[test]
@@ -350,12 +350,12 @@ mod tests {
         assert_eq!(insert(&l, 1), Ok(()));
         l.count_insert(2);
         let text = insert(&l, 3).unwrap_err();
-        assert!(text.contains("draw 4 more"), "{text}");
-        assert_eq!(draw(&l, 3, 4), Ok(4));
+        assert!(text.contains("sample 4 more"), "{text}");
+        assert_eq!(sample(&l, 3, 4), Ok(4));
         assert_eq!(insert(&l, 3), Ok(()));
-        // d = 8; down to centre - slack = -4 are 12 draws.
-        assert_eq!(draw(&l, 3, 12), Ok(12));
-        assert!(draw(&l, 3, 1).unwrap_err().contains("insert 1 more"));
+        // d = 8; down to centre - slack = -4 are 12 samples.
+        assert_eq!(sample(&l, 3, 12), Ok(12));
+        assert!(sample(&l, 3, 1).unwrap_err().contains("insert 1 more"));
     }
 
     #[test]
@@ -374,22 +374,22 @@ mod tests {
     }
 
     #[test]
-    fn short_draws_take_what_is_allowed() {
+    fn short_samples_take_what_is_allowed() {
         let l = limiter(1.0, 4.0, 1);
         l.count_insert(1);
-        assert_eq!(l.admit_draw(1, 100, true).unwrap().items, 4);
-        assert!(l.admit_draw(1, 100, true).is_err());
+        assert_eq!(l.admit_sample(1, 100, true).unwrap().items, 4);
+        assert!(l.admit_sample(1, 100, true).is_err());
     }
 
     #[test]
-    fn a_draw_that_could_wait_for_ever_is_an_error() {
+    fn a_sample_that_could_wait_for_ever_is_an_error() {
         let l = limiter(2.0, 8.0, 1);
-        assert!(matches!(l.check_draw(15), Err(Error::Config(_))));
-        assert!(l.check_draw(14).is_ok());
+        assert!(matches!(l.check_sample(15), Err(Error::Config(_))));
+        assert!(l.check_sample(14).is_ok());
     }
 
     #[test]
-    fn the_largest_draw_is_always_reached() {
+    fn the_largest_sample_is_always_reached() {
         let l = limiter(2.0, 8.0, 1);
         let mut live = 0;
         for _ in 0..100 {
@@ -397,7 +397,7 @@ mod tests {
                 l.count_insert(1);
                 live += 1;
             }
-            assert_eq!(draw(&l, live, 14), Ok(14));
+            assert_eq!(sample(&l, live, 14), Ok(14));
         }
     }
 
@@ -405,15 +405,15 @@ mod tests {
     fn credits_come_back_but_not_over_a_reset() {
         let l = limiter(1.0, 4.0, 1);
         l.count_insert(1);
-        let admitted = l.admit_draw(1, 4, false).unwrap();
-        assert!(draw(&l, 1, 1).is_err());
+        let admitted = l.admit_sample(1, 4, false).unwrap();
+        assert!(sample(&l, 1, 1).is_err());
         l.give_back(admitted);
         assert_eq!(l.counts(), (0, 1));
-        let old = l.admit_draw(1, 4, false).unwrap();
+        let old = l.admit_sample(1, 4, false).unwrap();
         l.reset();
         assert_eq!(l.counts(), (0, 0));
         l.count_insert(1);
-        assert_eq!(draw(&l, 1, 4), Ok(4));
+        assert_eq!(sample(&l, 1, 4), Ok(4));
         l.give_back(old);
         assert_eq!(l.counts(), (4, 1));
     }
@@ -423,7 +423,7 @@ mod tests {
         let l = limiter(0.0, 0.0, 2);
         l.count_insert(2);
         assert_eq!(insert(&l, 1_000_000), Ok(()));
-        assert_eq!(draw(&l, 2, 1_000_000), Ok(1_000_000));
-        assert!(draw(&l, 1, 1).is_err());
+        assert_eq!(sample(&l, 2, 1_000_000), Ok(1_000_000));
+        assert!(sample(&l, 1, 1).is_err());
     }
 }

@@ -72,7 +72,7 @@ impl Replay for Memory {
         block_on(wait, |last, turn| table.try_sample(request, last, turn))
     }
 
-    /// Each `next` draws: in process no requests are in flight between calls.
+    /// Each `next` samples: in process no requests are in flight between calls.
     fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel>> {
         let table = self.table(&request.table)?;
         Ok(Box::new(LocalSamples { table, request }))
@@ -152,7 +152,7 @@ impl PushChannel for LocalPushes {
     }
 }
 
-/// Repeated draws of one request.
+/// Repeated samples of one request.
 struct LocalSamples {
     table: Arc<Table>,
     request: SampleRequest,

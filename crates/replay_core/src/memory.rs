@@ -122,7 +122,7 @@ impl Memory {
             .kept
             .reserve(steps.saturating_add(index))
             .ok_or_else(|| refuse(self.too_large(config, steps, index)))?;
-        // Its own sequence of draws for each table, whatever the order they are made in.
+        // Its own sequence of samples for each table, whatever the order they are made in.
         let seed = config.name.bytes().fold(self.seed, |seed, byte| {
             seed.rotate_left(8) ^ u64::from(byte)
         });
@@ -188,7 +188,7 @@ impl Memory {
         self.table(name)?.empty()
     }
 
-    /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; batches that were drawn stay whole.
+    /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; batches that were sampled stay whole.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].

@@ -8,7 +8,7 @@ use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 
-/// Draws indexes by priority. Threads may share one: every method may be called from any of them.
+/// Samples indexes by priority. Threads may share one: every method may be called from any of them.
 #[derive(Debug)]
 pub struct PriorityIndex {
     tree: SumTree,
@@ -18,12 +18,12 @@ pub struct PriorityIndex {
     batches: AtomicU64,
 }
 
-/// A drawn batch: one entry for each draw, in ascending order of the indexes.
+/// A sampled batch: one entry for each sample, in ascending order of the indexes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DrawnIndexes {
-    /// The drawn indexes.
+pub struct SampledIndexes {
+    /// The sampled indexes.
     pub index: Vec<i64>,
-    /// Probabilities at the instant of the draw: above 0, at most 1.
+    /// Probabilities at the instant of sampling: above 0, at most 1.
     pub probability: Vec<f64>,
     /// Importance weights (N P(i))^-beta, divided by the batch's largest.
     pub weight: Vec<f32>,
@@ -33,7 +33,7 @@ pub struct DrawnIndexes {
 const GENERATION: u32 = 1;
 
 impl PriorityIndex {
-    /// An index without priorities. A seed makes draws repeatable where one thread draws and updates.
+    /// An index without priorities. A seed makes samples repeatable where one thread samples and updates.
     ///
     /// # Errors
     /// [`Error::Config`] for a capacity that is not 1 to 2^24, an exponent that is not 0 to 4, or a unit that is not
@@ -55,7 +55,7 @@ impl PriorityIndex {
     }
 
     /// Sets the priorities of indexes, before the exponent. Of an index that appears twice the last priority counts. An
-    /// index with priority 0 is never drawn; with an exponent of 0 every index that was set has the same probability.
+    /// index with priority 0 is never sampled; with an exponent of 0 every index that was set has the same probability.
     ///
     /// # Errors
     /// [`Error::Config`] for more or fewer priorities than indexes, or an index out of range; [`Error::Priority`] for a
@@ -93,31 +93,31 @@ impl PriorityIndex {
         Ok(())
     }
 
-    /// Draws `count` indexes with replacement, one from each of `count` equal parts of the sum of priorities.
+    /// Samples `count` indexes with replacement, one from each of `count` equal parts of the sum of priorities.
     ///
     /// # Errors
     /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
     /// that is negative or not finite; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
-    pub fn draw(&self, count: u32, beta: f64) -> Result<DrawnIndexes> {
+    pub fn sample(&self, count: u32, beta: f64) -> Result<SampledIndexes> {
         check_samples(count)?;
         // Relaxed: each batch needs a number of its own, and nothing else is read by it.
         let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
         let mut index = Vec::with_capacity(count as usize);
         let mut probability = Vec::with_capacity(count as usize);
-        let (mut targets, mut drawn) = (Vec::new(), Vec::new());
+        let (mut targets, mut sampled) = (Vec::new(), Vec::new());
         // More than one round where updates take priorities away meanwhile.
         while index.len() < count as usize {
             strata.fill(count - index.len() as u32, &mut targets);
-            let total = self.tree.draw_batch(&targets, &mut drawn) as f64;
-            if drawn.is_empty() {
+            let total = self.tree.sample_batch(&targets, &mut sampled) as f64;
+            if sampled.is_empty() {
                 return Err(Error::NothingSet {
                     capacity: self.tree.capacity(),
                 });
             }
-            index.extend(drawn.iter().map(|leaf| i64::from(leaf.slot)));
+            index.extend(sampled.iter().map(|leaf| i64::from(leaf.slot)));
             // A leaf that was raised meanwhile may have more than the total.
             probability.extend(
-                drawn
+                sampled
                     .iter()
                     .map(|leaf| (leaf.units as f64 / total).min(1.0)),
             );
@@ -128,7 +128,7 @@ impl PriorityIndex {
             beta,
             Normalization::Batch,
         )?;
-        Ok(DrawnIndexes {
+        Ok(SampledIndexes {
             index,
             probability,
             weight,

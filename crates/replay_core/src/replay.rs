@@ -96,7 +96,7 @@ pub struct Push {
 pub struct SampleRequest {
     /// The table.
     pub table: String,
-    /// Items to draw.
+    /// Items to sample.
     pub count: u32,
     /// Rows wanted before each anchor.
     pub before: u16,
@@ -109,7 +109,7 @@ pub struct SampleRequest {
 }
 
 impl SampleRequest {
-    /// A draw of `count` whole items, with the rows that `view` needs.
+    /// A sample of `count` whole items, with the rows that `view` needs.
     pub fn new(table: impl Into<String>, count: u32, view: &ViewSpec) -> Self {
         SampleRequest {
             table: table.into(),
@@ -127,11 +127,11 @@ impl SampleRequest {
 pub struct SampledItem {
     /// Its key, which names one item of one table of one memory, and nothing anywhere else.
     pub key: u64,
-    /// Its probability at the instant of the draw.
+    /// Its probability at the instant of sampling.
     pub probability: f64,
     /// Steps inserted into the table since the item was.
     pub age: u32,
-    /// Draws of it so far, this one included.
+    /// Samples of it so far, this one included.
     pub times_sampled: u32,
     /// Rows before the anchor in the reply: as many as wanted, fewer at an episode's start.
     pub before: u16,
@@ -141,9 +141,9 @@ pub struct SampledItem {
 
 /// A sampled batch, still packed: rows are copied, blobs are slices of stored chunks.
 pub struct Sampled {
-    /// The items, in the order of the draw.
+    /// The items, in the order of the sample.
     pub items: Vec<SampledItem>,
-    /// Live items with mass at the instant of the draw.
+    /// Live items with mass at the instant of sampling.
     pub live_items: u64,
     /// The smallest probability in the table, when it was asked for.
     pub min_probability: Option<f64>,
@@ -152,13 +152,13 @@ pub struct Sampled {
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
     /// straddle two segments. In process they are slices of the chunks as they were received.
     pub blobs: Vec<Bytes>,
-    /// Gives the draws back, to the rate limiter and to items with `max_times_sampled`, unless they were delivered.
+    /// Gives the samples back, to the rate limiter and to items with `max_times_sampled`, unless they were delivered.
     pub credit: Option<Box<dyn SampleCredit>>,
 }
 
-/// Draws taken from the rate limiter and from items with `max_times_sampled`. Dropped undelivered, they are given back.
+/// Samples taken from the rate limiter and from items with `max_times_sampled`. Dropped undelivered, they are given back.
 pub trait SampleCredit: Send + Sync {
-    /// The batch reached its reader: the draws count, and items end with their last one.
+    /// The batch reached its reader: the samples count, and items end with their last one.
     fn delivered(self: Box<Self>);
 }
 
@@ -167,7 +167,7 @@ pub trait SampleCredit: Send + Sync {
 pub struct UpdateReceipt {
     /// Keys whose priority is now the new one.
     pub applied: u32,
-    /// Keys that name no item of the table: those of items that are gone, of other tables, of other memories. Counted and
+    /// Keys that name no item of the table: the item is gone, or the key is another table's or memory's. Counted and
     /// ignored.
     pub stale: u32,
 }
@@ -230,9 +230,9 @@ pub trait Replay: Send + Sync {
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
     /// Opens a writer and the channel for its pushes.
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>>;
-    /// Draws once.
+    /// Samples once.
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
-    /// Draws again and again with `in_flight` requests under way (at least 1).
+    /// Samples again and again with `in_flight` requests under way (at least 1).
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
     /// Sets priorities (before the exponent). The last value of a repeated key counts.
     fn update_priorities(

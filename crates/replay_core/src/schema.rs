@@ -112,7 +112,7 @@ impl Column {
     }
 }
 
-/// How items are chosen. `Fifo` and what follows draw one item again and again, until it has been drawn
+/// How items are chosen. `Fifo` and what follows sample one item again and again, until it has been sampled
 /// `max_times_sampled` times or, without that, until another one ranks first; its probability is 1. Among equal
 /// priorities the item that was inserted or updated the longest ago is first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -166,7 +166,7 @@ pub struct TableConfig {
     /// How items are chosen.
     #[serde(default)]
     pub sampler: Sampler,
-    /// Exponent on priorities (alpha in Schaul et al., 2016), applied once, here. 0 draws
+    /// Exponent on priorities (alpha in Schaul et al., 2016), applied once, here. 0 samples
     /// every live item with the same probability.
     #[serde(default = "default_priority_exponent")]
     pub priority_exponent: f64,
@@ -326,7 +326,7 @@ impl TableConfig {
         Self::check_priorities(self.priority_exponent, self.priority_unit_log2).or_else(refuse)?;
         if self.sampler == Sampler::Fifo && self.max_times_sampled == 0 {
             return refuse(
-                "the fifo sampler needs max_times_sampled of at least 1: else every draw is the oldest item".into(),
+                "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into(),
             );
         }
         if self.min_size == 0 || self.min_size > self.capacity {
@@ -344,7 +344,7 @@ impl TableConfig {
         if self.max_times_sampled > 0 && self.samples_per_insert > f64::from(self.max_times_sampled)
         {
             return refuse(format!(
-                "samples_per_insert {} is more than max_times_sampled {}: no item is drawn that often, and writers would \
+                "samples_per_insert {} is more than max_times_sampled {}: no item is sampled that often, and writers would \
                  wait for ever; lower the one or raise the other",
                 self.samples_per_insert, self.max_times_sampled
             ));
@@ -354,7 +354,7 @@ impl TableConfig {
         }
         if self.samples_per_insert > 0.0 && self.slack < self.samples_per_insert.max(1.0) {
             return refuse(format!(
-                "slack {} is too small for samples_per_insert {}: at least {} so that one insert and one draw fit",
+                "slack {} is too small for samples_per_insert {}: at least {} so that one insert and one sample fit",
                 self.slack,
                 self.samples_per_insert,
                 self.samples_per_insert.max(1.0)
@@ -369,7 +369,7 @@ impl TableConfig {
     }
 
     /// Checks that a whole window of `before` steps, the anchor and `after` steps can be held, where `streams` streams get
-    /// their steps together: those of the other streams arrive between two of a window.
+    /// their steps together: between two steps of a window, one step of every other stream arrives.
     ///
     /// # Errors
     /// [`Error::Config`] with the numbers.
@@ -381,7 +381,7 @@ impl TableConfig {
         }
         let among = match streams {
             1 => String::new(),
-            _ => format!(", {needed} with those of {streams} streams between them"),
+            _ => format!(", and {needed} steps of {streams} streams arrive until it is whole"),
         };
         Err(Error::Config(format!(
             "a window has {window} steps ({before} before the anchor, {after} after it){among}, and table {:?} holds {}: \

@@ -46,7 +46,7 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 }
 
 /// Puts the tables of a snapshot back: into tables of these names that are empty, or into new ones. Capacity, limits
-/// and rate limiter stay as the table has them; if it is smaller, only the newest steps are kept. Priorities, draws of
+/// and rate limiter stay as the table has them; if it is smaller, only the newest steps are kept. Priorities, samples of
 /// each item, the limiter's counts and the statistics continue. Keys from before name nothing.
 ///
 /// # Errors

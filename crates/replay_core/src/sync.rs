@@ -109,18 +109,18 @@ pub mod fault {
         RelaxedPublication,
         /// The sum tree stores a new priority without compare-and-exchange.
         BlindUpdate,
-        /// A draw from the sum tree returns the root's first sum, 0, after a restart has drawn a leaf.
+        /// A sample from the sum tree returns the root's first sum, 0, after a restart has sampled a leaf.
         StaleTotal,
         /// The slab checks a slot and counts the pin in two steps instead of one.
         LateCount,
         /// A table writes an item's metadata without ordering it after the end of the slot's last item.
         UnorderedMetadata,
-        /// A draw uses its pinned chunks without checking that the drawn item still exists.
+        /// A sample uses its pinned chunks without checking that the sampled item still exists.
         UnconfirmedPin,
-        /// A draw is counted for the slot's current item, which may be another one.
+        /// A sample is counted for the slot's current item, which may be another one.
         ForeignClaim,
-        /// A table counts a new item's draws as available without a release ordering after its activation.
-        EarlyDraws,
+        /// A table counts a new item's samples as available without a release ordering after its activation.
+        EarlySamples,
         /// A table checks for batches of claims only before it reads the number of items with mass, and not after.
         OneLook,
         /// The order of insertion publishes its new end without a release ordering.
@@ -133,9 +133,9 @@ pub mod fault {
         EarlyEnd,
         /// The rate limiter does not count pushes that have ended.
         ForgottenEnd,
-        /// The rate limiter admits a draw by counts of two epochs.
+        /// The rate limiter admits a sample by counts of two epochs.
         MixedEpochs,
-        /// The rate limiter takes back a draw of an earlier epoch.
+        /// The rate limiter takes back a sample of an earlier epoch.
         ForeignCredit,
     }
 

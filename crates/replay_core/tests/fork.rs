@@ -1,4 +1,4 @@
-//! Forked processes draw numbers of their own. Alone in its process: a fork copies only the thread that calls it.
+//! Forked processes sample numbers of their own. Alone in its process: a fork copies only the thread that calls it.
 
 use std::io::{Read, Write};
 

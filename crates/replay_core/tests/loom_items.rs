@@ -1,4 +1,4 @@
-//! The items of a table under loom: draw, pin and check against the end and the reuse of a slot.
+//! The items of a table under loom: sample, pin and check against the end and the reuse of a slot.
 //! `cargo test -p replay_core --features loom --test loom_items`.
 //!
 //! Each property is checked as it is, and again with every fault put in that has to break it.
@@ -72,11 +72,11 @@ impl Memory {
         inserted.is_some()
     }
 
-    /// Draws once, in the order of steps of `table/sample.rs`. What is taken is all of the drawn item.
+    /// Samples once, in the order of steps of `table/sample.rs`. What is taken is all of the sampled item.
     fn take(&self) -> Option<(ItemKey, Claim)> {
-        let mut drawn = Vec::new();
-        self.items.tree.draw_batch(&[0.0], &mut drawn);
-        let leaf = drawn.pop()?;
+        let mut sampled = Vec::new();
+        self.items.tree.sample_batch(&[0.0], &mut sampled);
+        let leaf = sampled.pop()?;
         let key = ItemKey {
             slot: leaf.slot,
             generation: leaf.generation,
@@ -101,8 +101,8 @@ fn spawn<R: 'static>(
     thread::spawn(move || run(&memory))
 }
 
-/// An item is evicted, a newcomer takes its slot, and then its chunk goes, while a reader draws.
-fn a_slot_is_reused_under_a_draw() {
+/// An item is evicted, a newcomer takes its slot, and then its chunk goes, while a reader samples.
+fn a_slot_is_reused_under_a_sample() {
     model(|| {
         let memory = Memory::with_the_old_item(0);
         let evictor = spawn(&memory, |memory| {
@@ -114,45 +114,45 @@ fn a_slot_is_reused_under_a_draw() {
         evictor.join().unwrap();
         let earlier = u32::from(reader.join().unwrap() == Some(NEW));
         let (_, claim) = memory.take().expect("the newcomer is live");
-        assert_eq!(claim.times_sampled, earlier + 1, "draws of another item");
+        assert_eq!(claim.times_sampled, earlier + 1, "samples of another item");
     });
 }
 
 #[test]
-fn what_a_draw_takes_is_all_of_the_drawn_item() {
-    a_slot_is_reused_under_a_draw();
+fn what_a_sample_takes_is_all_of_the_sampled_item() {
+    a_slot_is_reused_under_a_sample();
 }
 
 #[test]
 #[should_panic = "of another item"]
 fn metadata_in_no_order_are_found() {
     inject(Fault::UnorderedMetadata);
-    a_slot_is_reused_under_a_draw();
+    a_slot_is_reused_under_a_sample();
 }
 
 #[test]
 #[should_panic = "of another item"]
 fn a_pin_without_the_check_after_it_is_found() {
     inject(Fault::UnconfirmedPin);
-    a_slot_is_reused_under_a_draw();
+    a_slot_is_reused_under_a_sample();
 }
 
 #[test]
 #[should_panic = "of another item"]
 fn a_relaxed_publication_is_found() {
     inject(Fault::RelaxedPublication);
-    a_slot_is_reused_under_a_draw();
+    a_slot_is_reused_under_a_sample();
 }
 
 #[test]
-#[should_panic = "draws of another item"]
+#[should_panic = "samples of another item"]
 fn a_claim_that_counts_for_the_newcomer_is_found() {
     inject(Fault::ForeignClaim);
-    a_slot_is_reused_under_a_draw();
+    a_slot_is_reused_under_a_sample();
 }
 
-/// The reader that takes an item's last draw ends it, and hands its slot to a writer in another thread.
-fn the_last_draw_frees_the_slot() {
+/// The reader that takes an item's last sample ends it, and hands its slot to a writer in another thread.
+fn the_last_sample_frees_the_slot() {
     model(|| {
         let memory = Memory::with_the_old_item(1);
         let writer = spawn(&memory, |memory| memory.insert(NEW));
@@ -167,7 +167,7 @@ fn the_last_draw_frees_the_slot() {
         let inserted = writer.join().unwrap();
         let taken = readers.map(|reader| reader.join().unwrap());
         assert!(taken.contains(&Some(OLD)));
-        assert_ne!(taken[0], taken[1], "an item was drawn twice");
+        assert_ne!(taken[0], taken[1], "an item was sampled twice");
         let left = u64::from(inserted && !taken.contains(&Some(NEW)));
         assert_eq!(memory.items.live(), left);
         assert_eq!(memory.take().is_some(), left == 1);
@@ -175,18 +175,18 @@ fn the_last_draw_frees_the_slot() {
 }
 
 #[test]
-fn a_slot_is_handed_on_by_its_last_draw() {
-    the_last_draw_frees_the_slot();
+fn a_slot_is_handed_on_by_its_last_sample() {
+    the_last_sample_frees_the_slot();
 }
 
-/// Who has set a draw aside finds the mass that it is of.
-fn a_reserved_draw_has_its_mass() {
+/// Who has set a sample aside finds the mass that it is of.
+fn a_reserved_sample_has_its_mass() {
     model(|| {
         let memory = Arc::new(Memory::new(1));
         let writer = spawn(&memory, |memory| assert!(memory.insert(OLD)));
         let reader = spawn(&memory, |memory| {
-            if memory.items.reserve_draws(1, false).is_ok() {
-                assert!(memory.take().is_some(), "a draw without mass");
+            if memory.items.reserve_samples(1, false).is_ok() {
+                assert!(memory.take().is_some(), "a sample without mass");
             }
         });
         writer.join().unwrap();
@@ -195,18 +195,18 @@ fn a_reserved_draw_has_its_mass() {
 }
 
 #[test]
-fn mass_is_seen_by_who_reserves_a_draw() {
-    a_reserved_draw_has_its_mass();
+fn mass_is_seen_by_who_reserves_a_sample() {
+    a_reserved_sample_has_its_mass();
 }
 
 #[test]
-#[should_panic = "a draw without mass"]
-fn draws_that_come_before_their_mass_are_found() {
-    inject(Fault::EarlyDraws);
-    a_reserved_draw_has_its_mass();
+#[should_panic = "a sample without mass"]
+fn samples_that_come_before_their_mass_are_found() {
+    inject(Fault::EarlySamples);
+    a_reserved_sample_has_its_mass();
 }
 
-/// A batch takes an item's last draw, with its mass, and gives it back.
+/// A batch takes an item's last sample, with its mass, and gives it back.
 fn a_batch_is_undone() {
     model(|| {
         let memory = Memory::with_the_old_item(1);

@@ -1,4 +1,4 @@
-//! The rate limiter under loom: pushes at the same time, and draws and credits over a reset.
+//! The rate limiter under loom: pushes at the same time, and samples and credits over a reset.
 //! `cargo test -p replay_core --features loom --test loom_limiter`.
 //!
 //! Each property is checked as it is, and again with a fault put in that has to break it.
@@ -56,26 +56,26 @@ fn pushes_at_the_same_time() {
     });
 }
 
-/// A draw while the table is emptied: its counts are all of before, or all of after.
-fn a_draw_meets_a_reset() {
+/// A sample while the table is emptied: its counts are all of before, or all of after.
+fn a_sample_meets_a_reset() {
     model(|| {
         let limiter = limiter();
         let reset = spawn(&limiter, |limiter| limiter.reset());
-        let draw = spawn(&limiter, |limiter| {
-            let _ = limiter.admit_draw(LIVE, 1, false);
+        let sample = spawn(&limiter, |limiter| {
+            let _ = limiter.admit_sample(LIVE, 1, false);
         });
         reset.join().unwrap();
-        draw.join().unwrap();
-        let (drawn, inserted) = limiter.counts();
-        assert_eq!((drawn, inserted), (0, 0), "a draw of nothing");
+        sample.join().unwrap();
+        let (sampled, inserted) = limiter.counts();
+        assert_eq!((sampled, inserted), (0, 0), "a sample of nothing");
     });
 }
 
-/// A draw that is given back while the table is emptied.
+/// A sample that is given back while the table is emptied.
 fn a_credit_meets_a_reset() {
     model(|| {
         let limiter = limiter();
-        let admitted = limiter.admit_draw(LIVE, 1, false).unwrap();
+        let admitted = limiter.admit_sample(LIVE, 1, false).unwrap();
         let reset = spawn(&limiter, |limiter| limiter.reset());
         let credit = spawn(&limiter, move |limiter| limiter.give_back(admitted));
         reset.join().unwrap();
@@ -104,15 +104,15 @@ fn a_push_that_began_and_ended_unseen_is_found() {
 }
 
 #[test]
-fn a_draw_has_counts_of_one_epoch() {
-    a_draw_meets_a_reset();
+fn a_sample_has_counts_of_one_epoch() {
+    a_sample_meets_a_reset();
 }
 
 #[test]
-#[should_panic = "a draw of nothing"]
+#[should_panic = "a sample of nothing"]
 fn counts_of_two_epochs_are_found() {
     inject(Fault::MixedEpochs);
-    a_draw_meets_a_reset();
+    a_sample_meets_a_reset();
 }
 
 #[test]

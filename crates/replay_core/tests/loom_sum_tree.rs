@@ -46,11 +46,11 @@ fn spawn(tree: &Arc<Tree>, run: impl FnOnce(&Tree) + 'static) -> thread::JoinHan
     thread::spawn(move || run(&tree))
 }
 
-/// Draws once.
-fn draw(tree: &Tree) -> Option<SampledLeaf> {
-    let mut drawn = Vec::new();
-    tree.draw_batch(&[0.6], &mut drawn);
-    drawn.pop()
+/// Samples once.
+fn sample(tree: &Tree) -> Option<SampledLeaf> {
+    let mut sampled = Vec::new();
+    tree.sample_batch(&[0.6], &mut sampled);
+    sampled.pop()
 }
 
 fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
@@ -59,7 +59,7 @@ fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
     }
 }
 
-/// Writers in one node, one of them with a batch that names its item twice, while a sampler draws: a drawn leaf has
+/// Writers in one node, one of them with a batch that names its item twice, while a sampler samples: a sampled leaf has
 /// a priority that some writer gave it, and at rest every sum is the sum of its children.
 fn sums_are_conserved() {
     model(2, || {
@@ -76,7 +76,7 @@ fn sums_are_conserved() {
                 assert_eq!(tree.set_batch(&updates), 2);
             }),
             spawn(&tree, |tree| {
-                let item = draw(tree).expect("there is mass at all times");
+                let item = sample(tree).expect("there is mass at all times");
                 let given: &[u64] = [&[3, 1][..], &[5, 7, 2]][item.slot as usize];
                 assert!(given.contains(&item.units) && item.generation == 1);
             }),
@@ -112,9 +112,9 @@ fn batches_are_conserved() {
     });
 }
 
-/// A sampler that draws a leaf sees what was written before the leaf went live, also when another writer has
+/// A sampler that samples a leaf sees what was written before the leaf went live, also when another writer has
 /// changed the leaf since.
-fn a_drawn_leaf_is_published() {
+fn a_sampled_leaf_is_published() {
     model(2, || {
         let tree = tree_with(&[]);
         let metadata = Arc::new(UnsafeCell::new(0));
@@ -131,7 +131,7 @@ fn a_drawn_leaf_is_published() {
                 tree.set(5, 1, 4);
             }),
             spawn(&tree, move |tree| {
-                if let Some(item) = draw(tree) {
+                if let Some(item) = sample(tree) {
                     assert_eq!(item.slot, 5);
                     // SAFETY: nobody writes after the leaf is live; loom checks it.
                     assert_eq!(metadata.with(|metadata| unsafe { *metadata }), 42);
@@ -178,42 +178,42 @@ fn a_lost_delta_is_found() {
 }
 
 #[test]
-fn metadata_is_seen_by_who_draws_the_leaf() {
-    a_drawn_leaf_is_published();
+fn metadata_is_seen_by_who_samples_the_leaf() {
+    a_sampled_leaf_is_published();
 }
 
 #[test]
 #[should_panic = "Causality violation"]
 fn a_relaxed_publication_is_found() {
     inject(Fault::RelaxedPublication);
-    a_drawn_leaf_is_published();
+    a_sampled_leaf_is_published();
 }
 
-/// A draw begins while the tree has no mass, and a restart finds the first.
-fn mass_arrives_during_a_draw() {
+/// A sample begins while the tree has no mass, and a restart finds the first.
+fn mass_arrives_during_a_sample() {
     model(2, || {
         let tree = tree_with(&[(0, 0)]);
         join([
             spawn(&tree, |tree| assert!(tree.set(0, 1, 5))),
             spawn(&tree, |tree| {
-                let mut drawn = Vec::new();
-                let total = tree.draw_batch(&[0.6], &mut drawn);
-                assert!(drawn.is_empty() || total == 5, "a leaf of no total");
+                let mut sampled = Vec::new();
+                let total = tree.sample_batch(&[0.6], &mut sampled);
+                assert!(sampled.is_empty() || total == 5, "a leaf of no total");
             }),
         ]);
     });
 }
 
 #[test]
-fn a_draw_returns_the_total_of_its_leaves() {
-    mass_arrives_during_a_draw();
+fn a_sample_returns_the_total_of_its_leaves() {
+    mass_arrives_during_a_sample();
 }
 
 #[test]
 #[should_panic = "a leaf of no total"]
 fn a_total_of_before_the_restart_is_found() {
     inject(Fault::StaleTotal);
-    mass_arrives_during_a_draw();
+    mass_arrives_during_a_sample();
 }
 
 #[test]

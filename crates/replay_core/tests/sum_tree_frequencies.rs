@@ -1,4 +1,4 @@
-//! How often leaves are drawn, against the distribution they have to follow.
+//! How often leaves are sampled, against the distribution they have to follow.
 #![cfg(not(feature = "loom"))]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ type Tree = SumTree;
 
 /// Pearson's statistic of counts against expected shares, and the number of cells less one.
 fn chi_square(counts: &[u64], shares: &[f64]) -> (f64, f64) {
-    let draws: u64 = counts.iter().sum();
+    let samples: u64 = counts.iter().sum();
     let total: f64 = shares.iter().sum();
     let statistic = counts.iter().zip(shares).map(|(&count, share)| {
-        let expected = draws as f64 * share / total;
+        let expected = samples as f64 * share / total;
         (count as f64 - expected).powi(2) / expected
     });
     (statistic.sum(), (counts.len() - 1) as f64)
@@ -46,10 +46,13 @@ fn the_test_itself_refuses_a_wrong_distribution() {
     for slot in 0..64 {
         tree.activate(slot, 100);
     }
-    let mut drawn = Vec::new();
-    tree.draw_batch(&targets(&mut StdRng::seed_from_u64(1), 200_000), &mut drawn);
+    let mut sampled = Vec::new();
+    tree.sample_batch(
+        &targets(&mut StdRng::seed_from_u64(1), 200_000),
+        &mut sampled,
+    );
     let mut counts = vec![0; 64];
-    drawn
+    sampled
         .iter()
         .for_each(|item| counts[item.slot as usize] += 1);
     let mut shares = vec![100.0; 64];
@@ -61,7 +64,7 @@ fn the_test_itself_refuses_a_wrong_distribution() {
 }
 
 #[test]
-fn leaves_are_drawn_in_proportion_to_their_units() {
+fn leaves_are_sampled_in_proportion_to_their_units() {
     // One level, a node that is not full, several levels, and five of them with cells of many leaves.
     for capacity in [2, 16, 17, 300, 5_000, 70_000] {
         let mut rng = StdRng::seed_from_u64(capacity.into());
@@ -79,12 +82,12 @@ fn leaves_are_drawn_in_proportion_to_their_units() {
             shares[slot as usize % cells] += units as f64;
         }
         let mut counts = vec![0; cells];
-        let mut drawn = Vec::new();
+        let mut sampled = Vec::new();
         for _ in 0..400 {
-            let total = tree.draw_batch(&targets(&mut rng, 1_000), &mut drawn);
+            let total = tree.sample_batch(&targets(&mut rng, 1_000), &mut sampled);
             assert_eq!(total as f64, shares.iter().sum::<f64>());
-            for item in &drawn {
-                assert_ne!(item.slot % 7, 3, "a leaf without units was drawn");
+            for item in &sampled {
+                assert_ne!(item.slot % 7, 3, "a leaf without units was sampled");
                 counts[item.slot as usize % cells] += 1;
             }
         }
@@ -98,7 +101,7 @@ fn leaves_are_drawn_in_proportion_to_their_units() {
 }
 
 #[test]
-fn leaves_that_stay_are_drawn_in_proportion_while_their_neighbours_change() {
+fn leaves_that_stay_are_sampled_in_proportion_while_their_neighbours_change() {
     // Small enough for most descents to meet a change.
     const LEAVES: u32 = 512;
     // The first and the last leaf of each node stay; those between them change all the time.
@@ -139,11 +142,11 @@ fn leaves_that_stay_are_drawn_in_proportion_while_their_neighbours_change() {
             });
         }
         let mut rng = StdRng::seed_from_u64(7);
-        let mut drawn = Vec::new();
+        let mut sampled = Vec::new();
         for _ in 0..2_000 {
-            tree.draw_batch(&targets(&mut rng, 256), &mut drawn);
-            assert_eq!(drawn.len(), 256);
-            for item in drawn.iter().filter(|item| stays(item.slot)) {
+            tree.sample_batch(&targets(&mut rng, 256), &mut sampled);
+            assert_eq!(sampled.len(), 256);
+            for item in sampled.iter().filter(|item| stays(item.slot)) {
                 assert_eq!(item.units, units(item.slot));
                 counts[cell(item.slot)] += 1;
             }
@@ -155,7 +158,7 @@ fn leaves_that_stay_are_drawn_in_proportion_while_their_neighbours_change() {
 }
 
 #[test]
-fn the_ends_of_the_range_draw_the_first_and_the_last_leaf_with_mass() {
+fn the_ends_of_the_range_sample_the_first_and_the_last_leaf_with_mass() {
     let below_one = 1.0 - f64::EPSILON / 2.0;
     for capacity in [1, 16, 100, 5_000] {
         let tree = Tree::new(capacity, 0);
@@ -163,35 +166,35 @@ fn the_ends_of_the_range_draw_the_first_and_the_last_leaf_with_mass() {
             let inside = slot > 0 && slot + 1 < capacity;
             tree.activate(slot, if inside || capacity == 1 { 1 } else { 0 });
         }
-        let mut drawn = Vec::new();
+        let mut sampled = Vec::new();
         // What lies outside [0, 1) ends at the nearest leaf.
         let outside = [-1.0, f64::NAN, 1.0, f64::INFINITY];
         let targets = [&[0.0, below_one][..], &outside].concat();
-        tree.draw_batch(&targets, &mut drawn);
+        tree.sample_batch(&targets, &mut sampled);
         let first = u32::from(capacity > 1);
         let last = capacity.saturating_sub(2);
-        let slots: Vec<_> = drawn.iter().map(|item| item.slot).collect();
+        let slots: Vec<_> = sampled.iter().map(|item| item.slot).collect();
         assert_eq!(slots, [first, last, first, first, last, last]);
     }
 }
 
 #[test]
-fn nothing_is_drawn_without_mass() {
+fn nothing_is_sampled_without_mass() {
     let tree = Tree::new(1_000, 0);
-    let mut drawn = vec![SampledLeaf {
+    let mut sampled = vec![SampledLeaf {
         slot: 1,
         generation: 1,
         units: 1,
     }];
-    assert_eq!(tree.draw_batch(&[0.5; 10], &mut drawn), 0);
-    assert!(drawn.is_empty());
+    assert_eq!(tree.sample_batch(&[0.5; 10], &mut sampled), 0);
+    assert!(sampled.is_empty());
     let generation = tree.activate(3, 0);
-    assert_eq!(tree.draw_batch(&[0.5; 10], &mut drawn), 0);
-    assert!(drawn.is_empty());
+    assert_eq!(tree.sample_batch(&[0.5; 10], &mut sampled), 0);
+    assert!(sampled.is_empty());
     assert!(tree.set(3, generation, 2));
-    assert_eq!(tree.draw_batch(&[0.5; 10], &mut drawn), 2);
-    assert!(drawn.len() == 10 && drawn.iter().all(|item| item.slot == 3));
+    assert_eq!(tree.sample_batch(&[0.5; 10], &mut sampled), 2);
+    assert!(sampled.len() == 10 && sampled.iter().all(|item| item.slot == 3));
     assert!(tree.kill(3, generation));
-    assert_eq!(tree.draw_batch(&[0.5; 10], &mut drawn), 0);
-    assert!(drawn.is_empty());
+    assert_eq!(tree.sample_batch(&[0.5; 10], &mut sampled), 0);
+    assert!(sampled.is_empty());
 }

@@ -67,7 +67,7 @@ impl Naive {
     }
 
     /// The first leaf whose running sum passes the position that a target stands for.
-    fn draw(&self, target: f64) -> SampledLeaf {
+    fn sample(&self, target: f64) -> SampledLeaf {
         let mut position = (target * self.total() as f64) as u64;
         position = position.min(self.total() - 1);
         for (slot, &(generation, units)) in (0..).zip(&self.0) {
@@ -91,7 +91,7 @@ fn agree<const FANOUT: usize>(
 ) -> Result<(), TestCaseError> {
     let tree = SumTree::<FANOUT>::new(capacity, 0);
     let mut naive = Naive(vec![(0, 0); capacity as usize]);
-    let mut drawn = Vec::new();
+    let mut sampled = Vec::new();
     for step in steps {
         match step {
             &Step::Activate(slot, units) => {
@@ -135,12 +135,12 @@ fn agree<const FANOUT: usize>(
         let positive = || naive.0.iter().map(|leaf| leaf.1).filter(|&units| units > 0);
         prop_assert_eq!(tree.live_with_mass(), positive().count() as u64);
         prop_assert_eq!(tree.min_positive(), positive().min());
-        prop_assert_eq!(tree.draw_batch(targets, &mut drawn), naive.total());
+        prop_assert_eq!(tree.sample_batch(targets, &mut sampled), naive.total());
         if naive.total() == 0 {
-            prop_assert!(drawn.is_empty());
+            prop_assert!(sampled.is_empty());
         } else {
-            let expected: Vec<_> = targets.iter().map(|&target| naive.draw(target)).collect();
-            prop_assert_eq!(&drawn, &expected);
+            let expected: Vec<_> = targets.iter().map(|&target| naive.sample(target)).collect();
+            prop_assert_eq!(&sampled, &expected);
         }
     }
     for (slot, &(generation, units)) in (0..).zip(&naive.0) {
@@ -237,13 +237,13 @@ fn the_largest_tree_holds_the_largest_priorities() {
         tree.activate(slot, SumTree::<16>::MAX_UNITS);
     }
     assert_eq!(tree.total(), SumTree::<16>::MAX_UNITS << 24);
-    let mut drawn = Vec::new();
-    tree.draw_batch(&[0.0, 0.5, 1.0], &mut drawn);
-    let slots: Vec<_> = drawn.iter().map(|item| item.slot).collect();
+    let mut sampled = Vec::new();
+    tree.sample_batch(&[0.0, 0.5, 1.0], &mut sampled);
+    let slots: Vec<_> = sampled.iter().map(|item| item.slot).collect();
     assert_eq!(slots, [0, 1 << 23, (1 << 24) - 1]);
 }
 
-/// Threads that insert, update, evict and draw at once: nothing is lost and nothing is counted twice.
+/// Threads that insert, update, evict and sample at once: nothing is lost and nothing is counted twice.
 #[test]
 fn mass_is_conserved_when_threads_are_done() {
     const SLOTS: u32 = 300;
@@ -298,13 +298,13 @@ fn mass_is_conserved_when_threads_are_done() {
                 })
             })
             .collect();
-        let mut drawn = Vec::new();
+        let mut sampled = Vec::new();
         let mut numbers = Numbers(99);
         while writers.iter().any(|writer| !writer.is_finished()) {
             let targets: Vec<_> = (0..70).map(|_| numbers.unit()).collect();
-            tree.draw_batch(&targets, &mut drawn);
+            tree.sample_batch(&targets, &mut sampled);
             assert!(
-                drawn
+                sampled
                     .iter()
                     .all(|item| item.units > 0 && item.generation % 2 == 1)
             );

@@ -306,10 +306,10 @@ impl Service {
         let bytes = row_bytes(&table, request);
         if bytes > self.max_frame_bytes {
             return Err(Error::TooLarge {
-                what: "a drawn batch, in bytes of rows alone,",
+                what: "a sampled batch, in bytes of rows alone,",
                 size: bytes,
                 limit: self.max_frame_bytes,
-                advice: "draw fewer items at a time, or start the server with a larger --max-frame-bytes",
+                advice: "sample fewer items at a time, or start the server with a larger --max-frame-bytes",
             });
         }
         table.try_sample(request, last, turn)

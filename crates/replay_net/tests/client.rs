@@ -37,7 +37,7 @@ pub fn exercise(replay: &Client) {
     }
     pushes.flush(wait).unwrap();
 
-    let sampled = replay.sample(&draw("steps", 64), wait).unwrap();
+    let sampled = replay.sample(&sample_request("steps", 64), wait).unwrap();
     assert_eq!(numbers(&sampled).len(), 64);
     assert_eq!(sampled.live_items, 100);
     let mut keys: Vec<u64> = sampled.items.iter().map(|item| item.key).collect();
@@ -101,10 +101,16 @@ pub fn exercise(replay: &Client) {
     assert_eq!(error.code(), ErrorCode::Closed, "{error}");
 
     replay.empty_table("steps", wait).unwrap();
-    let error = replay.sample(&draw("steps", 1), &one_try()).err().unwrap();
+    let error = replay
+        .sample(&sample_request("steps", 1), &one_try())
+        .err()
+        .unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     replay.drop_table("steps", wait).unwrap();
-    let error = replay.sample(&draw("steps", 1), wait).err().unwrap();
+    let error = replay
+        .sample(&sample_request("steps", 1), wait)
+        .err()
+        .unwrap();
     assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");
 }
 
@@ -280,12 +286,12 @@ fn connected() -> (replay_net::server::RunningServer, Client) {
 }
 
 #[test]
-fn a_deadline_ends_a_draw_and_says_what_is_missing() {
+fn a_deadline_ends_a_sample_and_says_what_is_missing() {
     let (_server, client) = connected();
     for patience in [0, 30] {
         let deadline = Instant::now() + Duration::from_millis(patience);
-        let drawn = client.sample(&draw("steps", 3), &Wait::until(Some(deadline)));
-        let error = drawn.err().unwrap();
+        let sampled = client.sample(&sample_request("steps", 3), &Wait::until(Some(deadline)));
+        let error = sampled.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Deadline);
         assert!(
             matches!(error, Error::Remote { .. }),
@@ -306,7 +312,7 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     let client = connect(&proxy.address, options).unwrap();
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     pushes.push(steps(0, 5), &soon()).unwrap();
-    let mut batches = client.sampler(draw("steps", 5), 1).unwrap();
+    let mut batches = client.sampler(sample_request("steps", 5), 1).unwrap();
     batches.next(&soon()).unwrap();
     proxy.hang();
     pushes.push(steps(5, 5), &soon()).unwrap();
@@ -335,39 +341,42 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
         deadline: None,
         interrupted: &interrupted,
     };
-    let error = client.sample(&draw("steps", 1), &wait).err().unwrap();
+    let error = client
+        .sample(&sample_request("steps", 1), &wait)
+        .err()
+        .unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     let now = Wait {
         deadline: None,
         interrupted: &|| true,
     };
-    let mut batches = client.sampler(draw("steps", 1), 2).unwrap();
+    let mut batches = client.sampler(sample_request("steps", 1), 2).unwrap();
     let error = batches.next(&now).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     client.stats(&soon()).unwrap();
 }
 
 #[test]
-fn a_blocked_draw_goes_on_when_steps_arrive() {
+fn a_blocked_sample_goes_on_when_steps_arrive() {
     let (_server, client) = connected();
     std::thread::scope(|scope| {
-        let draw = scope.spawn(|| client.sample(&draw("steps", 5), &soon()));
+        let sample = scope.spawn(|| client.sample(&sample_request("steps", 5), &soon()));
         let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
         pushes.push(steps(0, 5), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
-        let sampled = draw.join().unwrap().unwrap();
+        let sampled = sample.join().unwrap().unwrap();
         assert_eq!(numbers(&sampled), [0, 1, 2, 3, 4]);
     });
 }
 
 #[test]
-fn a_sampler_draws_everything_once_and_in_order() {
+fn a_sampler_samples_everything_once_and_in_order() {
     let (_server, client) = connected();
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     pushes.push(steps(0, 100), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
-    let mut batches = client.sampler(draw("steps", 10), 3).unwrap();
+    let mut batches = client.sampler(sample_request("steps", 10), 3).unwrap();
     let mut seen = Vec::new();
     for _ in 0..10 {
         seen.extend(numbers(&batches.next(&soon()).unwrap()));
@@ -388,9 +397,9 @@ fn a_sampler_draws_everything_once_and_in_order() {
 }
 
 #[test]
-fn a_sampler_passes_on_what_is_wrong_with_its_draw() {
+fn a_sampler_passes_on_what_is_wrong_with_its_sample() {
     let (_server, client) = connected();
-    let mut batches = client.sampler(draw("nowhere", 10), 2).unwrap();
+    let mut batches = client.sampler(sample_request("nowhere", 10), 2).unwrap();
     for _ in 0..3 {
         let error = batches.next(&soon()).err().unwrap();
         assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");

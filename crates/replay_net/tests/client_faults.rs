@@ -93,7 +93,7 @@ fn a_sampler_asks_again_over_a_new_connection() {
     pushes.close(&soon()).unwrap();
     let proxy = Proxy::start(port(&server), vec![usize::MAX, 2000, 3000]);
     let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
-    let mut batches = through.sampler(draw("steps", 10), 3).unwrap();
+    let mut batches = through.sampler(sample_request("steps", 10), 3).unwrap();
     for _ in 0..30 {
         assert_eq!(numbers(&batches.next(&soon()).unwrap()).len(), 10);
     }
@@ -202,13 +202,15 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
 
-    // What was taken arrives, in order and once, as draws make room for it.
+    // What was taken arrives, in order and once, as samples make room for it.
     std::thread::scope(|scope| {
         let flushed = scope.spawn(|| pushes.flush(&soon()));
         let mut seen = Vec::new();
         while (seen.len() as u64) < taken {
             seen.extend(numbers(
-                &client.sample(&draw("limited", 5), &soon()).unwrap(),
+                &client
+                    .sample(&sample_request("limited", 5), &soon())
+                    .unwrap(),
             ));
         }
         flushed.join().unwrap().unwrap();
@@ -259,8 +261,8 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
         pushes.push(steps(0, ITEMS), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
     };
-    // Items of the same mass, as many as are drawn: one from each stratum.
-    let all = draw("replay", ITEMS);
+    // Items of the same mass, as many as are sampled: one from each stratum.
+    let all = sample_request("replay", ITEMS);
     fill();
     let old = keys(&client.sample(&all, &soon()).unwrap());
     drop(server);
@@ -376,14 +378,14 @@ fn a_sampler_with_short_deadlines_waits_for_its_server() {
     let restartable = RestartableServer::new();
     let server = restartable.serve();
     let client = client(&server);
-    // As many as one draw takes: the next one cannot be answered before the server is gone.
+    // As many as one sample takes: the next one cannot be answered before the server is gone.
     let fill = |id| {
         let mut pushes = client.open_writer(writer("steps", id), &soon()).unwrap();
         pushes.push(steps(0, 4), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
     };
     fill(1);
-    let mut batches = client.sampler(draw("steps", 4), 1).unwrap();
+    let mut batches = client.sampler(sample_request("steps", 4), 1).unwrap();
     batches.next(&soon()).unwrap();
     drop(server);
     for _ in 0..3 {
@@ -403,25 +405,25 @@ fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
         ..Default::default()
     };
     let client = connect(&server.addresses()[0], options).unwrap();
-    let mut batches = client.sampler(draw("steps", 1), 1).unwrap();
+    let mut batches = client.sampler(sample_request("steps", 1), 1).unwrap();
     drop(server);
     let error = batches.next(&one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
 }
 
 #[test]
-fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
+fn a_sample_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
     let restartable = RestartableServer::new();
     let server = restartable.serve();
     let client = client(&server);
     std::thread::scope(|scope| {
-        let drawn = scope.spawn(|| {
-            let mut batches = client.sampler(draw("steps", 4), 2).unwrap();
+        let sampled = scope.spawn(|| {
+            let mut batches = client.sampler(sample_request("steps", 4), 2).unwrap();
             numbers(&batches.next(&soon()).unwrap())
         });
         let stats = || server.server().service().stats();
-        until("a draw waits", || {
-            stats()["tables"]["steps"]["blocked_draws"] != 0
+        until("a sample waits", || {
+            stats()["tables"]["steps"]["blocked_samples"] != 0
         });
         server.shut_down();
         server.wait().unwrap();
@@ -431,6 +433,6 @@ fn a_draw_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one() {
         let mut pushes = filling.open_writer(writer("steps", 1), &soon()).unwrap();
         pushes.push(steps(0, 10), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
-        assert_eq!(drawn.join().unwrap(), [0, 1, 2, 3]);
+        assert_eq!(sampled.join().unwrap(), [0, 1, 2, 3]);
     });
 }

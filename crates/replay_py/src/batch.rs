@@ -1,4 +1,4 @@
-//! `Batch`: the arrays of one draw, as NumPy views on the core's buffers.
+//! `Batch`: the arrays of one sample, as NumPy views on the core's buffers.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -72,7 +72,7 @@ attributes! { PyBatch, |batch, py|
     next_observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "next_observation");
     /// Importance weight.
     weight: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "weight");
-    /// Probability of the item at the instant of the draw.
+    /// Probability of the item at the instant of sampling.
     probability: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probability");
     /// Names the items for `Replay.update_priorities`.
     key: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "key");

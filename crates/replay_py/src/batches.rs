@@ -1,4 +1,4 @@
-//! `Batches`: an iterator of draws, with a background thread that decodes ahead of the reader.
+//! `Batches`: an iterator of samples, with a background thread that decodes ahead of the reader.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -14,7 +14,7 @@ use replay_core::replay::{SampleChannel, Wait};
 
 use crate::batch::PyBatch;
 use crate::class::context_manager;
-use crate::draw::{DecodedSample, Draw};
+use crate::decoded_sample::{DecodedSample, DecodedSampler};
 use crate::process_local::{Closing, ProcessLocal};
 use crate::turns::{Turns, lock};
 use crate::{error, wait};
@@ -64,21 +64,21 @@ impl Beta {
 
 /// Source of the batches.
 enum Source {
-    /// Draws and decodes in the call of the reader.
+    /// Samples and decodes in the call of the reader.
     Direct(Turns<Direct>),
     /// A background thread.
     Ahead(Turns<Ahead>),
 }
 
 struct Direct {
-    draw: Draw,
+    sampler: DecodedSampler,
     channel: Box<dyn SampleChannel>,
 }
 
 impl PyBatches {
     pub fn new(
         py: Python<'_>,
-        draw: Draw,
+        sampler: DecodedSampler,
         beta: Beta,
         prefetch: usize,
         timeout: Option<f64>,
@@ -89,12 +89,12 @@ impl PyBatches {
         let first_beta = beta.now(py)?;
         let start = || -> Result<Source> {
             let in_flight = IN_FLIGHT.min(prefetch).max(1);
-            let channel = draw.replay.sampler(draw.request.clone(), in_flight)?;
+            let channel = sampler.replay.sampler(sampler.request.clone(), in_flight)?;
             if prefetch == 0 {
-                let direct = Direct { draw, channel };
+                let direct = Direct { sampler, channel };
                 return Ok(Source::Direct(Turns::new(WHAT, direct)));
             }
-            let ahead = Ahead::start(draw, channel, prefetch, first_beta)?;
+            let ahead = Ahead::start(sampler, channel, prefetch, first_beta)?;
             Ok(Source::Ahead(Turns::new(WHAT, ahead)))
         };
         let source = wait::unlocked(py, start)?;
@@ -120,16 +120,16 @@ impl PyBatches {
         let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
                 let mut turn = direct.take(wait)?;
-                let Direct { draw, channel } = &mut *turn;
-                draw.next(wait, || beta, |wait| channel.next(wait))
+                let Direct { sampler, channel } = &mut *turn;
+                sampler.next(wait, || beta, |wait| channel.next(wait))
             }
             Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
         };
-        let drawn = self.source.call(py, self.timeout, next)?;
-        PyBatch::new(py, drawn.delivered()).map(Some)
+        let sampled = self.source.call(py, self.timeout, next)?;
+        PyBatch::new(py, sampled.delivered()).map(Some)
     }
 
-    /// Stops drawing ahead, ends a blocked `next` of another thread, and waits for the background thread.
+    /// Stops sampling ahead, ends a blocked `next` of another thread, and waits for the background thread.
     ///
     /// In process, undelivered batches do not count for the rate limiter: a dropped `DecodedSample` returns its credit. A server
     /// counts a batch when it is sent, so there they do count.
@@ -157,13 +157,13 @@ struct DecoderState {
     stop: AtomicBool,
     /// Bits of the float64 exponent for the next decoded batch.
     beta: AtomicU64,
-    /// What the last draw without a batch was waiting for.
+    /// What the last sample without a batch was waiting for.
     waited_for: Mutex<String>,
 }
 
 impl Ahead {
     fn start(
-        draw: Draw,
+        sampler: DecodedSampler,
         channel: Box<dyn SampleChannel>,
         prefetch: usize,
         beta: f64,
@@ -172,12 +172,12 @@ impl Ahead {
         let shared = Arc::new(DecoderState {
             stop: AtomicBool::new(false),
             beta: AtomicU64::new(beta.to_bits()),
-            waited_for: Mutex::new("the first draw is under way".into()),
+            waited_for: Mutex::new("the first sample is under way".into()),
         });
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("innet-batches".into())
-            .spawn(move || decode_ahead(&draw, channel, &for_thread, &sender))
+            .spawn(move || decode_ahead(&sampler, channel, &for_thread, &sender))
             .map_err(|source| Error::Io {
                 what: "starting the thread that decodes batches".into(),
                 source,
@@ -215,9 +215,9 @@ impl Ahead {
     }
 }
 
-/// Draws and decodes until the reader stops it or an error occurs other than a deadline.
+/// Samples and decodes until the reader stops it or an error occurs other than a deadline.
 fn decode_ahead(
-    draw: &Draw,
+    sampler: &DecodedSampler,
     mut channel: Box<dyn SampleChannel>,
     shared: &DecoderState,
     batches: &SyncSender<Result<DecodedSample>>,
@@ -231,7 +231,7 @@ fn decode_ahead(
             interrupted: &stopped,
         };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
-        let result = draw.next(&wait, beta, |wait| channel.next(wait));
+        let result = sampler.next(&wait, beta, |wait| channel.next(wait));
         match result {
             Err(error) if error.code() == ErrorCode::Deadline => {
                 *lock(&shared.waited_for) = error.into_waited_for().unwrap_or_default();

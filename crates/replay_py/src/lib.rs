@@ -6,9 +6,9 @@
 //! | `replay` | `Replay`: a memory in this process, or the client of a server; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer` | `Writer` |
-//! | `draw`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
+//! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
 //! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
-//! | `sum_tree` | `SumTree` and its samples, `Drawn` |
+//! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
@@ -33,7 +33,7 @@ mod batch;
 mod batches;
 mod class;
 mod connect;
-mod draw;
+mod decoded_sample;
 mod dtype;
 mod error;
 mod gradient_updates;
@@ -78,7 +78,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<batch::PyBatch>()?;
     module.add_class::<batches::PyBatches>()?;
     module.add_class::<table::PyColumn>()?;
-    module.add_class::<sum_tree::PyDrawn>()?;
+    module.add_class::<sum_tree::PySampledIndexes>()?;
     module.add_class::<gradient_updates::PyGradientUpdates>()?;
     module.add_class::<gradients::PyGradientWorker>()?;
     module.add_class::<view::PyNStep>()?;

@@ -19,7 +19,7 @@ pub struct Closing(Arc<ClosingState>);
 struct ClosingState {
     what: &'static str,
     closed: AtomicBool,
-    /// Number of calls of `close`, of which those of a writer may fail.
+    /// Number of times that waiting calls were ended: a writer ends them also where its `close` fails.
     closes: AtomicU32,
     /// The replay of a writer or of an iterator.
     replay: Option<Closing>,

@@ -3,13 +3,13 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `draws` | writers, draws, updates of priorities |
+//! | `sample` | writers, samples, updates of priorities |
 //! | `gradients` | gradient jobs of a server |
 //! | `local` | snapshots and serving of a memory in this process |
 
-mod draws;
 mod gradients;
 mod local;
+mod sample;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ use crate::log;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
-pub use draws::PyUpdateReceipt;
+pub use sample::PyUpdateReceipt;
 
 /// A replay memory: in this process, or the connection to one on a server (`connect`).
 #[pyclass(name = "Replay", module = "innet_drl", frozen)]
@@ -37,7 +37,7 @@ pub struct PyReplay {
     backend: ProcessLocal<Backend>,
     /// "in this process" or "at ADDRESS".
     location: String,
-    decoders: Mutex<draws::Decoders>,
+    decoders: Mutex<sample::Decoders>,
 }
 
 #[derive(Clone)]

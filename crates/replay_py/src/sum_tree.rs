@@ -1,9 +1,9 @@
-//! `SumTree` and `Drawn`: prioritized draws of indexes, for programs that store the items elsewhere.
+//! `SumTree` and `SampledIndexes`: prioritized samples of indexes, for programs that store the items elsewhere.
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
 
-use replay_core::priority_index::{DrawnIndexes, PriorityIndex};
+use replay_core::priority_index::{PriorityIndex, SampledIndexes};
 use replay_core::schema::Dtype;
 
 use crate::class::{self, attributes};
@@ -76,11 +76,11 @@ impl PySumTree {
         self.run(py, index.len(), |tree| tree.update(&index, priority))
     }
 
-    /// Draws `count` indexes, with replacement.
+    /// Samples `count` indexes, with replacement.
     #[pyo3(signature = (count, *, beta = 0.4))]
-    fn draw(&self, py: Python<'_>, count: u32, beta: f64) -> PyResult<PyDrawn> {
-        let drawn = self.run(py, count as usize, |tree| tree.draw(count, beta))?;
-        Ok(PyDrawn::new(py, &drawn))
+    fn sample(&self, py: Python<'_>, count: u32, beta: f64) -> PyResult<PySampledIndexes> {
+        let sampled = self.run(py, count as usize, |tree| tree.sample(count, beta))?;
+        Ok(PySampledIndexes::new(py, &sampled))
     }
 
     fn __len__(&self) -> usize {
@@ -104,36 +104,36 @@ attributes! { PySumTree, |tree, py|
     priority_unit_log2: i32 = tree.index.unit_log2();
 }
 
-/// The result of `SumTree.draw`: three arrays, in ascending order of the indexes.
-#[pyclass(name = "Drawn", module = "innet_drl", frozen, get_all)]
-pub struct PyDrawn {
+/// The result of `SumTree.sample`: three arrays, in ascending order of the indexes.
+#[pyclass(name = "SampledIndexes", module = "innet_drl", frozen, get_all)]
+pub struct PySampledIndexes {
     /// The sampled indexes.
     index: Py<PyArray1<i64>>,
-    /// Its probability at the instant of the draw.
+    /// Its probability at the instant of sampling.
     probability: Py<PyArray1<f64>>,
     /// Importance weight.
     weight: Py<PyArray1<f32>>,
 }
 
-impl PyDrawn {
-    fn new(py: Python<'_>, drawn: &DrawnIndexes) -> Self {
-        PyDrawn {
-            index: PyArray1::from_slice(py, &drawn.index).unbind(),
-            probability: PyArray1::from_slice(py, &drawn.probability).unbind(),
-            weight: PyArray1::from_slice(py, &drawn.weight).unbind(),
+impl PySampledIndexes {
+    fn new(py: Python<'_>, sampled: &SampledIndexes) -> Self {
+        PySampledIndexes {
+            index: PyArray1::from_slice(py, &sampled.index).unbind(),
+            probability: PyArray1::from_slice(py, &sampled.probability).unbind(),
+            weight: PyArray1::from_slice(py, &sampled.weight).unbind(),
         }
     }
 }
 
 #[pymethods]
-impl PyDrawn {
+impl PySampledIndexes {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         self.index.bind(py).len()
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!(
-            "<Drawn: {} of index, probability, weight>",
+            "<SampledIndexes: {} of index, probability, weight>",
             self.__len__(py)?
         ))
     }

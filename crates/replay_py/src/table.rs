@@ -208,13 +208,13 @@ attributes! { PyTable, |table, py|
     priority_exponent: f64 = table.config.priority_exponent;
     /// Base-2 logarithm of the smallest difference of two stored priorities.
     priority_unit_log2: i32 = table.config.priority_unit_log2;
-    /// Draws after which an item is removed; 0 is never.
+    /// Samples after which an item is removed; 0 is never.
     max_times_sampled: u32 = table.config.max_times_sampled;
-    /// Items needed before the first draw.
+    /// Items needed before the first sample.
     min_size: u64 = table.config.min_size;
-    /// Items drawn for each item inserted; 0 sets no limit.
+    /// Items sampled for each item inserted; 0 sets no limit.
     samples_per_insert: f64 = table.config.samples_per_insert;
-    /// Drawn items by which the ratio may be off, either way.
+    /// Sampled items by which the ratio may be off, either way.
     slack: f64 = table.config.slack;
 }
 

@@ -304,7 +304,7 @@ struct Sampled {
   before @5 :List(UInt16);
   after @6 :List(UInt16);
   items @7 :UInt64;
-  # live items with mass at the instant of the draw
+  # live items with mass at the instant of sampling
   minProbability @8 :Float64;
   # 0 unless asked for
 }

@@ -76,7 +76,7 @@ pub fn verify(
 pub fn nonce() -> Result<[u8; 32]> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| Error::Io {
-        what: "drawing random bytes".into(),
+        what: "getting random bytes".into(),
         source: std::io::Error::other(e),
     })?;
     Ok(nonce)

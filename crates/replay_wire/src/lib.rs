@@ -216,7 +216,7 @@ pub enum ReplyBody {
         /// Steps of this writer that the table has applied so far.
         steps: u64,
     },
-    /// A drawn batch.
+    /// A sampled batch.
     Sampled(Sampled),
     /// Result of an update of priorities.
     Updated(UpdateReceipt),

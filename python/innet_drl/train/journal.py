@@ -87,7 +87,7 @@ class Journal:
         """
         arrays = {name: tensor.numpy() for name, tensor in under(_PREFIX, tensors).items()}
         rows = {name.removeprefix(_ROW_PREFIX): a for name, a in arrays.items() if name.startswith(_ROW_PREFIX)}
-        # Recorded keys and those of this memory, each the name of one item.
+        # Keys of the recorded run and of this memory: a pair names one item.
         now: dict[int, int] = {}
         recorded: dict[int, int] = {}
         draw = 0

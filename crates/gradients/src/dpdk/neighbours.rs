@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_senders_lock_out_nobody() {
+    fn invented_senders_lock_out_no_worker() {
         let neighbours = Neighbours::default();
         let mut now = Instant::now();
         let worker = Ipv4Addr::new(10, 8, 0, 1);

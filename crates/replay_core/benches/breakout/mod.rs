@@ -1,4 +1,4 @@
-//! Steps as Breakout's: a table for them, drawn frames that pack like the game's, and a writer's step.
+//! Steps as Breakout's: a table for them, generated frames that pack like the game's, and a writer's step.
 #![allow(dead_code)]
 
 use replay_core::TableConfig;

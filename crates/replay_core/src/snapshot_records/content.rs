@@ -128,12 +128,12 @@ pub struct TableState {
     pub evicted_chunks: u64,
     /// Inserted items, as the rate limiter counts them.
     pub limiter_inserted: u64,
-    /// Drawn items, as the rate limiter counts them.
-    pub limiter_drawn: u64,
+    /// Sampled items, as the rate limiter counts them.
+    pub limiter_sampled: u64,
     /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero.
     pub max_priority: u64,
-    /// Random draws made, on which the sequence of random numbers depends.
-    pub draws: u64,
+    /// Random samples made, on which the sequence of random numbers depends.
+    pub samples: u64,
     /// The table's counters, in the order of `TableCounters::all`.
     pub counters: [u64; Self::COUNTERS],
 }
@@ -156,9 +156,9 @@ impl TableState {
         [
             self.evicted_chunks,
             self.limiter_inserted,
-            self.limiter_drawn,
+            self.limiter_sampled,
             self.max_priority,
-            self.draws,
+            self.samples,
         ]
         .into_iter()
         .chain(self.counters)
@@ -175,9 +175,9 @@ impl TableState {
         Ok(TableState {
             evicted_chunks: body.get_u64_le(),
             limiter_inserted: body.get_u64_le(),
-            limiter_drawn: body.get_u64_le(),
+            limiter_sampled: body.get_u64_le(),
             max_priority: body.get_u64_le(),
-            draws: body.get_u64_le(),
+            samples: body.get_u64_le(),
             counters: std::array::from_fn(|_| body.get_u64_le()),
         })
     }

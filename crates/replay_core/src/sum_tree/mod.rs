@@ -1,4 +1,4 @@
-//! A sum tree that many threads draw from and write to at the same time, without a lock.
+//! A sum tree that many threads sample from and write to at the same time, without a lock.
 //!
 //! Priorities are unsigned fixed point. With a fan-out of 16, a million leaves make five levels:
 //!
@@ -13,27 +13,27 @@
 //! A change of a priority is a compare-and-exchange of the leaf, then one atomic add of the difference for each
 //! level above. Adds commute, so at rest every sum is exactly the sum of its children, whatever the order was;
 //! integers do not drift. No step waits for another thread: with a writer stopped between any two of them, the
-//! others finish their draws and updates.
+//! others finish their samples and updates.
 //!
 //! Intermediate states that a reader may see, and its answer to each:
 //!
 //! - A sum lags behind its children, even below zero. It is read as signed and a negative one counts as 0.
-//! - The children of a node do not add up to their sum in the parent. A draw continues within the sum that it has just
-//!   read, never the parent's: its position is scaled to it. Where nothing is left, the draw starts again with
+//! - The children of a node do not add up to their sum in the parent. A sample continues within the sum that it has just
+//!   read, never the parent's: its position is scaled to it. Where nothing is left, the sample starts again with
 //!   another number, a bounded number of times, and then falls back to a scan of the leaves.
-//! - The leaf that was drawn changes afterwards. A draw returns the units and the generation of one word.
+//! - The leaf that was sampled changes afterwards. A sample returns the units and the generation of one word.
 //!
 //! # Metadata of a slot
 //!
-//! The owner of a dead slot writes the item's metadata beside the tree, then calls [`SumTree::activate`]. A draw of
+//! The owner of a dead slot writes the item's metadata beside the tree, then calls [`SumTree::activate`]. A sample of
 //! the slot sees that metadata, or a later owner's: metadata are atomics, stored after a `Release` fence, and a reader
-//! calls [`SumTree::is_live`] with the drawn generation after it has loaded them. True means that everything it loaded
-//! belongs to the drawn item. [`crate::table::items`] follows this.
+//! calls [`SumTree::is_live`] with the sampled generation after it has loaded them. True means that everything it loaded
+//! belongs to the sampled item. [`crate::table::items`] follows this.
 
 mod batch;
-mod draw;
 mod leaf;
 mod node;
+mod sample;
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 mod vector;
 
@@ -44,7 +44,7 @@ use leaf::Leaf;
 use node::{ChildSums, Level, Node};
 
 pub use batch::Update;
-pub use draw::{SampledLeaf, Strata};
+pub use sample::{SampledLeaf, Strata};
 
 /// Most leaves of one batch of samples.
 pub const MAX_SAMPLES: u32 = 1 << 16;
@@ -55,13 +55,13 @@ pub const MAX_SAMPLES: u32 = 1 << 16;
 /// [`Error::Config`] for 0, [`Error::TooLarge`] for more than [`MAX_SAMPLES`].
 pub(crate) fn check_samples(count: u32) -> Result<()> {
     if count == 0 {
-        return Err(Error::Config("a draw has at least one item".into()));
+        return Err(Error::Config("a sample has at least one item".into()));
     }
     check_size(
-        "a draw, in items,",
+        "a sample, in items,",
         u64::from(count),
         u64::from(MAX_SAMPLES),
-        "draw fewer items at a time",
+        "sample fewer items at a time",
     )
 }
 
@@ -340,7 +340,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         })
     }
 
-    /// Adds a difference (modulo 2^64) to every sum above a leaf. Relaxed: sums guide a draw, the leaf decides.
+    /// Adds a difference (modulo 2^64) to every sum above a leaf. Relaxed: sums guide a sample, the leaf decides.
     fn spread(&self, slot: u32, difference: u64) {
         if difference == 0 {
             return;
@@ -414,11 +414,11 @@ mod tests {
     #[test]
     fn others_finish_while_a_writer_is_stopped() {
         for tree in stopped_writers() {
-            let mut drawn = Vec::new();
+            let mut sampled = Vec::new();
             let units = tree.units(0, 1).expect("the item is live");
-            tree.draw_batch(&TARGETS, &mut drawn);
+            tree.sample_batch(&TARGETS, &mut sampled);
             assert!(
-                drawn
+                sampled
                     .iter()
                     .all(|item| (item.slot, item.units) == (0, units))
             );
@@ -427,17 +427,17 @@ mod tests {
                 let generation = tree.activate(slot, 5);
                 assert!(tree.set(slot, generation, 4));
             }
-            tree.draw_batch(&TARGETS, &mut drawn);
-            assert_eq!(drawn.len(), TARGETS.len());
+            tree.sample_batch(&TARGETS, &mut sampled);
+            assert_eq!(sampled.len(), TARGETS.len());
             assert!(
-                drawn
+                sampled
                     .iter()
                     .all(|item| item.units == 4 || item.slot == 0 && item.units == 7)
             );
             assert!(tree.kill(0, 1) && tree.kill(1, 1));
-            tree.draw_batch(&TARGETS, &mut drawn);
-            assert_eq!(drawn.len(), TARGETS.len());
-            assert!(drawn.iter().all(|item| item.slot == 6));
+            tree.sample_batch(&TARGETS, &mut sampled);
+            assert_eq!(sampled.len(), TARGETS.len());
+            assert!(sampled.iter().all(|item| item.slot == 6));
         }
     }
 
@@ -450,8 +450,8 @@ mod tests {
         tree.replace(0, 1, 7).expect("the item is live");
         assert!(tree.set(0, 1, 0));
         assert_eq!(tree.total(), 0);
-        let mut drawn = Vec::new();
-        assert_eq!(tree.draw_batch(&TARGETS, &mut drawn), 5);
-        assert!(drawn.len() == TARGETS.len() && drawn.iter().all(|item| item.slot == 1));
+        let mut sampled = Vec::new();
+        assert_eq!(tree.sample_batch(&TARGETS, &mut sampled), 5);
+        assert!(sampled.len() == TARGETS.len() && sampled.iter().all(|item| item.slot == 1));
     }
 }

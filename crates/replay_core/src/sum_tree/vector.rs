@@ -34,7 +34,7 @@ struct Lines([MaybeUninit<u64>; FIRST + FANOUT]);
 const FIRST: usize = 8;
 
 /// The node's words as they are now. Each word is one that was stored at some time: no processor splits a word that
-/// lies within a cache line. They guide a draw; the word of the leaf that it ends at is loaded again as an atomic.
+/// lies within a cache line. They guide a sample; the word of the leaf that it ends at is loaded again as an atomic.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn load<const N: usize>(node: &Node<N>) -> [__m256i; 4] {

@@ -1,4 +1,4 @@
-//! Draws of a batch between the table and its reader.
+//! Samples of a batch between the table and its reader.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use super::Table;
 use super::items::Claim;
 use super::sampler::ItemSampler;
 
-/// The draws of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
+/// The samples of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
 pub struct Credit {
     table: Arc<Table>,
     admitted: Admitted,
-    /// Empty without a limit on draws of an item: then a draw ends none.
+    /// Empty without a limit on samples of an item: then a sample ends none.
     claims: Vec<Claim>,
 }
 
 impl Credit {
-    /// A batch under way, which holds the mass of items that it has drawn for the last time.
+    /// A batch under way, which holds the mass of items that it has sampled for the last time.
     pub fn new(table: &Arc<Table>, admitted: Admitted, mut claims: Vec<Claim>) -> Self {
         table.items.begin_batch();
-        if !table.items.limits_draws() {
+        if !table.items.limits_samples() {
             claims.clear();
         }
         Credit {
@@ -52,7 +52,7 @@ impl Drop for Credit {
 }
 
 impl Table {
-    /// Takes claims back: their items can be drawn again, in the order they had.
+    /// Takes claims back: their items can be sampled again, in the order they had.
     pub(super) fn undo(&self, claims: &[Claim]) {
         for claim in claims {
             self.items.undo(claim);

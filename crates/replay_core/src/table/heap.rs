@@ -16,7 +16,7 @@ pub struct Heap {
     rank_by: RankBy,
     /// By slot; a slot that never had an item is of generation 0, which no live item has.
     entries: Box<[HeapEntry]>,
-    /// Slots of the items that can be drawn, a binary heap: index i has its parent, which ranks before it, at
+    /// Slots of the items that can be sampled, a binary heap: index i has its parent, which ranks before it, at
     /// (i - 1) / 2.
     slots: Vec<u32>,
     /// Insertions and updates so far.
@@ -35,7 +35,7 @@ struct HeapEntry {
 /// By priority, then by insertion or update.
 type Rank = (u64, u64);
 
-/// Index of an item whose last draw is taken, but may still be given back.
+/// Index of an item whose last sample is taken, but may still be given back.
 const NOWHERE: u32 = u32::MAX;
 
 impl Heap {

@@ -1,8 +1,8 @@
-//! The items of a table: their metadata beside the leaves of the sum tree, and how often each was drawn.
+//! The items of a table: their metadata beside the leaves of the sum tree, and how often each was sampled.
 //!
 //! The metadata of a slot are atomic words. The owner of the dead slot writes them before the leaf goes live. A
-//! reader draws a leaf (slot and generation), loads the words, pins the chunks, and then asks the tree whether that
-//! generation is still live ([`Items::confirm`]): if so, every word belonged to the drawn item. No lock is taken.
+//! reader samples a leaf (slot and generation), loads the words, pins the chunks, and then asks the tree whether that
+//! generation is still live ([`Items::confirm`]): if so, every word belonged to the sampled item. No lock is taken.
 
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
@@ -41,11 +41,11 @@ struct Words {
     oldest: AtomicU64,
     window: AtomicU64,
     born: AtomicU64,
-    /// 32 bits that differ between lifetimes of the slot, so that a late count fails, then 32 bits of draws.
-    draws: AtomicU64,
+    /// 32 bits that differ between lifetimes of the slot, so that a late count fails, then 32 bits of samples.
+    samples: AtomicU64,
 }
 
-/// The low half of `Words::draws` once the item has died: no claim succeeds any more.
+/// The low half of `Words::samples` once the item has died: no claim succeeds any more.
 const CLOSED: u64 = u32::MAX as u64;
 
 /// One more batch in the upper half of `Items::batches`.
@@ -53,15 +53,15 @@ const BEGUN: u64 = 1 << 32;
 /// One more batch in its lower half, until the batch ends.
 const UNDER_WAY: u64 = 1;
 
-/// A counted draw of an item.
+/// A counted sample of an item.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
     /// The item.
     pub key: ItemKey,
     lifetime: u32,
-    /// Its mass when it was drawn, to put back if this claim took the last draw and is undone.
+    /// Its mass when it was sampled, to put back if this claim took the last sample and is undone.
     units: u64,
-    /// Draws of the item, this one included.
+    /// Samples of the item, this one included.
     pub times_sampled: u32,
 }
 
@@ -76,11 +76,11 @@ pub struct Items {
     live: AtomicU64,
     /// 0 is no limit.
     max_times_sampled: u32,
-    /// With a limit: draws that live items have left and that no batch has reserved. Negative for a moment when
-    /// items die whose draws were reserved.
-    draws_left: AtomicI64,
+    /// With a limit: samples that live items have left and that no batch has reserved. Negative for a moment when
+    /// items die whose samples were reserved.
+    samples_left: AtomicI64,
     /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
-    /// mass of items that they drew for the last time.
+    /// mass of items that they sampled for the last time.
     batches: AtomicU64,
 }
 
@@ -101,7 +101,7 @@ impl Items {
             oldest: AtomicU64::new(0),
             window: AtomicU64::new(0),
             born: AtomicU64::new(0),
-            draws: AtomicU64::new(CLOSED),
+            samples: AtomicU64::new(CLOSED),
         };
         Items {
             keys,
@@ -110,7 +110,7 @@ impl Items {
             free,
             live: AtomicU64::new(0),
             max_times_sampled,
-            draws_left: AtomicI64::new(0),
+            samples_left: AtomicI64::new(0),
             batches: AtomicU64::new(0),
         }
     }
@@ -137,9 +137,9 @@ impl Items {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// With a limit: draws that are left of live items, and not reserved.
-    pub fn draws_left(&self) -> i64 {
-        self.draws_left.load(Ordering::Relaxed)
+    /// With a limit: samples that are left of live items, and not reserved.
+    pub fn samples_left(&self) -> i64 {
+        self.samples_left.load(Ordering::Relaxed)
     }
 
     /// Makes an item whose first row is in the chunk `oldest`, with `units` of mass; `None` when no slot is free.
@@ -148,7 +148,7 @@ impl Items {
         let words = &self.words[slot as usize];
         let window =
             u64::from(rows.first_row) << 32 | u64::from(rows.before) << 16 | u64::from(rows.after);
-        let lifetime = (words.draws.load(Ordering::Relaxed) >> 32) as u32;
+        let lifetime = (words.samples.load(Ordering::Relaxed) >> 32) as u32;
         // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
         // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
         if !fault::injected(Fault::UnorderedMetadata) {
@@ -158,16 +158,16 @@ impl Items {
         words.window.store(window, Ordering::Relaxed);
         words.born.store(born, Ordering::Relaxed);
         words
-            .draws
+            .samples
             .store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
-        // Before the item can be drawn or die: neither count goes below zero.
+        // Before the item can be sampled or die: neither count goes below zero.
         self.live.fetch_add(1, Ordering::Relaxed);
         // `activate` publishes the words (Release).
         let generation = self.tree.activate(slot, units);
-        // After it: a draw that is left has its mass in the tree. Pairs with the Acquire in `reserve_draws`.
-        self.draws_left.fetch_add(
+        // After it: a sample that is left has its mass in the tree. Pairs with the Acquire in `reserve_samples`.
+        self.samples_left.fetch_add(
             i64::from(self.max_times_sampled),
-            fault::weakened(Fault::EarlyDraws, Ordering::Release),
+            fault::weakened(Fault::EarlySamples, Ordering::Release),
         );
         Some(ItemKey { slot, generation })
     }
@@ -177,7 +177,7 @@ impl Items {
         prefetch(&self.words[slot as usize]);
     }
 
-    /// Loads the metadata of a drawn slot. They may be a later item's until [`Self::confirm`] has said no.
+    /// Loads the metadata of a sampled slot. They may be a later item's until [`Self::confirm`] has said no.
     pub fn metadata(&self, slot: u32) -> Metadata {
         let words = &self.words[slot as usize];
         let window = words.window.load(Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl Items {
                 after: window as u16,
             },
             born: words.born.load(Ordering::Relaxed),
-            lifetime: (words.draws.load(Ordering::Relaxed) >> 32) as u32,
+            lifetime: (words.samples.load(Ordering::Relaxed) >> 32) as u32,
         }
     }
 
@@ -242,9 +242,9 @@ impl Items {
         }
     }
 
-    /// Sets `count` draws aside, or up to `count` where `short`; `Err` with the draws that are left when they are
-    /// too few. Without a limit on draws every reservation succeeds.
-    pub fn reserve_draws(&self, count: u32, short: bool) -> std::result::Result<u32, u64> {
+    /// Sets `count` samples aside, or up to `count` where `short`; `Err` with the samples that are left when they are
+    /// too few. Without a limit on samples every reservation succeeds.
+    pub fn reserve_samples(&self, count: u32, short: bool) -> std::result::Result<u32, u64> {
         if self.max_times_sampled == 0 {
             return Ok(count);
         }
@@ -253,8 +253,8 @@ impl Items {
             left if short && left > 0 => Some(left as u32),
             _ => None,
         };
-        // Acquire: pairs with the Release in `insert` and `undo`, so the mass of a reserved draw is seen in the tree.
-        self.draws_left
+        // Acquire: pairs with the Release in `insert` and `undo`, so the mass of a reserved sample is seen in the tree.
+        self.samples_left
             .fetch_update(Ordering::Acquire, Ordering::Relaxed, |left| {
                 grant(left).map(|n| left - i64::from(n))
             })
@@ -262,16 +262,16 @@ impl Items {
             .map_err(|left| left.max(0) as u64)
     }
 
-    /// Returns reserved draws that no claim has used.
-    pub fn return_draws(&self, count: u32) {
+    /// Returns reserved samples that no claim has used.
+    pub fn return_samples(&self, count: u32) {
         if self.max_times_sampled > 0 {
-            self.draws_left
+            self.samples_left
                 .fetch_add(i64::from(count), Ordering::Release);
         }
     }
 
-    /// Counts one draw of the item that `metadata` was confirmed for; `None` when it has died or was drawn as
-    /// often as it may be. The claim that takes the last draw also takes the item's mass.
+    /// Counts one sample of the item that `metadata` was confirmed for; `None` when it has died or was sampled as
+    /// often as it may be. The claim that takes the last sample also takes the item's mass.
     pub fn claim(&self, key: ItemKey, metadata: &Metadata, units: u64) -> Option<Claim> {
         let most = match self.max_times_sampled {
             0 => CLOSED,
@@ -287,7 +287,7 @@ impl Items {
                 .map(|next| if next & CLOSED == CLOSED { word } else { next })
         };
         let before = self.words[key.slot as usize]
-            .draws
+            .samples
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
             .ok()?;
         let times_sampled = (before & CLOSED) as u32 + 1;
@@ -303,30 +303,30 @@ impl Items {
         Some(claim)
     }
 
-    /// Makes a claim final: the item dies with its last draw.
+    /// Makes a claim final: the item dies with its last sample.
     pub fn settle(&self, claim: &Claim) {
         if self.is_last(claim) {
             self.kill(claim.key);
         }
     }
 
-    /// Whether draws of an item are limited.
-    pub fn limits_draws(&self) -> bool {
+    /// Whether samples of an item are limited.
+    pub fn limits_samples(&self) -> bool {
         self.max_times_sampled > 0
     }
 
-    /// Whether a claim took the last draw of its item.
+    /// Whether a claim took the last sample of its item.
     pub fn is_last(&self, claim: &Claim) -> bool {
         claim.times_sampled == self.max_times_sampled
     }
 
-    /// Takes a claim back, and returns its draw if the item is still alive.
+    /// Takes a claim back, and returns its sample if the item is still alive.
     pub fn undo(&self, claim: &Claim) {
         let uncount = |word: u64| {
             (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED).then(|| word - 1)
         };
         let undone = self.words[claim.key.slot as usize]
-            .draws
+            .samples
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, uncount)
             .is_ok();
         if undone && self.max_times_sampled > 0 {
@@ -334,7 +334,7 @@ impl Items {
                 self.tree
                     .set(claim.key.slot, claim.key.generation, claim.units);
             }
-            self.return_draws(1);
+            self.return_samples(1);
         }
     }
 
@@ -344,30 +344,30 @@ impl Items {
         Some(ItemKey { slot, generation })
     }
 
-    /// Draws of the item in a slot. They may be a later item's until [`Self::confirm`] has said no.
+    /// Samples of the item in a slot. They may be a later item's until [`Self::confirm`] has said no.
     pub fn times_sampled(&self, slot: u32) -> u32 {
-        self.words[slot as usize].draws.load(Ordering::Relaxed) as u32
+        self.words[slot as usize].samples.load(Ordering::Relaxed) as u32
     }
 
-    /// Whether an item that was drawn so often has no draw left.
+    /// Whether an item that was sampled so often has no sample left.
     pub fn is_used_up(&self, times_sampled: u32) -> bool {
         self.max_times_sampled > 0 && times_sampled >= self.max_times_sampled
     }
 
-    /// Counts draws of a restored item before it was saved. Only before it has mass or is known to the sampler: no draw
+    /// Counts samples of a restored item before it was saved. Only before it has mass or is known to the sampler: no sample
     /// finds it yet.
-    pub fn count_earlier_draws(&self, key: ItemKey, draws: u32) {
-        let draws = if self.max_times_sampled > 0 {
-            self.draws_left
-                .fetch_sub(i64::from(draws), Ordering::Relaxed);
-            draws
+    pub fn count_earlier_samples(&self, key: ItemKey, samples: u32) {
+        let samples = if self.max_times_sampled > 0 {
+            self.samples_left
+                .fetch_sub(i64::from(samples), Ordering::Relaxed);
+            samples
         } else {
             // The count stays below `CLOSED`.
-            draws.min(u32::MAX - 1)
+            samples.min(u32::MAX - 1)
         };
         self.words[key.slot as usize]
-            .draws
-            .fetch_add(u64::from(draws), Ordering::Relaxed);
+            .samples
+            .fetch_add(u64::from(samples), Ordering::Relaxed);
     }
 
     /// Ends an item; true for exactly one caller.
@@ -376,11 +376,11 @@ impl Items {
             return false;
         }
         self.live.fetch_sub(1, Ordering::Relaxed);
-        let draws = &self.words[key.slot as usize].draws;
-        let drawn = draws.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED;
+        let samples = &self.words[key.slot as usize].samples;
+        let sampled = samples.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED;
         if self.max_times_sampled > 0 {
-            let left = i64::from(self.max_times_sampled) - drawn as i64;
-            self.draws_left.fetch_sub(left, Ordering::Relaxed);
+            let left = i64::from(self.max_times_sampled) - sampled as i64;
+            self.samples_left.fetch_sub(left, Ordering::Relaxed);
         }
         // The queue publishes the slot, and this thread's writes to it, to its next owner.
         self.free
@@ -444,39 +444,39 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_reserved_claimed_undone_and_end_the_item() {
+    fn samples_are_reserved_claimed_undone_and_end_the_item() {
         let items = Items::new(KEYS, 4, -19, 2);
         let key = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         let metadata = items.metadata(key.slot);
-        assert_eq!(items.reserve_draws(3, false), Err(2));
-        assert_eq!(items.reserve_draws(3, true), Ok(2));
+        assert_eq!(items.reserve_samples(3, false), Err(2));
+        assert_eq!(items.reserve_samples(3, true), Ok(2));
         let first = items.claim(key, &metadata, 5).unwrap();
         let last = items.claim(key, &metadata, 5).unwrap();
         assert_eq!((first.times_sampled, last.times_sampled), (1, 2));
         assert!(items.claim(key, &metadata, 5).is_none());
-        assert_eq!(items.tree.total(), 0, "no draw may find it");
+        assert_eq!(items.tree.total(), 0, "no sample may find it");
         items.undo(&last);
         assert_eq!(items.tree.total(), 5);
-        assert_eq!(items.reserve_draws(1, false), Ok(1));
+        assert_eq!(items.reserve_samples(1, false), Ok(1));
         let last = items.claim(key, &metadata, 5).unwrap();
         items.settle(&first);
         assert!(items.confirm(key));
         items.settle(&last);
         assert!(!items.confirm(key));
-        assert_eq!(items.reserve_draws(1, true), Err(0));
+        assert_eq!(items.reserve_samples(1, true), Err(0));
     }
 
     #[test]
-    fn a_dead_items_draws_are_gone() {
+    fn a_dead_items_samples_are_gone() {
         let items = Items::new(KEYS, 4, -19, 3);
         let key = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         let metadata = items.metadata(key.slot);
-        assert_eq!(items.reserve_draws(1, false), Ok(1));
+        assert_eq!(items.reserve_samples(1, false), Ok(1));
         let claim = items.claim(key, &metadata, 5).unwrap();
         items.kill(key);
         items.undo(&claim);
-        assert_eq!(items.reserve_draws(1, true), Err(0));
+        assert_eq!(items.reserve_samples(1, true), Err(0));
         items.insert(OLDEST, ROWS, 0, 5).unwrap();
-        assert_eq!(items.reserve_draws(4, true), Ok(3));
+        assert_eq!(items.reserve_samples(4, true), Ok(3));
     }
 }

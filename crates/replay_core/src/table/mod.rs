@@ -68,8 +68,8 @@ pub enum Attempt<T> {
     Blocked(String),
 }
 
-/// A named replay memory. Draws, updates and pins take no lock, except that heap samplers lock their order; pushes share
-/// one short lock. All are lock-free too, but for a draw that ends an item (`max_times_sampled`): the queue that it returns
+/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order; pushes share
+/// one short lock. All are lock-free too, but for a sample that ends an item (`max_times_sampled`): the queue that it returns
 /// the slot to lets another thread finish first.
 pub struct Table {
     config: Arc<TableConfig>,
@@ -85,21 +85,21 @@ pub struct Table {
     writers: Writers,
     sampler: ItemSampler,
     limiter: Arc<Limiter>,
-    /// Largest draw that was refused for lack of draws left; 0 again after one succeeds.
-    draws_wanted: AtomicU32,
+    /// Largest sample that was refused for lack of samples left; 0 again after one succeeds.
+    samples_wanted: AtomicU32,
     held: Arc<Held>,
     /// Bits of the largest priority ever held, before the exponent; 0 while none was above zero. Positive floats are
     /// ordered as their bits.
     max_priority: AtomicU64,
     counters: TableCounters,
-    /// Seed of the random draws, with `draws`, the number of the next one.
+    /// Seed of the random samples, with `samples`, the number of the next one.
     seed: u64,
-    draws: AtomicU64,
+    samples: AtomicU64,
     dropped: AtomicBool,
 }
 
 impl Table {
-    /// Slots for evicted chunks that draws still pin, beside a slot for each step.
+    /// Slots for evicted chunks that samples still pin, beside a slot for each step.
     const PINNED_CHUNKS: u32 = 4096;
 
     /// Bytes of the index of a table of this valid definition. Nearly all of it is allocated when the table is made:
@@ -130,12 +130,12 @@ impl Table {
             writers: Writers::new(&config.name),
             sampler: ItemSampler::new(&config),
             limiter: Arc::new(Limiter::new(&config)),
-            draws_wanted: AtomicU32::new(0),
+            samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation),
             max_priority: AtomicU64::new(0),
             counters: TableCounters::default(),
             seed,
-            draws: AtomicU64::new(0),
+            samples: AtomicU64::new(0),
             dropped: AtomicBool::new(false),
             config: Arc::new(config),
         }
@@ -182,7 +182,7 @@ impl Table {
         // A table that has failed is freed as a whole.
         let _ = self.empty();
         self.held.pushes.wake_all();
-        self.held.draws.wake_all();
+        self.held.samples.wake_all();
     }
 
     /// Takes the insert lock.

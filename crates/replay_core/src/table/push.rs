@@ -97,12 +97,12 @@ impl Table {
         Ok(Attempt::Ready(writer.steps))
     }
 
-    /// Asks the rate limiter about a push. It passes in any case while a draw waits for more draws than are left: only
+    /// Asks the rate limiter about a push. It passes in any case while a sample waits for more samples than are left: only
     /// a push can help. `Err` names the cause of the wait.
     fn admit_push(&self, items: usize) -> Outcome<Inserting<'_>> {
         // Hints, both: a blocked call looks again soon.
-        let wanted = self.draws_wanted.load(Ordering::Relaxed);
-        let needed = self.items.draws_left() < i64::from(wanted);
+        let wanted = self.samples_wanted.load(Ordering::Relaxed);
+        let needed = self.items.samples_left() < i64::from(wanted);
         self.limiter
             .admit_insert(self.items.live(), items as u64, needed)
     }
@@ -113,7 +113,7 @@ impl Table {
         let mut chunks = push.chunks.iter_mut();
         if !chunks.all(|chunk| chunk.new.enter(&self.chunks)) {
             return Err(format!(
-                "table {:?} has no room for another chunk beside the evicted ones that draws still pin; waiting for them",
+                "table {:?} has no room for another chunk beside the evicted ones that samples still pin; waiting for them",
                 self.config.name
             ));
         }

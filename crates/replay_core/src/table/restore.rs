@@ -141,7 +141,7 @@ impl Staged {
     }
 
     /// Puts everything into the table, which has to be empty, and returns it. Everything is allocated before the insert
-    /// lock, which is held for the whole of it: an empty table has no draws to delay.
+    /// lock, which is held for the whole of it: an empty table has no samples to delay.
     ///
     /// # Errors
     /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
@@ -191,12 +191,12 @@ impl Staged {
                 before: item.before,
                 after: item.after,
             };
-            // Without mass until its draws are counted, so that no draw finds it before.
+            // Without mass until its samples are counted, so that no sample finds it before.
             let key = table
                 .items
                 .insert(resident.handle, rows, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
-            table.items.count_earlier_draws(key, item.times_sampled);
+            table.items.count_earlier_samples(key, item.times_sampled);
             table.sampler.insert_saved(&table.items, key, item.units);
             resident.items.push(key);
         }
@@ -390,17 +390,17 @@ impl Table {
     }
 
     /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then
-    /// the rate limiter holds draws back.
+    /// the rate limiter holds samples back.
     fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
         for ((_, counter), value) in self.counters.all().into_iter().zip(state.counters) {
             counter.store(value, Ordering::Relaxed);
         }
         self.max_priority
             .fetch_max(state.max_priority, Ordering::Relaxed);
-        self.draws.store(state.draws, Ordering::Relaxed);
+        self.samples.store(state.samples, Ordering::Relaxed);
         self.limiter.go_on_from(
             state.limiter_inserted,
-            state.limiter_drawn,
+            state.limiter_sampled,
             (saved.samples_per_insert, saved.slack, saved.min_size),
         );
     }

@@ -46,7 +46,7 @@ impl Piece<'_> {
     }
 }
 
-/// A drawn item on its way into a batch.
+/// A sampled item on its way into a batch.
 struct Candidate<'a> {
     key: ItemKey,
     units: u64,
@@ -61,12 +61,12 @@ struct Sampling<'a> {
     table: &'a Arc<Table>,
     request: &'a SampleRequest,
     admitted: Admitted,
-    /// Draws set aside that no claim has used.
+    /// Samples set aside that no claim has used.
     reserved: u32,
     claims: Vec<Claim>,
     items: Vec<SampledItem>,
     pieces: Vec<Piece<'a>>,
-    /// Steps the table had taken when the draw began.
+    /// Steps the table had taken when the sample began.
     now: u64,
     finished: bool,
 }
@@ -75,24 +75,24 @@ struct Sampling<'a> {
 const STEPS_OF_ITEMS: u64 = 100;
 
 impl Table {
-    /// Most bytes of one drawn batch, rows and blobs.
+    /// Most bytes of one sampled batch, rows and blobs.
     pub const MAX_BATCH_BYTES: u64 = 1 << 30;
 
-    /// Most pieces of chunks of one drawn batch: a window has one in each chunk that it spans. They are counted as they are
-    /// pinned, so a draw of long windows over chunks of one step ends before it takes the memory of a larger one.
+    /// Most pieces of chunks of one sampled batch: a window has one in each chunk that it spans. They are counted as they are
+    /// pinned, so a sample of long windows over chunks of one step ends before it takes the memory of a larger one.
     pub const MAX_BATCH_PIECES: usize = 1 << 21;
 
-    /// Draws `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer
-    /// draws than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier draws that wait. With `last_try` (the
-    /// caller's deadline has come) and `request.allow_short` it draws as many as are allowed, at least one.
+    /// Samples `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer
+    /// samples than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier samples that wait. With `last_try` (the
+    /// caller's deadline has come) and `request.allow_short` it samples as many as are allowed, at least one.
     ///
     /// Prioritized and uniform batches are stratified: the total mass is cut into `count` equal ranges and one item
-    /// is drawn from each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order
+    /// is sampled from each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order
     /// with probability 1, as often as `max_times_sampled` allows, then the next one.
     ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
-    /// the window that a drawn item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items,
+    /// the window that a sampled item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items,
     /// [`Self::MAX_BATCH_BYTES`] or [`Self::MAX_BATCH_PIECES`]; [`Error::Config`] for no items, or more than the rate limiter or
     /// `max_times_sampled` can ever admit;
     /// [`Error::UnknownTable`] when the table was dropped.
@@ -106,9 +106,11 @@ impl Table {
         self.check_request(request)?;
         let short = request.allow_short && last_try;
         let waited = turn.waits();
-        let attempt = turn.attempt(&self.held.draws, false, || self.draw(request, short))?;
+        let attempt = turn.attempt(&self.held.samples, false, || self.sample(request, short))?;
         if let (Attempt::Blocked(_), false) = (&attempt, waited) {
-            self.counters.blocked_draws.fetch_add(1, Ordering::Relaxed);
+            self.counters
+                .blocked_samples
+                .fetch_add(1, Ordering::Relaxed);
         }
         Ok(attempt)
     }
@@ -121,20 +123,20 @@ impl Table {
         let most = self.config.capacity * u64::from(self.config.max_times_sampled);
         if most > 0 && u64::from(request.count) > most {
             return Err(Error::Config(format!(
-                "table {:?} never has the {} draws asked for: its capacity of {} at max_times_sampled {} gives {most}; \
-                 draw fewer items, or make a table with more of either",
+                "table {:?} never has the {} samples asked for: its capacity of {} at max_times_sampled {} gives {most}; \
+                 sample fewer items, or make a table with more of either",
                 self.config.name,
                 request.count,
                 self.config.capacity,
                 self.config.max_times_sampled
             )));
         }
-        self.limiter.check_draw(request.count)
+        self.limiter.check_sample(request.count)
     }
 
-    /// Lets pushes through, whatever the limiter says, until there are so many draws.
-    fn want_draws(&self, count: u32) {
-        if self.draws_wanted.fetch_max(count, Ordering::Relaxed) < count {
+    /// Lets pushes through, whatever the limiter says, until there are so many samples.
+    fn want_samples(&self, count: u32) {
+        if self.samples_wanted.fetch_max(count, Ordering::Relaxed) < count {
             self.held.wake();
         }
     }
@@ -151,27 +153,27 @@ impl Table {
         )
     }
 
-    fn draw(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
+    fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
-        let admitted = match self.limiter.admit_draw(live, request.count, short) {
+        let admitted = match self.limiter.admit_sample(live, request.count, short) {
             Ok(admitted) => admitted,
             Err(waits) => return Ok(Attempt::Blocked(self.why_no_items(waits))),
         };
         let mut batch = Sampling::new(self, request, admitted);
-        match self.items.reserve_draws(batch.admitted.items, short) {
-            Ok(draws) => {
-                batch.reserved = draws;
-                if self.draws_wanted.load(Ordering::Relaxed) > 0 {
-                    self.draws_wanted.store(0, Ordering::Relaxed);
+        match self.items.reserve_samples(batch.admitted.items, short) {
+            Ok(samples) => {
+                batch.reserved = samples;
+                if self.samples_wanted.load(Ordering::Relaxed) > 0 {
+                    self.samples_wanted.store(0, Ordering::Relaxed);
                 }
             }
             Err(left) => {
-                // A draw that may be short is content with fewer at its deadline.
+                // A sample that may be short is content with fewer at its deadline.
                 if !request.allow_short {
-                    self.want_draws(batch.admitted.items);
+                    self.want_samples(batch.admitted.items);
                 }
                 return Ok(Attempt::Blocked(format!(
-                    "table {:?} has {left} draws left of the {} asked for, at max_times_sampled {}; waiting for writers",
+                    "table {:?} has {left} samples left of the {} asked for, at max_times_sampled {}; waiting for writers",
                     self.config.name, batch.admitted.items, self.config.max_times_sampled
                 )));
             }
@@ -187,7 +189,7 @@ impl Table {
                 let least = || {
                     let least = self.items.tree.min_positive().unwrap_or(total);
                     let sampled = batch.items.iter().map(|item| item.probability);
-                    // An item may have been updated since it was drawn.
+                    // An item may have been updated since it was sampled.
                     sampled.fold(least as f64 / total as f64, f64::min)
                 };
                 let asked = request.min_probability && total > 0;
@@ -202,7 +204,7 @@ impl Table {
                 });
             }
             return Ok(Attempt::Blocked(format!(
-                "table {:?} has {} items to draw at the moment of the {} asked for; waiting for writers",
+                "table {:?} has {} items to sample at the moment of the {} asked for; waiting for writers",
                 self.config.name,
                 batch.items.len(),
                 request.count
@@ -213,7 +215,7 @@ impl Table {
             .map(Attempt::Ready)
     }
 
-    /// Whether there are items and none has mass, for a draw that found nothing. Prioritized draws take no other lock: a
+    /// Whether there are items and none has mass, for a sample that found nothing. Prioritized samples take no other lock: a
     /// push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> Result<bool> {
         let _no_births_or_evictions = self.lock_residents()?;
@@ -239,32 +241,32 @@ impl<'a> Sampling<'a> {
         }
     }
 
-    /// Draws in proportion to mass until the batch is full, and returns the total mass at the first draw. The batch
-    /// stays short when the table loses its mass, or its items go faster than it draws.
+    /// Samples in proportion to mass until the batch is full, and returns the total mass at the first sample. The batch
+    /// stays short when the table loses its mass, or its items go faster than it samples.
     fn take_by_mass(&mut self) -> Result<u64> {
         let table = self.table;
-        let number = table.draws.fetch_add(1, Ordering::Relaxed);
+        let number = table.samples.fetch_add(1, Ordering::Relaxed);
         let mut strata = Strata::new(table.seed, number);
-        let mut drawn = Vec::with_capacity(self.reserved as usize);
+        let mut sampled = Vec::with_capacity(self.reserved as usize);
         let mut targets = Vec::with_capacity(self.reserved as usize);
         let mut first_total = 0;
         for _ in 0..ROUNDS {
             strata.fill(self.reserved, &mut targets);
-            let total = table.items.tree.draw_batch(&targets, &mut drawn);
+            let total = table.items.tree.sample_batch(&targets, &mut sampled);
             if first_total == 0 {
                 first_total = total;
             }
-            for leaves in drawn.chunks(SIDE_BY_SIDE) {
+            for leaves in sampled.chunks(SIDE_BY_SIDE) {
                 self.take_side_by_side(leaves, total)?;
             }
-            if self.reserved == 0 || (drawn.is_empty() && table.items.without_mass(1)) {
+            if self.reserved == 0 || (sampled.is_empty() && table.items.without_mass(1)) {
                 break;
             }
         }
         Ok(first_total)
     }
 
-    /// Takes drawn leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
+    /// Takes sampled leaves step by step together, so that their cache misses overlap: leaf, metadata, slot of the
     /// chunk, chunk, rows each wait for the one before.
     fn take_side_by_side(&mut self, leaves: &[SampledLeaf], total: u64) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
@@ -281,7 +283,7 @@ impl<'a> Sampling<'a> {
                     generation: leaf.generation,
                 },
                 units: leaf.units,
-                // A leaf that rose while it was drawn may have more than the total.
+                // A leaf that rose while it was sampled may have more than the total.
                 probability: (leaf.units as f64 / total as f64).min(1.0),
                 metadata,
                 oldest: None,
@@ -304,7 +306,7 @@ impl<'a> Sampling<'a> {
         Ok(())
     }
 
-    /// Draws the first items of a queue, each until it has no draw left.
+    /// Samples the first items of a queue, each until it has no sample left.
     fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
         queue.offer(items, self.reserved, |key| {
@@ -319,7 +321,7 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Takes a drawn item: pins its rows and counts the draw.
+    /// Takes a sampled item: pins its rows and counts the sample.
     fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
         let Candidate { key, metadata, .. } = candidate;
         let items = &self.table.items;
@@ -387,10 +389,10 @@ impl<'a> Sampling<'a> {
                     key,
                 });
                 check_size(
-                    "a drawn batch, in pieces of chunks,",
+                    "a sampled batch, in pieces of chunks,",
                     self.pieces.len() as u64,
                     Table::MAX_BATCH_PIECES as u64,
-                    "draw fewer items at a time, or write with a larger chunk_steps",
+                    "sample fewer items at a time, or write with a larger chunk_steps",
                 )?;
             }
             skip = skip.saturating_sub(rows);
@@ -418,7 +420,7 @@ impl<'a> Sampling<'a> {
         })
     }
 
-    /// Copies the rows and hands out the blobs. The draws count, and items end with their last one, once the batch is
+    /// Copies the rows and hands out the blobs. The samples count, and items end with their last one, once the batch is
     /// delivered.
     fn finish(mut self, live_items: u64, min_probability: Option<f64>) -> Result<Sampled> {
         let table = self.table;
@@ -431,10 +433,10 @@ impl<'a> Sampling<'a> {
             }
         }
         check_size(
-            "a drawn batch, in bytes,",
+            "a sampled batch, in bytes,",
             row_bytes as u64 + blob_bytes as u64,
             Table::MAX_BATCH_BYTES,
-            "draw fewer items at a time",
+            "sample fewer items at a time",
         )?;
         let mut rows = Vec::with_capacity(row_bytes);
         let mut blobs = Vec::with_capacity(segments);
@@ -452,14 +454,14 @@ impl<'a> Sampling<'a> {
             }
         }
         self.finished = true;
-        let drawn = self.claims.len() as u32;
+        let sampled = self.claims.len() as u32;
         table
             .counters
             .sampled_items
-            .fetch_add(u64::from(drawn), Ordering::Relaxed);
-        let admitted = self.admitted.split(drawn);
+            .fetch_add(u64::from(sampled), Ordering::Relaxed);
+        let admitted = self.admitted.split(sampled);
         let claims = std::mem::take(&mut self.claims);
-        let counts = table.limiter.limits_ratio() || table.items.limits_draws();
+        let counts = table.limiter.limits_ratio() || table.items.limits_samples();
         let credit =
             counts.then(|| Box::new(Credit::new(table, admitted, claims)) as Box<dyn SampleCredit>);
         Ok(Sampled {
@@ -477,7 +479,7 @@ impl Drop for Sampling<'_> {
     fn drop(&mut self) {
         let table = self.table;
         table.undo(&self.claims);
-        table.items.return_draws(self.reserved);
+        table.items.return_samples(self.reserved);
         table.limiter.give_back(self.admitted);
         table.items.end_batch();
         // No notice of an attempt that found too little: it would wake its own caller, again and again.

@@ -17,7 +17,7 @@ use super::order::InsertionOrder;
 /// Mass of an item, in units, under a sampler that ignores priorities.
 pub const EQUAL_MASS: u64 = 1;
 
-/// The sampler of one table. Items of every sampler have mass in the sum tree; an item without mass is never drawn.
+/// The sampler of one table. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
 pub enum ItemSampler {
     /// Draws at random, in proportion to mass.
     Random {
@@ -28,23 +28,23 @@ pub enum ItemSampler {
     InOrder(Queue),
 }
 
-/// Items in the order in which they are drawn.
+/// Items in the order in which they are sampled.
 pub enum Queue {
-    /// By insertion, the oldest first. Draws take no lock.
+    /// By insertion, the oldest first. Samples take no lock.
     Fifo(InsertionOrder),
-    /// By rank. Draws, updates and insertions take its lock for one item at a time, a snapshot for one copy of all
+    /// By rank. Samples, updates and insertions take its lock for one item at a time, a snapshot for one copy of all
     /// ranks; so long an insertion, which holds the insert lock, may wait.
     Heap(Mutex<Heap>),
 }
 
-/// Outcome of offering an item to a draw.
+/// Outcome of offering an item to a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// Drawn; it has draws left.
+    /// Sampled; it has samples left.
     Again,
-    /// Drawn for the last time.
+    /// Sampled for the last time.
     Last,
-    /// Not drawn: it is gone, or has no draw left.
+    /// Not sampled: it is gone, or has no sample left.
     Refused,
 }
 
@@ -149,7 +149,7 @@ impl ItemSampler {
     }
 
     /// The live items, in the order in which another table has to insert them to sample as this one does: as they were
-    /// inserted where that counts, else by slot, since draws find equal masses in equal order.
+    /// inserted where that counts, else by slot, since samples find equal masses in equal order.
     pub fn keys<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemKey> + 'a> {
         match self {
             ItemSampler::Random { .. } => {
@@ -165,7 +165,7 @@ impl ItemSampler {
                 }))
             }
             ItemSampler::InOrder(Queue::Heap(heap)) => {
-                // Sorted without the lock, for which draws and pushes may wait.
+                // Sorted without the lock, for which samples and pushes may wait.
                 let mut changes = lock(heap).changes();
                 changes.sort_unstable_by_key(|&(change, _)| change);
                 let keys = changes.into_iter().map(|(_, key)| key);
@@ -208,7 +208,7 @@ impl ItemSampler {
 }
 
 impl Queue {
-    /// Offers items from the first on to `take`, until it has drawn `count` times or has refused the last one.
+    /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
     ///
     /// # Errors
     /// The first one of `take`.

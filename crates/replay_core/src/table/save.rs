@@ -121,10 +121,10 @@ impl Table {
         out.record(RecordKind::Items, &[&body])
     }
 
-    /// An item as it is now; `None` when it has died, has no draw left, or its chunk was not written.
+    /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written.
     fn saved_item(&self, key: ItemKey, saved: &Saved) -> Option<ItemRecord> {
         let metadata = self.items.metadata(key.slot);
-        // Before the draws: the last one takes the mass away.
+        // Before the samples: the last one takes the mass away.
         let units = self.sampler.saved_units(&self.items, key)?;
         let times_sampled = self.items.times_sampled(key.slot);
         // All that was loaded is this item's, if it is still there.
@@ -143,13 +143,13 @@ impl Table {
     }
 
     fn state(&self, evicted_chunks: u64) -> TableState {
-        let (limiter_drawn, limiter_inserted) = self.limiter.counts();
+        let (limiter_sampled, limiter_inserted) = self.limiter.counts();
         TableState {
             evicted_chunks,
             limiter_inserted,
-            limiter_drawn,
+            limiter_sampled,
             max_priority: self.max_priority.load(Ordering::Relaxed),
-            draws: self.draws.load(Ordering::Relaxed),
+            samples: self.samples.load(Ordering::Relaxed),
             counters: self
                 .counters
                 .all()

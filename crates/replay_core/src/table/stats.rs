@@ -23,7 +23,7 @@ pub(super) struct TableCounters {
     pub stale_updates: AtomicU64,
     pub corrupt_items: AtomicU64,
     pub blocked_pushes: AtomicU64,
-    pub blocked_draws: AtomicU64,
+    pub blocked_samples: AtomicU64,
 }
 
 /// Index of `inserted_steps` in [`TableCounters::all`].
@@ -39,7 +39,7 @@ impl TableCounters {
         }
         named!(
             inserted_steps inserted_items late_items evicted_steps evicted_items sampled_items
-            updated_priorities stale_updates corrupt_items blocked_pushes blocked_draws
+            updated_priorities stale_updates corrupt_items blocked_pushes blocked_samples
         )
     }
 }
@@ -47,7 +47,7 @@ impl TableCounters {
 impl Table {
     /// Gauges, and counters since the table was made, by the names of `docs/api.md`. `bytes` (live and pinned) has
     /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, ever and before the exponent, is null
-    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered draws.
+    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Of a table that has failed, too.
@@ -55,7 +55,7 @@ impl Table {
             (residents.steps, residents.bytes)
         };
         let bytes = self.held.bytes();
-        let (limiter_drawn, limiter_inserted) = self.limiter.counts();
+        let (limiter_sampled, limiter_inserted) = self.limiter.counts();
         let (writers, streams) = self.writers.counts();
         let mut stats = json!({
             "items": self.items.live(),
@@ -71,7 +71,7 @@ impl Table {
             "by_writer": self.writers.stats(),
             "total_priority": self.items.tree.from_units(self.items.tree.total()),
             "max_priority": self.max_priority(),
-            "limiter_drawn": limiter_drawn,
+            "limiter_sampled": limiter_sampled,
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),
             "failed": self.has_failed(),

@@ -114,13 +114,13 @@ impl NewChunk {
     }
 }
 
-/// Bytes that a table holds: live chunks, and the payloads of evicted ones while a drawn batch refers to them.
+/// Bytes that a table holds: live chunks, and the payloads of evicted ones while a sampled batch refers to them.
 pub struct Held {
     bytes: AtomicU64,
     /// Pushes that wait.
     pub pushes: Arc<WaitingLine>,
-    /// Draws that wait.
-    pub draws: Arc<WaitingLine>,
+    /// Samples that wait.
+    pub samples: Arc<WaitingLine>,
     /// The table's share of the memory's byte limit, until the last reader of a dropped table's blobs is gone.
     _reservation: Reservation,
 }
@@ -131,14 +131,14 @@ impl Held {
         Arc::new(Held {
             bytes: AtomicU64::new(0),
             pushes: Arc::default(),
-            draws: Arc::default(),
+            samples: Arc::default(),
             _reservation: reservation,
         })
     }
 
-    /// Wakes the calls whose turn it is, after a change that a waiting push or draw may need.
+    /// Wakes the calls whose turn it is, after a change that a waiting push or sample may need.
     pub fn wake(&self) {
-        WaitingLine::wake_first([&self.pushes, &self.draws]);
+        WaitingLine::wake_first([&self.pushes, &self.samples]);
     }
 
     /// Bytes held now.

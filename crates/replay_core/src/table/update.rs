@@ -12,7 +12,7 @@ const MAX_REASON: usize = 200;
 
 impl Table {
     /// Sets priorities, before the exponent. The last value of a repeated key counts. Keys of items that are gone, and
-    /// those of other tables, memories and servers, are counted and ignored.
+    /// keys of other tables, memories and servers, are counted and ignored.
     ///
     /// # Errors
     /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or
@@ -47,7 +47,7 @@ impl Table {
         self.counters
             .stale_updates
             .fetch_add(stale as u64, Ordering::Relaxed);
-        // A draw may be waiting for more items with mass.
+        // A sample may be waiting for more items with mass.
         self.held.wake();
         Ok(UpdateReceipt {
             applied: applied as u32,

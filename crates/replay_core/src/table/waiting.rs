@@ -1,4 +1,4 @@
-//! The order of calls that wait: a table has a line for its pushes and one for its draws, and only the first call of a
+//! The order of calls that wait: a table has a line for its pushes and one for its samples, and only the first call of a
 //! line is tried. So a call is passed by no later one, however fast that is, and a change wakes two calls, not all.
 
 use std::collections::VecDeque;

@@ -100,7 +100,7 @@ impl BufferPool {
             "an array of a batch, in bytes,",
             len as u64,
             LARGEST,
-            "draw fewer items at a time, or with a narrower view",
+            "sample fewer items at a time, or with a narrower view",
         )?;
         if len < SMALLEST_KEPT {
             return Ok(Buffer::zeros(len));
@@ -186,9 +186,9 @@ pub struct Rejected {
     pub reason: String,
 }
 
-/// The arrays of one draw.
+/// The arrays of one sample.
 pub struct Batch {
-    /// Items: the first dimension of every array. Fewer than were drawn where some are rejected.
+    /// Items: the first dimension of every array. Fewer than were sampled where some are rejected.
     pub len: usize,
     /// The arrays.
     pub arrays: Vec<Array>,

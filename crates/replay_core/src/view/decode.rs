@@ -53,7 +53,7 @@ impl<'a> Unpacker<'a> {
     /// Unpacks one value into `out`, which has exactly its size.
     pub(super) fn unpack(
         &mut self,
-        row: DrawnRow<'a>,
+        row: SampledRow<'a>,
         column: usize,
         out: &mut [u8],
     ) -> Decoded<()> {
@@ -74,7 +74,7 @@ impl<'a> Unpacker<'a> {
     /// zeros. Slots before the episode's first observation are padded.
     pub(super) fn unpack_slots(
         &mut self,
-        window: &DrawnWindow<'a>,
+        window: &SampledWindow<'a>,
         column: usize,
         padding: Padding,
         slots: &mut [u8],
@@ -97,7 +97,7 @@ impl<'a> Unpacker<'a> {
     }
 
     /// Unpacks a column that holds one number.
-    pub(super) fn number(&mut self, row: DrawnRow<'a>, column: usize) -> Decoded<f64> {
+    pub(super) fn number(&mut self, row: SampledRow<'a>, column: usize) -> Decoded<f64> {
         let mut bytes = [0; 8];
         let value = &mut bytes[..self.bytes(column)];
         self.unpack(row, column, value)?;
@@ -106,7 +106,7 @@ impl<'a> Unpacker<'a> {
 
     fn unpack_blob(
         &mut self,
-        row: DrawnRow<'a>,
+        row: SampledRow<'a>,
         number: usize,
         codec: Codec,
         out: &mut [u8],
@@ -153,7 +153,7 @@ impl<'a> KeyValue<'a> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct DrawnRow<'a> {
+pub(super) struct SampledRow<'a> {
     parts: RowParts<'a>,
     role: KeyRole<'a>,
 }
@@ -165,7 +165,7 @@ enum KeyRole<'a> {
     DifferenceTo(RowParts<'a>),
     /// The next row is one with differences to this key row: its values are worth remembering.
     Key,
-    /// No other row of the draw needs the row.
+    /// No other row of the sample needs the row.
     Alone,
 }
 
@@ -195,29 +195,29 @@ impl<'a> RowParts<'a> {
     }
 }
 
-impl DrawnRow<'_> {
+impl SampledRow<'_> {
     pub(super) fn has(self, flag: u8) -> bool {
         self.parts.has(flag)
     }
 }
 
-/// The rows around the anchor of one drawn item.
+/// The rows around the anchor of one sampled item.
 #[derive(Clone, Copy)]
-pub(super) struct DrawnWindow<'a> {
-    rows: &'a [DrawnRow<'a>],
+pub(super) struct SampledWindow<'a> {
+    rows: &'a [SampledRow<'a>],
     before: usize,
 }
 
-impl<'a> DrawnWindow<'a> {
+impl<'a> SampledWindow<'a> {
     /// The row `offset` steps after the anchor (before it where negative).
-    pub(super) fn row(&self, offset: isize) -> Option<DrawnRow<'a>> {
+    pub(super) fn row(&self, offset: isize) -> Option<SampledRow<'a>> {
         let index = self.before.checked_add_signed(offset)?;
         self.rows.get(index).copied()
     }
 
     /// The steps from the anchor on, at most `most`, up to the end of the episode (or life), and whether the last of them
     /// terminates. Otherwise the observation to bootstrap from follows.
-    pub(super) fn steps(&self, most: usize) -> Decoded<(&'a [DrawnRow<'a>], bool)> {
+    pub(super) fn steps(&self, most: usize) -> Decoded<(&'a [SampledRow<'a>], bool)> {
         let rows = &self.rows[self.before..];
         for (index, row) in rows.iter().enumerate() {
             let steps = index + 1;
@@ -238,23 +238,23 @@ impl<'a> DrawnWindow<'a> {
     }
 }
 
-/// Finds the rows of a draw, their blobs and their key rows.
+/// Finds the rows of a sample, their blobs and their key rows.
 ///
 /// # Errors
 /// [`Error::Corrupt`] when the reply does not have the rows, the blobs or the key rows that it announces.
 pub(super) fn split_rows<'a>(
     sampled: &'a Sampled,
     layout: &RowLayout,
-) -> Result<Vec<DrawnRow<'a>>> {
+) -> Result<Vec<SampledRow<'a>>> {
     let row_bytes = layout.row_bytes;
     if !sampled.rows.len().is_multiple_of(row_bytes) {
         return Err(Error::Corrupt(format!(
-            "a draw has {} bytes of rows, which is no multiple of {}",
+            "a sample has {} bytes of rows, which is no multiple of {}",
             sampled.rows.len(),
             row_bytes
         )));
     }
-    let mut rows: Vec<DrawnRow<'a>> = Vec::with_capacity(sampled.rows.len() / row_bytes);
+    let mut rows: Vec<SampledRow<'a>> = Vec::with_capacity(sampled.rows.len() / row_bytes);
     let mut segments = sampled.blobs.iter().map(AsRef::as_ref);
     let mut rest: &[u8] = &[];
     let mut key: Option<RowParts<'a>> = None;
@@ -262,9 +262,9 @@ pub(super) fn split_rows<'a>(
         let lengths = layout.blob_lengths(fields).map(BlobLength::bytes);
         let length = lengths.fold(0, usize::saturating_add);
         while rest.is_empty() && length > 0 {
-            rest = segments
-                .next()
-                .ok_or_else(|| Error::Corrupt("the blobs of a draw end before its rows".into()))?;
+            rest = segments.next().ok_or_else(|| {
+                Error::Corrupt("the blobs of a sample end before its rows".into())
+            })?;
         }
         let (blobs, left) = rest.split_at_checked(length).ok_or_else(|| {
             Error::Corrupt("the blobs of a row reach beyond their segment".into())
@@ -273,7 +273,7 @@ pub(super) fn split_rows<'a>(
         let parts = RowParts { fields, blobs };
         let role = if parts.has(flags::DIFFERENCE) {
             let key = key.ok_or_else(|| {
-                Error::Corrupt("a draw begins with a row that needs the one before".into())
+                Error::Corrupt("a sample begins with a row that needs the one before".into())
             })?;
             if let Some(before) = rows.last_mut()
                 && std::ptr::eq(before.parts.fields, key.fields)
@@ -286,20 +286,20 @@ pub(super) fn split_rows<'a>(
             KeyRole::Alone
         };
         if !parts.has(flags::REFERENCE) {
-            rows.push(DrawnRow { parts, role });
+            rows.push(SampledRow { parts, role });
         }
     }
     Ok(rows)
 }
 
-/// Cuts the rows of a draw into the windows of its items.
+/// Cuts the rows of a sample into the windows of its items.
 ///
 /// # Errors
 /// [`Error::Corrupt`] when the windows do not add up to the rows.
 pub(super) fn split_windows<'a>(
     sampled: &Sampled,
-    rows: &'a [DrawnRow<'a>],
-) -> Result<Vec<DrawnWindow<'a>>> {
+    rows: &'a [SampledRow<'a>],
+) -> Result<Vec<SampledWindow<'a>>> {
     let mut rest = rows;
     let windows = sampled
         .items
@@ -308,12 +308,12 @@ pub(super) fn split_windows<'a>(
             let before = usize::from(item.before);
             let (rows, left) = rest.split_at_checked(before + 1 + usize::from(item.after))?;
             rest = left;
-            Some(DrawnWindow { rows, before })
+            Some(SampledWindow { rows, before })
         })
         .collect::<Option<Vec<_>>>();
     windows.filter(|_| rest.is_empty()).ok_or_else(|| {
         Error::Corrupt(format!(
-            "the windows of {} drawn items do not add up to their {} rows",
+            "the windows of {} sampled items do not add up to their {} rows",
             sampled.items.len(),
             rows.len()
         ))

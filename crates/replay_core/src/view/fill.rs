@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::batch::{ArraySpec, Buffer};
-use super::decode::{Decoded, DrawnWindow, Unpacker};
+use super::decode::{Decoded, SampledWindow, Unpacker};
 use super::streamed::Copies;
 use crate::error::{Error, Result};
 use crate::row_layout::RowLayout;
@@ -17,10 +17,10 @@ const PART_ITEMS: usize = 32;
 
 /// Fills one item's part of each array, or returns the reason why its window cannot be used.
 pub(super) type Fill<'f, 'a> =
-    &'f (dyn Fn(&mut Unpacker<'a>, &DrawnWindow<'a>, &mut [&mut [u8]]) -> Decoded<()> + Sync);
+    &'f (dyn Fn(&mut Unpacker<'a>, &SampledWindow<'a>, &mut [&mut [u8]]) -> Decoded<()> + Sync);
 
 /// The calling thread and others that wait for its next batch. They are not started anew for each batch: the scheduler
-/// tends to put a new thread on its parent's core while another core is about to become idle, which made a remote draw
+/// tends to put a new thread on its parent's core while another core is about to become idle, which made a remote sample
 /// of 512 take 6.2 ms instead of 4.1 on two cores.
 pub(super) struct Fillers {
     others: Option<ThreadPool>,
@@ -51,7 +51,7 @@ impl Fillers {
     pub(super) fn fill_arrays<'a>(
         &self,
         layout: &'a RowLayout,
-        windows: &[DrawnWindow<'a>],
+        windows: &[SampledWindow<'a>],
         specs: &[ArraySpec],
         buffers: &mut [Buffer],
         fill: Fill<'_, 'a>,

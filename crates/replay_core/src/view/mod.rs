@@ -23,7 +23,7 @@ use crate::replay::Sampled;
 use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig};
 use batch::{ArraySpec, BufferPool};
-use decode::DrawnWindow;
+use decode::SampledWindow;
 use fill::{Fill, Fillers};
 
 /// How a [`Decoder`] works.
@@ -44,7 +44,7 @@ impl Default for DecodeOptions {
     }
 }
 
-/// Makes arrays of drawn windows. Threads may share a decoder. It reuses the buffers of dropped batches.
+/// Makes arrays of sampled windows. Threads may share a decoder. It reuses the buffers of dropped batches.
 pub struct Decoder {
     layout: RowLayout,
     view: View,
@@ -60,7 +60,7 @@ enum View {
 }
 
 impl Decoder {
-    /// A decoder of draws from a table.
+    /// A decoder of samples from a table.
     ///
     /// # Errors
     /// Errors of [`TableConfig::validate`] and [`ViewSpec::validate`], and [`Error::Io`](crate::Error::Io) when no thread can be started.
@@ -86,7 +86,7 @@ impl Decoder {
     /// whose data does not decode are left out and listed in [`Batch::rejected`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) where the draw as a whole does not have the rows and blobs that it announces,
+    /// [`Error::Corrupt`](crate::Error::Corrupt) where the sample as a whole does not have the rows and blobs that it announces,
     /// [`Error::Config`](crate::Error::Config) for a bad `beta`, or for weights over the memory without its smallest probability,
     /// [`Error::TooLarge`](crate::Error::TooLarge) for an array beyond 16 GiB.
     pub fn decode(&self, sampled: &Sampled, beta: f64) -> Result<Batch> {
@@ -121,7 +121,7 @@ impl Decoder {
         &'a self,
         sampled: &Sampled,
         beta: f64,
-        windows: &[DrawnWindow<'a>],
+        windows: &[SampledWindow<'a>],
         specs: &[ArraySpec],
         fill: Fill<'_, 'a>,
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{Decoded, DrawnWindow, Unpacker};
+use super::decode::{Decoded, SampledWindow, Unpacker};
 use super::{NStep, REWARD};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
@@ -57,8 +57,8 @@ impl NStepView {
     }
 
     /// Slots from `observation` to `next_observation` that fit every window of a batch.
-    pub(super) fn shift(&self, windows: &[DrawnWindow<'_>]) -> usize {
-        let short = |window: &DrawnWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
+    pub(super) fn shift(&self, windows: &[SampledWindow<'_>]) -> usize {
+        let short = |window: &SampledWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
         if self.n() < self.stack() && !windows.iter().any(short) {
             self.n()
         } else {
@@ -85,7 +85,7 @@ impl NStepView {
         &self,
         unpacker: &mut Unpacker<'a>,
         shift: usize,
-        window: &DrawnWindow<'a>,
+        window: &SampledWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
         let [observations, reward, discount, others @ ..] = out else {

@@ -2,7 +2,7 @@
 
 use super::Window;
 use super::batch::ArraySpec;
-use super::decode::{Decoded, DrawnWindow, Unpacker};
+use super::decode::{Decoded, SampledWindow, Unpacker};
 use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, flags};
 
@@ -33,7 +33,7 @@ impl Window {
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        window: &DrawnWindow<'a>,
+        window: &SampledWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
         let (bits, columns) = out.split_at_mut(1 + FLAGS.len());

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{Decoded, DrawnWindow, Unpacker};
+use super::decode::{Decoded, SampledWindow, Unpacker};
 use super::{REWARD, Sequence};
 use crate::error::Result;
 use crate::row_layout::RowLayout;
@@ -81,7 +81,7 @@ impl SequenceView {
     pub(super) fn fill<'a>(
         &self,
         unpacker: &mut Unpacker<'a>,
-        window: &DrawnWindow<'a>,
+        window: &SampledWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
         let (steps, terminates) = window.steps(self.steps())?;

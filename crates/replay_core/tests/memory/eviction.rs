@@ -19,11 +19,11 @@ fn the_oldest_chunks_make_room_for_steps() {
     assert_eq!((stat(&table, "steps"), stat(&table, "items")), (9, 9));
     assert_eq!(stat(&table, "evicted_steps"), 6);
     assert_eq!(stat(&table, "evicted_items"), 6);
-    let mut drawn = anchors(&sample(&table, 9));
-    drawn.sort_unstable();
+    let mut sampled = anchors(&sample(&table, 9));
+    sampled.sort_unstable();
     assert!(
-        drawn.into_iter().eq(6..15),
-        "equal strata draw each item once"
+        sampled.into_iter().eq(6..15),
+        "equal strata sample each item once"
     );
     table.check_at_rest().unwrap();
 }
@@ -149,12 +149,12 @@ fn an_emptied_table_starts_again_and_its_writers_go_on() {
     assert_eq!((stat(&table, "steps"), stat(&table, "items")), (0, 0));
     assert_eq!(
         (
-            stat(&table, "limiter_drawn"),
+            stat(&table, "limiter_sampled"),
             stat(&table, "limiter_inserted")
         ),
         (0, 0)
     );
-    assert_eq!(anchors(&old).len(), 4, "a drawn batch stays whole");
+    assert_eq!(anchors(&old).len(), 4, "a sampled batch stays whole");
     assert_eq!(
         table
             .update_priorities(&keys(&old), &[1.0; 4])
@@ -163,7 +163,7 @@ fn an_emptied_table_starts_again_and_its_writers_go_on() {
         4
     );
     drop(old);
-    assert_eq!(stat(&table, "limiter_drawn"), 0, "an old credit is void");
+    assert_eq!(stat(&table, "limiter_sampled"), 0, "an old credit is void");
     assert_eq!(stat(&table, "bytes"), 0);
 
     // Step numbers go on; a window does not reach back over the emptying.

@@ -54,18 +54,18 @@ fn a_push_that_fails_wakes_the_calls_that_wait() {
 }
 
 #[test]
-fn inserts_and_draws_wait_for_each_other() {
+fn inserts_and_samples_wait_for_each_other() {
     let memory = memory();
     Replay::create_table(&*memory, &limited(), &one_try()).unwrap();
     let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
     let text = deadline(memory.sample(&request(1), &one_try()));
     assert!(text.contains("holds 0 items of the 4"), "{text}");
     writer.push(body(0, 4), &one_try()).unwrap();
-    // 8 drawn items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
+    // 8 sampled items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
     (4..8).for_each(|step| writer.push(body(step, 1), &one_try()).unwrap());
     let text = deadline(writer.push(body(8, 1), &one_try()));
     assert!(
-        text.contains("waits for its readers to draw 2 more"),
+        text.contains("waits for its readers to sample 2 more"),
         "{text}"
     );
     // Down to 8 behind.
@@ -79,12 +79,12 @@ fn inserts_and_draws_wait_for_each_other() {
 
     // A batch that nobody received is taken back.
     let table = memory.table("t").unwrap();
-    assert_eq!(stat(&table, "limiter_drawn"), 14);
+    assert_eq!(stat(&table, "limiter_sampled"), 14);
     drop(batch);
-    assert_eq!(stat(&table, "limiter_drawn"), 0);
+    assert_eq!(stat(&table, "limiter_sampled"), 0);
     let batch = memory.sample(&request(14), &one_try()).unwrap();
     batch.credit.unwrap().delivered();
-    assert_eq!(stat(&table, "limiter_drawn"), 14);
+    assert_eq!(stat(&table, "limiter_sampled"), 14);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn steps_without_items_are_not_limited() {
 }
 
 #[test]
-fn a_draw_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
+fn a_sample_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
     let table = table(&limited());
     Actor::open(&table, 1).push_next(8);
     let error = refusal(table.try_sample(&request(15), false, &mut Turn::default()));
@@ -127,13 +127,13 @@ fn memory_with(config: &TableConfig) -> Arc<Memory> {
 }
 
 #[test]
-fn a_blocked_draw_goes_on_when_a_push_comes() {
+fn a_blocked_sample_goes_on_when_a_push_comes() {
     let memory = memory_with(&limited());
     let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
     thread::scope(|scope| {
-        let draw = scope.spawn(|| memory.sample(&request(4), &Wait::forever()).unwrap());
+        let sample = scope.spawn(|| memory.sample(&request(4), &Wait::forever()).unwrap());
         (0..4).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
-        assert_eq!(anchors(&draw.join().unwrap()).len(), 4);
+        assert_eq!(anchors(&sample.join().unwrap()).len(), 4);
     });
 }
 
@@ -156,7 +156,7 @@ fn actors_and_learner_take_turns_to_the_end() {
     });
     let table = memory.table("t").unwrap();
     assert_eq!(stat(&table, "limiter_inserted"), ITEMS);
-    assert_eq!(stat(&table, "limiter_drawn"), 2 * ITEMS - 8);
+    assert_eq!(stat(&table, "limiter_sampled"), 2 * ITEMS - 8);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn writers_at_the_same_time_overshoot_by_one_push() {
             }
         });
         let lead =
-            2.0 * stat(&table, "limiter_inserted") as f64 - stat(&table, "limiter_drawn") as f64;
+            2.0 * stat(&table, "limiter_inserted") as f64 - stat(&table, "limiter_sampled") as f64;
         assert!(lead <= most, "round {round}: {lead}");
         sample(&table, 12).credit.unwrap().delivered();
     }
@@ -203,7 +203,7 @@ fn a_push_that_is_refused_gives_its_admission_back() {
 }
 
 #[test]
-fn draws_that_went_with_evicted_items_do_not_stop_the_table() {
+fn samples_that_went_with_evicted_items_do_not_stop_the_table() {
     // The slack lets writers run further ahead than the table holds.
     let table = table(&TableConfig {
         max_times_sampled: 1,
@@ -212,21 +212,21 @@ fn draws_that_went_with_evicted_items_do_not_stop_the_table() {
         ..config(8)
     });
     let mut actor = Actor::open(&table, 1);
-    let mut drawn = 0;
+    let mut sampled = 0;
     for _ in 0..400 {
-        let draw = table
+        let sample = table
             .try_sample(&request(6), false, &mut Turn::default())
             .unwrap();
-        if let Attempt::Ready(batch) = draw {
+        if let Attempt::Ready(batch) = sample {
             batch.credit.unwrap().delivered();
-            drawn += 1;
+            sampled += 1;
         } else if let Attempt::Blocked(waits) = actor.try_push(actor.next(7)).unwrap() {
             panic!("both sides wait: {waits}");
         } else {
             actor.next_step += 7;
         }
     }
-    assert!(drawn > 180, "{drawn}");
+    assert!(sampled > 180, "{sampled}");
 
     let error = refusal(table.try_sample(&request(9), false, &mut Turn::default()));
     assert!(matches!(error, Error::Config(_)), "{error}");
@@ -234,7 +234,7 @@ fn draws_that_went_with_evicted_items_do_not_stop_the_table() {
 }
 
 #[test]
-fn more_draws_for_each_item_than_it_has_are_refused() {
+fn more_samples_for_each_item_than_it_has_are_refused() {
     let config = |max_times_sampled| TableConfig {
         max_times_sampled,
         samples_per_insert: 2.0,
@@ -352,7 +352,7 @@ fn a_push_that_waits_is_passed_by_no_later_one() {
 }
 
 #[test]
-fn a_draw_that_waits_is_passed_by_no_later_one() {
+fn a_sample_that_waits_is_passed_by_no_later_one() {
     let table = table(&limited());
     let mut actor = Actor::open(&table, 1);
     actor.push_next(4);
@@ -362,6 +362,6 @@ fn a_draw_that_waits_is_passed_by_no_later_one() {
     assert!(text.starts_with("1 earlier calls wait: table"), "{text}");
     assert!(late.is_behind() && !early.is_behind());
     drop(early);
-    let drawn = table.try_sample(&request(1), false, &mut late).unwrap();
-    assert!(matches!(drawn, Attempt::Ready(_)));
+    let sampled = table.try_sample(&request(1), false, &mut late).unwrap();
+    assert!(matches!(sampled, Attempt::Ready(_)));
 }

@@ -150,7 +150,7 @@ fn windows_span_chunks_and_are_clipped_to_what_is_wanted() {
     actor.push(Body::default().chunk(0, 3, 1));
     actor.push(Body::default().chunk(2, 3, 9).chunk(0, 4, 4));
     actor.push(Body::default().window(0, 4, (3, 2), None));
-    let draw = |before, after| {
+    let sample = |before, after| {
         let request = SampleRequest {
             before,
             after,
@@ -159,11 +159,11 @@ fn windows_span_chunks_and_are_clipped_to_what_is_wanted() {
         windows(&sample_as(&table, &request)).remove(0)
     };
     let rows = |steps: std::ops::Range<u64>| steps.map(|s| (0, s)).collect::<Vec<_>>();
-    assert_eq!(draw(3, 3), rows(1..7));
-    assert_eq!(draw(3, 0), rows(1..5));
-    assert_eq!(draw(1, 1), rows(3..6));
-    assert_eq!(draw(0, 3), rows(4..7));
-    assert_eq!(draw(0, 0), rows(4..5));
+    assert_eq!(sample(3, 3), rows(1..7));
+    assert_eq!(sample(3, 0), rows(1..5));
+    assert_eq!(sample(1, 1), rows(3..6));
+    assert_eq!(sample(0, 3), rows(4..7));
+    assert_eq!(sample(0, 0), rows(4..5));
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_request_wider_than_the_writers_window_is_an_error_and_takes_nothing() {
             "{error}"
         );
     }
-    assert_eq!(sample(&table, 2).items.len(), 2, "both draws are left");
+    assert_eq!(sample(&table, 2).items.len(), 2, "both samples are left");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Samplers that draw in an order (`fifo`, `lifo`, `max_heap`, `min_heap`), against a naive list of items.
+//! Samplers that sample in an order (`fifo`, `lifo`, `max_heap`, `min_heap`), against a naive list of items.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn chunk(first: u64, priorities: &[f32]) -> Body {
     (first..).zip(priorities).fold(body, with_items)
 }
 
-fn draw(table: &Arc<Table>, count: u32) -> Vec<u64> {
+fn sampled_anchors(table: &Arc<Table>, count: u32) -> Vec<u64> {
     anchors(&sample(table, count))
 }
 
@@ -62,7 +62,7 @@ fn the_newest_the_highest_or_the_lowest_comes_first() {
 }
 
 #[test]
-fn without_a_limit_an_item_is_drawn_until_another_one_comes_first() {
+fn without_a_limit_an_item_is_sampled_until_another_one_comes_first() {
     let mut actor = filled(Sampler::MaxHeap, 0, &[1.0, 3.0, 2.0]);
     let batch = sample(&actor.table, 4);
     assert_eq!(anchors(&batch), [1; 4]);
@@ -70,23 +70,23 @@ fn without_a_limit_an_item_is_drawn_until_another_one_comes_first() {
     assert_eq!(times, [1, 2, 3, 4]);
     let key = batch.items[0].key;
     actor.table.update_priorities(&[key], &[0.5]).unwrap();
-    assert_eq!(draw(&actor.table, 2), [2; 2]);
+    assert_eq!(sampled_anchors(&actor.table, 2), [2; 2]);
     // Equal priorities: the one that was updated last comes last.
     actor.table.update_priorities(&[key], &[2.0]).unwrap();
-    assert_eq!(draw(&actor.table, 1), [2]);
+    assert_eq!(sampled_anchors(&actor.table, 1), [2]);
     actor.push(chunk(3, &[7.0]));
-    assert_eq!(draw(&actor.table, 1), [3]);
+    assert_eq!(sampled_anchors(&actor.table, 1), [3]);
 
     let mut newest = filled(Sampler::Lifo, 0, &[1.0, 3.0]);
-    assert_eq!(draw(&newest.table, 3), [1; 3]);
+    assert_eq!(sampled_anchors(&newest.table, 3), [1; 3]);
     newest.push(chunk(2, &[0.0]));
-    assert_eq!(draw(&newest.table, 1), [2]);
+    assert_eq!(sampled_anchors(&newest.table, 1), [2]);
     let error = refusal(ordered(Sampler::Fifo, 0).validate());
     assert!(error.to_string().contains("max_times_sampled"), "{error}");
 }
 
 #[test]
-fn a_draw_that_fails_gives_its_items_back_in_their_order() {
+fn a_sample_that_fails_gives_its_items_back_in_their_order() {
     for sampler in [Sampler::Fifo, Sampler::MaxHeap] {
         let mut actor = filled(sampler, 1, &[9.0, 8.0]);
         let narrow = replay_core::replay::OpenWriter {
@@ -104,7 +104,7 @@ fn a_draw_that_fails_gives_its_items_back_in_their_order() {
         };
         let error = refusal(actor.table.try_sample(&wide, false, &mut Turn::default()));
         assert!(matches!(error, Error::View { .. }), "{error}");
-        assert_eq!(draw(&actor.table, 3), [0, 1, 0], "{sampler:?}");
+        assert_eq!(sampled_anchors(&actor.table, 3), [0, 1, 0], "{sampler:?}");
         actor.table.check_at_rest().unwrap();
     }
 }
@@ -112,10 +112,10 @@ fn a_draw_that_fails_gives_its_items_back_in_their_order() {
 #[derive(Debug, Clone)]
 enum Step {
     Push(Vec<u8>),
-    Draw(u32),
-    /// The priority of a drawn item.
+    Sample(u32),
+    /// The priority of a sampled item.
     Update(usize, u8),
-    /// A drawn item is reported as corrupt.
+    /// A sampled item is reported as corrupt.
     Remove(usize),
     /// Into a snapshot and back.
     Restore,
@@ -125,7 +125,7 @@ fn step() -> impl Strategy<Value = Step> {
     let priority = 0..4u8;
     prop_oneof![
         4 => prop::collection::vec(priority.clone(), 1..5).prop_map(Step::Push),
-        4 => (1..4u32).prop_map(Step::Draw),
+        4 => (1..4u32).prop_map(Step::Sample),
         3 => (any::<usize>(), priority).prop_map(|(item, p)| Step::Update(item, p)),
         1 => any::<usize>().prop_map(Step::Remove),
         1 => Just(Step::Restore),
@@ -169,16 +169,16 @@ impl Model {
         }
     }
 
-    /// Steps of the drawn items; `None` where the draw has to wait.
-    fn draw(&mut self, count: u32) -> Option<Vec<u64>> {
-        let draws_of = |item: &Item| match self.max_times_sampled {
+    /// Steps of the sampled items; `None` where the sample has to wait.
+    fn sample(&mut self, count: u32) -> Option<Vec<u64>> {
+        let samples_of = |item: &Item| match self.max_times_sampled {
             0 => count,
             most => most - item.times_sampled,
         };
-        if self.items.iter().map(draws_of).sum::<u32>() < count {
+        if self.items.iter().map(samples_of).sum::<u32>() < count {
             return None;
         }
-        let drawn = (0..count).map(|_| {
+        let sampled = (0..count).map(|_| {
             let first = self.items.iter().enumerate().min_by_key(|(_, item)| {
                 let priority = i64::from(item.priority);
                 match self.sampler {
@@ -189,7 +189,7 @@ impl Model {
                     Sampler::Prioritized | Sampler::Uniform => unreachable!("not in an order"),
                 }
             });
-            let (index, _) = first.expect("there is an item with a draw left");
+            let (index, _) = first.expect("there is an item with a sample left");
             let item = &mut self.items[index];
             item.times_sampled += 1;
             let step = item.step;
@@ -198,7 +198,7 @@ impl Model {
             }
             step
         });
-        Some(drawn.collect())
+        Some(sampled.collect())
     }
 
     /// Whether the item of that step is live, and changes its priority.
@@ -257,7 +257,7 @@ proptest! {
             items: Vec::new(),
             changes: 0,
         };
-        // Keys of drawn items, and their steps.
+        // Keys of sampled items, and their steps.
         let mut known: HashMap<u64, u64> = HashMap::new();
         let nth = |known: &HashMap<u64, u64>, n: usize| {
             let mut known: Vec<_> = known.iter().map(|(&key, &step)| (step, key)).collect();
@@ -272,8 +272,8 @@ proptest! {
                     model.push(actor.next_step, &priorities);
                     actor.next_step += priorities.len() as u64;
                 }
-                Step::Draw(count) => {
-                    let drawn = match actor.table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
+                Step::Sample(count) => {
+                    let sampled = match actor.table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
                         Attempt::Ready(mut batch) => {
                             deliver(&mut batch);
                             known.extend(keys(&batch).into_iter().zip(anchors(&batch)));
@@ -281,7 +281,7 @@ proptest! {
                         }
                         Attempt::Blocked(_) => None,
                     };
-                    prop_assert_eq!(drawn, model.draw(count));
+                    prop_assert_eq!(sampled, model.sample(count));
                 }
                 Step::Update(item, priority) => {
                     if let Some((step, key)) = nth(&known, item) {
@@ -311,7 +311,7 @@ proptest! {
 }
 
 #[test]
-fn draws_that_did_not_reach_their_reader_can_be_drawn_again() {
+fn samples_that_did_not_reach_their_reader_can_be_sampled_again() {
     for sampler in [
         Sampler::Prioritized,
         Sampler::Fifo,
@@ -321,21 +321,21 @@ fn draws_that_did_not_reach_their_reader_can_be_drawn_again() {
     ] {
         let actor = filled(sampler, 1, &[4.0, 2.0, 3.0, 1.0]);
         let table = &actor.table;
-        let draw = |count| match table
+        let sample = |count| match table
             .try_sample(&request(count), false, &mut Turn::default())
             .unwrap()
         {
             Attempt::Ready(batch) => batch,
             Attempt::Blocked(waits) => panic!("blocked: {waits}"),
         };
-        let (first, second) = (draw(2), draw(2));
+        let (first, second) = (sample(2), sample(2));
         let order = [anchors(&first), anchors(&second)].concat();
         let mut all = order.clone();
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2, 3], "{sampler:?}: on their way once each");
         blocked(table.try_sample(&request(1), false, &mut Turn::default()));
         drop((first, second));
-        let mut again = draw(4);
+        let mut again = sample(4);
         match sampler {
             Sampler::Prioritized => assert_eq!(again.items.len(), 4),
             _ => assert_eq!(anchors(&again), order, "{sampler:?}"),

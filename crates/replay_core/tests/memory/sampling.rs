@@ -1,4 +1,4 @@
-//! Which items are drawn, how often, and what is said about them.
+//! Which items are sampled, how often, and what is said about them.
 
 use std::collections::BTreeMap;
 
@@ -18,39 +18,39 @@ fn filled(config: &TableConfig, priorities: &[f32]) -> Actor {
     actor
 }
 
-/// How often each step is drawn in `batches` batches of `count`.
+/// How often each step is sampled in `batches` batches of `count`.
 fn frequencies(actor: &Actor, batches: u32, count: u32) -> BTreeMap<u64, u32> {
-    let mut drawn = BTreeMap::new();
+    let mut sampled = BTreeMap::new();
     for _ in 0..batches {
         for step in anchors(&sample(&actor.table, count)) {
-            *drawn.entry(step).or_default() += 1;
+            *sampled.entry(step).or_default() += 1;
         }
     }
-    drawn
+    sampled
 }
 
 /// Pearson's statistic of counts against expected shares.
-fn chi_square(drawn: &BTreeMap<u64, u32>, shares: &[f64]) -> f64 {
-    let total: u32 = drawn.values().sum();
+fn chi_square(sampled: &BTreeMap<u64, u32>, shares: &[f64]) -> f64 {
+    let total: u32 = sampled.values().sum();
     shares
         .iter()
         .enumerate()
         .map(|(step, share)| {
             let expected = share * f64::from(total);
-            let seen = f64::from(drawn.get(&(step as u64)).copied().unwrap_or(0));
+            let seen = f64::from(sampled.get(&(step as u64)).copied().unwrap_or(0));
             (seen - expected).powi(2) / expected
         })
         .sum()
 }
 
 #[test]
-fn items_are_drawn_in_proportion_to_their_priority() {
+fn items_are_sampled_in_proportion_to_their_priority() {
     let actor = filled(&config(100), &[1.0, 2.0, 3.0, 4.0, 0.0, 10.0]);
-    let drawn = frequencies(&actor, 20_000, 1);
-    assert!(!drawn.contains_key(&4), "priority 0 is never drawn");
-    // 99.99 % of such draws stay below 23.5 with 4 degrees of freedom.
+    let sampled = frequencies(&actor, 20_000, 1);
+    assert!(!sampled.contains_key(&4), "priority 0 is never sampled");
+    // 99.99 % of such samples stay below 23.5 with 4 degrees of freedom.
     let statistic = chi_square(
-        &drawn
+        &sampled
             .into_iter()
             .map(|(s, n)| (if s == 5 { 4 } else { s }, n))
             .collect(),
@@ -114,7 +114,7 @@ fn the_exponent_is_applied_once_at_birth_and_at_updates() {
 }
 
 #[test]
-fn a_batch_draws_once_from_each_equal_range_of_mass() {
+fn a_batch_samples_once_from_each_equal_range_of_mass() {
     let actor = filled(&config(100), &[1.0; 50]);
     for _ in 0..20 {
         assert!(anchors(&sample(&actor.table, 50)).into_iter().eq(0..50));
@@ -191,7 +191,7 @@ fn probabilities_ages_and_counts_are_told() {
 }
 
 #[test]
-fn fifo_draws_in_the_order_of_insertion_as_often_as_it_may() {
+fn fifo_samples_in_the_order_of_insertion_as_often_as_it_may() {
     let fifo = TableConfig {
         sampler: Sampler::Fifo,
         max_times_sampled: 2,
@@ -199,21 +199,21 @@ fn fifo_draws_in_the_order_of_insertion_as_often_as_it_may() {
     };
     let mut actor = Actor::open(&table(&fifo), 1);
     actor.push_next(4);
-    let draw = |actor: &Actor, n| anchors(&sample(&actor.table, n));
-    assert_eq!(draw(&actor, 3), [0, 0, 1]);
-    assert_eq!(draw(&actor, 3), [1, 2, 2]);
+    let sample = |actor: &Actor, n| anchors(&sample(&actor.table, n));
+    assert_eq!(sample(&actor, 3), [0, 0, 1]);
+    assert_eq!(sample(&actor, 3), [1, 2, 2]);
     let text = blocked(
         actor
             .table
             .try_sample(&request(3), false, &mut Turn::default()),
     );
-    assert!(text.contains("has 2 draws left of the 3"), "{text}");
+    assert!(text.contains("has 2 samples left of the 3"), "{text}");
     actor.push_next(4);
-    assert_eq!(draw(&actor, 4), [3, 3, 4, 4]);
-    // Many times around the ring of order, with the eviction of what is not drawn.
+    assert_eq!(sample(&actor, 4), [3, 3, 4, 4]);
+    // Many times around the ring of order, with the eviction of what is not sampled.
     for round in 0..100 {
         actor.push_next(5);
-        let oldest = draw(&actor, 2);
+        let oldest = sample(&actor, 2);
         assert_eq!(oldest[0], oldest[1], "round {round}");
         assert!(oldest[0] >= actor.next_step - 10);
     }
@@ -230,16 +230,16 @@ fn fifo_draws_in_the_order_of_insertion_as_often_as_it_may() {
 }
 
 #[test]
-fn an_item_leaves_with_its_last_draw() {
+fn an_item_leaves_with_its_last_sample() {
     let limited = TableConfig {
         max_times_sampled: 3,
         ..config(100)
     };
     let actor = filled(&limited, &[1e-3, 1.0, 1000.0]);
-    let mut drawn = anchors(&sample(&actor.table, 8));
-    drawn.sort_unstable();
-    assert_eq!(drawn.len(), 8);
-    assert!((0..3).all(|step| drawn.iter().filter(|&&s| s == step).count() <= 3));
+    let mut sampled = anchors(&sample(&actor.table, 8));
+    sampled.sort_unstable();
+    assert_eq!(sampled.len(), 8);
+    assert!((0..3).all(|step| sampled.iter().filter(|&&s| s == step).count() <= 3));
     blocked(
         actor
             .table
@@ -251,7 +251,7 @@ fn an_item_leaves_with_its_last_draw() {
 }
 
 #[test]
-fn a_short_draw_takes_what_is_left_on_the_last_try_only() {
+fn a_short_sample_takes_what_is_left_on_the_last_try_only() {
     let limited = TableConfig {
         max_times_sampled: 1,
         ..config(100)
@@ -267,7 +267,7 @@ fn a_short_draw_takes_what_is_left_on_the_last_try_only() {
         .try_sample(&asked, true, &mut Turn::default())
         .unwrap()
     else {
-        panic!("three items can be drawn");
+        panic!("three items can be sampled");
     };
     deliver(&mut batch);
     assert_eq!(batch.items.len(), 3);
@@ -275,7 +275,7 @@ fn a_short_draw_takes_what_is_left_on_the_last_try_only() {
 }
 
 #[test]
-fn items_without_mass_do_not_make_a_limited_draw_fail_as_massless() {
+fn items_without_mass_do_not_make_a_limited_sample_fail_as_massless() {
     let limited = TableConfig {
         max_times_sampled: 1,
         ..config(100)
@@ -286,8 +286,12 @@ fn items_without_mass_do_not_make_a_limited_draw_fail_as_massless() {
             .table
             .try_sample(&request(2), false, &mut Turn::default()),
     );
-    assert!(text.contains("1 items to draw"), "{text}");
-    assert_eq!(anchors(&sample(&actor.table, 1)), [0], "the draw came back");
+    assert!(text.contains("1 items to sample"), "{text}");
+    assert_eq!(
+        anchors(&sample(&actor.table, 1)),
+        [0],
+        "the sample came back"
+    );
     let error = refusal(
         actor
             .table
@@ -297,7 +301,7 @@ fn items_without_mass_do_not_make_a_limited_draw_fail_as_massless() {
 }
 
 #[test]
-fn a_draw_of_too_many_pieces_is_refused_before_it_is_made() {
+fn a_sample_of_too_many_pieces_is_refused_before_it_is_made() {
     const STEPS: u64 = 4000;
     let table = table(&TableConfig {
         max_times_sampled: 1000,
@@ -331,24 +335,24 @@ fn a_draw_of_too_many_pieces_is_refused_before_it_is_made() {
     assert!(error.to_string().contains("chunk_steps"), "{error}");
     let batch = sample_as(&table, &asked(3));
     assert_eq!(windows(&batch)[2].len(), STEPS as usize);
-    assert_eq!(batch.items[2].times_sampled, 3, "nothing else was drawn");
+    assert_eq!(batch.items[2].times_sampled, 3, "nothing else was sampled");
 }
 
 #[test]
-fn the_same_seed_draws_the_same_items() {
-    let draws = || {
+fn the_same_seed_samples_the_same_items() {
+    let samples = || {
         let actor = filled(&config(100), &[1.0, 2.0, 3.0, 4.0]);
         (0..20)
             .map(|_| anchors(&sample(&actor.table, 3)))
             .collect::<Vec<_>>()
     };
-    let first = draws();
-    assert_eq!(first, draws());
+    let first = samples();
+    assert_eq!(first, samples());
     assert!(first.iter().any(|batch| *batch != first[0]));
 }
 
 #[test]
-fn draws_of_nothing_and_of_too_much_are_refused() {
+fn samples_of_nothing_and_of_too_much_are_refused() {
     let actor = filled(&config(100), &[1.0]);
     let refused = |count| {
         refusal(

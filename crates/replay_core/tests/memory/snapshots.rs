@@ -143,7 +143,7 @@ fn batches_go_on_byte_for_byte() {
 }
 
 #[test]
-fn items_are_drawn_as_often_as_their_priorities_say() {
+fn items_are_sampled_as_often_as_their_priorities_say() {
     let case = Case::new(&config(8));
     let mut actor = Actor::open(&case.table, 1);
     let body = (0..8).fold(Body::default().chunk(0, 0, 8), |body, step| {
@@ -151,14 +151,14 @@ fn items_are_drawn_as_often_as_their_priorities_say() {
     });
     actor.push(body);
     let again = case.again();
-    let mut drawn = [0.0; 8];
-    const DRAWS: u32 = 28_000;
-    for step in anchors(&sample(&again, DRAWS)) {
-        drawn[step as usize] += 1.0;
+    let mut sampled = [0.0; 8];
+    const SAMPLES: u32 = 28_000;
+    for step in anchors(&sample(&again, SAMPLES)) {
+        sampled[step as usize] += 1.0;
     }
-    for (step, drawn) in drawn.into_iter().enumerate() {
-        let expected = f64::from(DRAWS) * step as f64 / 28.0;
-        assert!((drawn - expected).abs() <= 2.0, "step {step}: {drawn}");
+    for (step, sampled) in sampled.into_iter().enumerate() {
+        let expected = f64::from(SAMPLES) * step as f64 / 28.0;
+        assert!((sampled - expected).abs() <= 2.0, "step {step}: {sampled}");
     }
 }
 
@@ -171,7 +171,7 @@ fn a_queue_goes_on_in_its_order() {
     });
     let mut actor = Actor::open(&case.table, 1);
     (0..4).for_each(|_| actor.push_next(5));
-    // Two items are gone, one has one draw left.
+    // Two items are gone, one has one sample left.
     assert_eq!(anchors(&sample(&case.table, 5)), [0, 0, 1, 1, 2]);
     let again = case.again();
     for table in [&case.table, &again] {
@@ -199,7 +199,7 @@ fn the_rate_limiter_goes_on() {
         let mut batch = sample(&case.table, 8);
         batch.credit.take().unwrap().delivered();
     }
-    // 20 are due and centre - slack is 0: four more may be drawn.
+    // 20 are due and centre - slack is 0: four more may be sampled.
     let again = case.again();
     for table in [&case.table, &again] {
         assert!(
@@ -218,11 +218,11 @@ fn the_rate_limiter_goes_on() {
         slack: 30.0,
         ..limited
     });
-    // 200 are due, centre + slack is 130: 70 count as drawn.
+    // 200 are due, centre + slack is 130: 70 count as sampled.
     assert_eq!(
         (
             stat(&other, "limiter_inserted"),
-            stat(&other, "limiter_drawn")
+            stat(&other, "limiter_sampled")
         ),
         (10, 70)
     );

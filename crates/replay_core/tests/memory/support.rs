@@ -42,7 +42,7 @@ pub fn table(config: &TableConfig) -> Arc<Table> {
     memory().create_table(config).unwrap()
 }
 
-/// Draws the same numbers in every run.
+/// Samples the same numbers in every run.
 pub fn memory() -> Arc<Memory> {
     Memory::new(MemoryLimits {
         seed: Some(7),
@@ -213,7 +213,7 @@ pub fn request(count: u32) -> SampleRequest {
     }
 }
 
-/// A batch, delivered where draws end items.
+/// A batch, delivered where samples end items.
 pub fn sample_as(table: &Arc<Table>, request: &SampleRequest) -> Sampled {
     match table
         .try_sample(request, false, &mut Turn::default())
@@ -229,7 +229,7 @@ pub fn sample_as(table: &Arc<Table>, request: &SampleRequest) -> Sampled {
     }
 }
 
-/// The batch has reached its reader: its draws count.
+/// The batch has reached its reader: its samples count.
 pub fn deliver(sampled: &mut Sampled) {
     if let Some(credit) = sampled.credit.take() {
         credit.delivered();
@@ -307,7 +307,7 @@ pub fn keys(sampled: &Sampled) -> Vec<u64> {
     sampled.items.iter().map(|item| item.key).collect()
 }
 
-/// The drawn item of that step; all items are anchors alone.
+/// The sampled item of that step; all items are anchors alone.
 pub fn item_of(sampled: &Sampled, step: u64) -> SampledItem {
     let index = anchors(sampled).iter().position(|&s| s == step);
     sampled.items[index.expect("the step is in the batch")]

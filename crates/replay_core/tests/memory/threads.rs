@@ -37,7 +37,7 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
         ..config(300)
     });
     let done = AtomicBool::new(false);
-    let drawn = thread::scope(|scope| {
+    let sampled = thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
@@ -47,12 +47,12 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
                         ..request(16)
                     };
                     let mut held = std::collections::VecDeque::new();
-                    let mut drawn = 0;
+                    let mut sampled = 0;
                     // On a busy machine the writers may end before this thread has begun.
-                    while drawn == 0 || !done.load(Ordering::Acquire) {
+                    while sampled == 0 || !done.load(Ordering::Acquire) {
                         match table.try_sample(&asked, false, &mut Turn::default()) {
                             Ok(Attempt::Ready(batch)) => {
-                                drawn += windows(&batch).len();
+                                sampled += windows(&batch).len();
                                 held.push_back(batch);
                             }
                             // What the readers hold may be all that the limit allows: then nothing is live.
@@ -67,7 +67,7 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
                         }
                     }
                     held.iter().for_each(|batch| drop(windows(batch)));
-                    drawn
+                    sampled
                 })
             })
             .collect();
@@ -85,7 +85,7 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
             .sum::<usize>()
     });
     assert_eq!(stat(&table, "inserted_steps"), 2 * 400 * 20);
-    assert_eq!(stat(&table, "sampled_items"), drawn as u64);
+    assert_eq!(stat(&table, "sampled_items"), sampled as u64);
     assert_eq!(stat(&table, "pinned_bytes"), 0);
     assert!(stat(&table, "bytes") <= 60_000);
     table.check_at_rest().unwrap();
@@ -100,8 +100,8 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                // On a busy machine the writer may end before this thread has begun: one more draw follows its end.
-                let (mut last, mut drawn) = (false, 0);
+                // On a busy machine the writer may end before this thread has begun: one more sample follows its end.
+                let (mut last, mut sampled) = (false, 0);
                 while !last {
                     last = done.load(Ordering::Acquire);
                     let Attempt::Ready(batch) = table
@@ -110,14 +110,14 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
                     else {
                         continue;
                     };
-                    drawn += 1;
+                    sampled += 1;
                     let mut named = named.lock().unwrap();
                     for (item, step) in batch.items.iter().zip(anchors(&batch)) {
                         let known = *named.entry(item.key).or_insert(step);
                         assert_eq!(known, step, "what key {:#x} names", item.key);
                     }
                 }
-                assert!(drawn > 0);
+                assert!(sampled > 0);
             });
         }
         let mut actor = Actor::open(&table, 1);
@@ -134,7 +134,7 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
 }
 
 #[test]
-fn no_item_is_drawn_more_often_than_it_may_be() {
+fn no_item_is_sampled_more_often_than_it_may_be() {
     const MOST: u32 = 3;
     const ITEMS: u32 = 600;
     for sampler in [
@@ -154,7 +154,7 @@ fn no_item_is_drawn_more_often_than_it_may_be() {
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    // Whoever finds nothing left of all draws is done.
+                    // Whoever finds nothing left of all samples is done.
                     while stat(&table, "sampled_items") < u64::from(ITEMS * MOST) {
                         let asked = SampleRequest {
                             allow_short: true,
@@ -168,7 +168,7 @@ fn no_item_is_drawn_more_often_than_it_may_be() {
                             continue;
                         };
                         deliver(&mut batch);
-                        // Some have a draw left.
+                        // Some have a sample left.
                         let priorities: Vec<_> =
                             (0..batch.items.len()).map(|i| 1.0 + i as f64).collect();
                         table.update_priorities(&keys(&batch), &priorities).unwrap();
@@ -203,18 +203,18 @@ fn a_table_is_emptied_under_its_writers_and_readers() {
                 after: 3,
                 ..request(8)
             };
-            // The last draw is of a table that is emptied no more.
-            let (mut last, mut drawn) = (false, 0);
+            // The last sample is of a table that is emptied no more.
+            let (mut last, mut sampled) = (false, 0);
             while !last {
                 last = done.load(Ordering::Acquire);
                 // The few items there are may all have priority 0.
                 if let Ok(Attempt::Ready(batch)) =
                     table.try_sample(&asked, false, &mut Turn::default())
                 {
-                    drawn += windows(&batch).len();
+                    sampled += windows(&batch).len();
                 }
             }
-            assert!(drawn > 0);
+            assert!(sampled > 0);
         });
         let emptier = scope.spawn(|| {
             let mut last = false;

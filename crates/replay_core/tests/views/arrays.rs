@@ -54,7 +54,7 @@ fn start(events: Vec<Vec<Event>>, autoreset: Autoreset, seed: u64) -> Vec<Enviro
         .collect()
 }
 
-/// Draws every item once, reading at most the window of `view`.
+/// Samples every item once, reading at most the window of `view`.
 fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
     let options = DecodeOptions {
         threads,
@@ -64,7 +64,7 @@ fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
     let mut rng = StdRng::seed_from_u64(seed);
     let sampled = run
         .stored
-        .draw(&run.stored.items, view.before(), view.after(), &mut rng);
+        .sample(&run.stored.items, view.before(), view.after(), &mut rng);
     let batch = decoder.decode(&sampled, 0.4).unwrap();
     assert_eq!(batch.rejected, []);
     assert_eq!(batch.len, run.stored.items.len());

@@ -42,7 +42,7 @@ pub fn decoder(view: &ViewSpec) -> Decoder {
     decoder_of(Codec::Lz4, view)
 }
 
-/// A decoder of draws whose blobs are packed by `codec`.
+/// A decoder of samples whose blobs are packed by `codec`.
 pub fn decoder_of(codec: Codec, view: &ViewSpec) -> Decoder {
     Decoder::new(
         &environment::table_of(codec),

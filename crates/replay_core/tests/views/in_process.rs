@@ -1,4 +1,4 @@
-//! Writer, memory, draw and decoder together, in one process.
+//! Writer, memory, sample and decoder together, in one process.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn view(stack: u16, n: u16) -> ViewSpec {
     })
 }
 
-fn draw(count: u32, view: &ViewSpec) -> SampleRequest {
+fn sample_request(count: u32, view: &ViewSpec) -> SampleRequest {
     SampleRequest {
         min_probability: true,
         ..SampleRequest::new("test", count, view)
@@ -31,13 +31,13 @@ fn draw(count: u32, view: &ViewSpec) -> SampleRequest {
 }
 
 #[test]
-fn drawn_arrays_are_what_the_environments_did() {
+fn sampled_arrays_are_what_the_environments_did() {
     for codec in BLOB_CODECS {
-        draws_what_the_environments_did(codec);
+        samples_what_the_environments_did(codec);
     }
 }
 
-fn draws_what_the_environments_did(codec: Codec) {
+fn samples_what_the_environments_did(codec: Codec) {
     let config = environment::table_of(codec);
     let memory = Memory::new(MemoryLimits::default());
     let replay: &dyn Replay = &*memory;
@@ -74,7 +74,7 @@ fn draws_what_the_environments_did(codec: Codec) {
     let decoder = Decoder::new(&config, &view, DecodeOptions::default()).unwrap();
     let mut seen = BTreeSet::new();
     for _ in 0..20 {
-        let sampled = replay.sample(&draw(128, &view), &wait).unwrap();
+        let sampled = replay.sample(&sample_request(128, &view), &wait).unwrap();
         assert_eq!(sampled.live_items, writer.counters().items);
         let batch = decoder.decode(&sampled, 0.4).unwrap();
         assert_eq!((batch.len, batch.rejected.len()), (128, 0));
@@ -99,7 +99,7 @@ fn draws_what_the_environments_did(codec: Codec) {
     }
     assert!(
         seen.len() > 300,
-        "{} different items in 2560 draws",
+        "{} different items in 2560 samples",
         seen.len()
     );
 }
@@ -117,9 +117,9 @@ fn a_view_wider_than_what_was_written_is_refused() {
         append(&mut writer, &[environment.advance()], Autoreset::NextStep).unwrap();
     }
     writer.flush(&wait).unwrap();
-    let request = draw(4, &view(2, 1));
+    let request = sample_request(4, &view(2, 1));
     assert_eq!(replay.sample(&request, &wait).unwrap().items.len(), 4);
-    let error = replay.sample(&draw(4, &view(4, 1)), &wait).err();
+    let error = replay.sample(&sample_request(4, &view(4, 1)), &wait).err();
     assert_eq!(error.map(|error| error.code()), Some(ErrorCode::View));
 }
 
@@ -143,12 +143,12 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
     let mut refused = 0;
     for _ in 0..200 {
         append(&mut writer, &[environment.advance()], Autoreset::NextStep).unwrap();
-        // One try without waiting, again after a draw.
+        // One try without waiting, again after a sample.
         let now = Wait::until(Some(Instant::now()));
         while let Err(error) = writer.flush(&now) {
             assert_eq!(error.code(), ErrorCode::Deadline);
             refused += 1;
-            let sampled = replay.sample(&draw(8, &view), &now).unwrap();
+            let sampled = replay.sample(&sample_request(8, &view), &now).unwrap();
             sampled.credit.unwrap().delivered();
         }
     }
@@ -160,7 +160,7 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
     let mut ids = BTreeSet::new();
     let decoder = Decoder::new(&config, &view, DecodeOptions::default()).unwrap();
     while ids.len() < 199 {
-        let sampled = replay.sample(&draw(8, &view), &wait).unwrap();
+        let sampled = replay.sample(&sample_request(8, &view), &wait).unwrap();
         let batch = decoder.decode(&sampled, 0.0).unwrap();
         let column = batch.get("id").unwrap().to_bytes();
         ids.extend(
@@ -192,7 +192,7 @@ fn a_window_that_the_table_cannot_hold_between_the_other_streams_is_refused() {
     let text = error.to_string();
     for part in [
         "7 steps (3 before the anchor, 3 after it)",
-        "43 with those of 7 streams",
+        "43 steps of 7 streams",
         "holds 40",
     ] {
         assert!(text.contains(part), "{text}");

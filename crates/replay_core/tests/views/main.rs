@@ -1,9 +1,9 @@
 //! Writer and views against a naive oracle: environments run through the writer, its pushes are taken apart,
-//! items are drawn from them and decoded, and every array is compared with what the episodes say.
+//! items are sampled from them and decoded, and every array is compared with what the episodes say.
 
 mod arrays;
-mod bad_draws;
 mod bad_input;
+mod bad_samples;
 mod environment;
 mod in_process;
 mod oracle;

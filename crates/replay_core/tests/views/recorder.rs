@@ -1,4 +1,4 @@
-//! A push channel that keeps what it gets, and draws from it in the plainest way.
+//! A push channel that keeps what it gets, and samples from it in the plainest way.
 
 use std::sync::{Arc, Mutex};
 
@@ -109,11 +109,11 @@ impl Stored {
         stored
     }
 
-    /// Draws these items, at most `before` and `after` rows around each, with the blobs in random segments. The
+    /// Samples these items, at most `before` and `after` rows around each, with the blobs in random segments. The
     /// key of the i-th is i, its probability random.
-    pub fn draw(&self, items: &[NewItem], before: u16, after: u16, rng: &mut StdRng) -> Sampled {
+    pub fn sample(&self, items: &[NewItem], before: u16, after: u16, rng: &mut StdRng) -> Sampled {
         let (mut rows, mut segments, mut segment) = (Vec::new(), Vec::new(), Vec::new());
-        let mut drawn = Vec::new();
+        let mut sampled = Vec::new();
         for (key, item) in items.iter().enumerate() {
             let (before, after) = (before.min(item.before), after.min(item.after));
             let first = item.anchor as usize - before as usize;
@@ -137,7 +137,7 @@ impl Stored {
                 }
                 known = row.key.or(Some(index));
             }
-            drawn.push(SampledItem {
+            sampled.push(SampledItem {
                 key: key as u64,
                 probability: rng.random_range(0.001..1.0),
                 age: key as u32 + 7,
@@ -148,7 +148,7 @@ impl Stored {
         }
         segments.push(Bytes::from(segment));
         Sampled {
-            items: drawn,
+            items: sampled,
             live_items: self.items.len() as u64,
             min_probability: None,
             rows: Bytes::from(rows),

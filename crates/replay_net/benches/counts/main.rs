@@ -3,7 +3,7 @@
 //! `benchmarks/counts.json` (`make bench-check`), or recorded there (`make bench-record`, with `--record`).
 //!
 //! Nothing is left to chance: client and server take turns on one thread ([`world`]) over a connection in memory
-//! ([`pipe`]), with drawn frames and a seeded memory. So a count is compared exactly, and one that fell has to be
+//! ([`pipe`]), with generated frames and a seeded memory. So a count is compared exactly, and one that fell has to be
 //! recorded too, or it could rise again unseen. The build is that of the tests: a release may allocate less.
 
 #[path = "../../../replay_core/benches/breakout/mod.rs"]

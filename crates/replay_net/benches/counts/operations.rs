@@ -72,7 +72,7 @@ impl Fixture<'_> {
         let table = breakout::table(CAPACITY as u64);
         self.replay.create_table(&table, &FOREVER).expect("a table");
         self.count_pushes();
-        let keys = self.count_draws(&table);
+        let keys = self.count_samples(&table);
         self.count_updates(&keys);
         self.count_parameters();
     }
@@ -102,7 +102,7 @@ impl Fixture<'_> {
     }
 
     /// Also the keys of a batch.
-    fn count_draws(&mut self, table: &TableConfig) -> Vec<u64> {
+    fn count_samples(&mut self, table: &TableConfig) -> Vec<u64> {
         let view = breakout::view();
         let options = DecodeOptions {
             threads: 1,
@@ -119,8 +119,8 @@ impl Fixture<'_> {
         };
         let replay = self.replay;
         let mut keys = Vec::new();
-        self.count(&format!("draw {BATCH} into arrays"), &mut |_| {
-            let sampled = replay.sample(&request, &FOREVER).expect("items to draw");
+        self.count(&format!("sample {BATCH} into arrays"), &mut |_| {
+            let sampled = replay.sample(&request, &FOREVER).expect("items to sample");
             let batch = decoder.decode(&sampled, 0.4).expect("frames that unpack");
             assert_eq!(batch.rejected, []);
             keys.clear();
@@ -175,19 +175,19 @@ fn parameters() -> Bytes {
     file.into()
 }
 
-/// Draws and updates of the tree alone.
+/// Samples and updates of the tree alone.
 fn count_tree(all: &mut BTreeMap<String, Counts>) {
     let tree: SumTree = SumTree::new(LEAVES, -19);
     for slot in 0..LEAVES {
         tree.activate(slot, 1 + u64::from(slot % 1000));
     }
     let targets: Vec<_> = (0..BATCH).map(|i| i as f64 / BATCH as f64).collect();
-    let mut drawn: Vec<SampledLeaf> = Vec::new();
+    let mut sampled: Vec<SampledLeaf> = Vec::new();
     let mut updates: Vec<Update> = Vec::new();
     let mut step = |turn: usize| {
-        tree.draw_batch(&targets, &mut drawn);
+        tree.sample_batch(&targets, &mut sampled);
         updates.clear();
-        updates.extend(drawn.iter().map(|item| Update {
+        updates.extend(sampled.iter().map(|item| Update {
             slot: item.slot,
             generation: item.generation,
             units: 1 + turn as u64,
@@ -195,6 +195,6 @@ fn count_tree(all: &mut BTreeMap<String, Counts>) {
         assert_eq!(tree.set_batch(&updates), BATCH);
     };
     (0..WARM_UP).for_each(&mut step);
-    let name = format!("draw and update {BATCH} of 2^20 leaves");
+    let name = format!("sample and update {BATCH} of 2^20 leaves");
     all.insert(name, in_process(TIMES, &mut step));
 }

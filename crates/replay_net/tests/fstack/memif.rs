@@ -167,14 +167,17 @@ fn calls_end_at_their_deadline_and_by_an_interrupt() {
     let _serving = serve(&[]);
     let client = dial("innet+fstack", options()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let error = client.sample(&draw("steps", 1), &one_try()).err().unwrap();
+    let error = client
+        .sample(&sample_request("steps", 1), &one_try())
+        .err()
+        .unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     let interrupted = Wait {
         deadline: None,
         interrupted: &|| true,
     };
     let error = client
-        .sample(&draw("steps", 1), &interrupted)
+        .sample(&sample_request("steps", 1), &interrupted)
         .err()
         .unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");

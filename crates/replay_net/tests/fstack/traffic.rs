@@ -45,10 +45,10 @@ pub fn many_connections_are_served(connect: impl Fn() -> Result<Client>) {
             });
         }
     });
-    let drawn = drain(&first, "many");
-    assert_eq!(drawn.len(), 5 * CONNECTIONS);
+    let sampled = drain(&first, "many");
+    assert_eq!(sampled.len(), 5 * CONNECTIONS);
     for step in 0..5 {
-        let count = drawn.iter().filter(|&&number| number == step).count();
+        let count = sampled.iter().filter(|&&number| number == step).count();
         assert_eq!(count, CONNECTIONS, "step {step}");
     }
     first.drop_table("many", &soon()).unwrap();

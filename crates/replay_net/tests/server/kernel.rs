@@ -15,7 +15,7 @@ use replay_net::stack::Address;
 use replay_wire::RequestBody;
 use replay_wire::auth::Secret;
 
-use crate::suite::{config, draw, refused, table, writer};
+use crate::suite::{config, refused, sample, table, writer};
 use crate::support::until;
 
 fn start(config: &ServerConfig) -> Result<RunningServer> {
@@ -198,11 +198,11 @@ fn a_waiting_client_hears_of_the_end() {
         ..ConnectOptions::default()
     };
     let client = Arc::new(connect(&running.addresses()[0], options).unwrap());
-    let drawing = std::thread::spawn({
+    let sampling = std::thread::spawn({
         let client = client.clone();
         move || {
-            let RequestBody::Sample(request) = draw(1) else {
-                unreachable!("a draw is a sample");
+            let RequestBody::Sample(request) = sample(1) else {
+                unreachable!("a sample is a sample");
             };
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(600);
             client
@@ -211,12 +211,12 @@ fn a_waiting_client_hears_of_the_end() {
         }
     });
     let service = running.server().clone();
-    until("a draw waits", || {
-        service.service().stats()["tables"]["steps"]["blocked_draws"] != 0
+    until("a sample waits", || {
+        service.service().stats()["tables"]["steps"]["blocked_samples"] != 0
     });
     running.shut_down();
     running.wait().unwrap();
-    let error = drawing.join().unwrap().unwrap_err();
+    let error = sampling.join().unwrap().unwrap_err();
     let codes = [
         ErrorCode::Closed,
         ErrorCode::Connect,

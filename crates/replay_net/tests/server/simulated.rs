@@ -8,6 +8,7 @@ use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
+use crate::suite::simulation::SimStack;
 use crate::suite::*;
 
 #[test]
@@ -31,56 +32,47 @@ fn delays_change_neither_order_nor_content() {
 }
 
 #[test]
-fn a_draw_that_arrived_in_part_gives_its_credit_back() {
+fn a_sample_that_arrived_in_part_gives_its_credit_back() {
     for seed in 0..5 {
         World::simulated(seed, config(limited_table()), |world, network| async move {
-            let mut writer = world.client().await;
-            writer.open(1).await;
-            writer
-                .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-                .await
-                .unwrap();
-
-            let stream = network.connect(&world.address).unwrap();
-            let link = stream.link();
-            let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
-            link.cut_after_received(20);
-            reader.send(draw(2), 0).await.unwrap();
-            assert!(reader.receive().await.is_err());
-            world
-                .until(|world| world.server_stat("connections") == 1)
-                .await;
-            assert_eq!(world.table_stat("limiter_drawn"), 0);
+            cut_sample(&world, &network).await;
+            assert_eq!(world.table_stat("limiter_sampled"), 0);
             assert_eq!(world.table_stat("pinned_bytes"), 0);
         });
     }
 }
 
 #[test]
-fn a_draw_that_arrived_in_part_leaves_its_items_in_their_queue() {
+fn a_sample_that_arrived_in_part_leaves_its_items_in_their_queue() {
     for seed in 0..5 {
         World::simulated(seed, config(queue()), |world, network| async move {
-            let mut writer = world.client().await;
-            writer.open(1).await;
-            writer
-                .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-                .await
-                .unwrap();
-
-            let stream = network.connect(&world.address).unwrap();
-            let link = stream.link();
-            let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
-            link.cut_after_received(20);
-            reader.send(draw(2), 0).await.unwrap();
-            assert!(reader.receive().await.is_err());
-            world
-                .until(|world| world.server_stat("connections") == 1)
-                .await;
+            let mut writer = cut_sample(&world, &network).await;
             assert_eq!(world.table_stat("items"), 3);
-            writer.ask(draw(3), 0).await.unwrap();
+            writer.ask(sample(3), 0).await.unwrap();
             world.until(|world| world.table_stat("items") == 0).await;
         });
     }
+}
+
+/// Pushes three items, and breaks the connection of a reader in the middle of a reply with two of them. Returns the writer.
+async fn cut_sample(world: &World, network: &SimStack) -> TestClient {
+    let mut writer = world.client().await;
+    writer.open(1).await;
+    writer
+        .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
+        .await
+        .unwrap();
+
+    let stream = network.connect(&world.address).unwrap();
+    let link = stream.link();
+    let mut reader = TestClient::welcome(stream.into(), None).await.unwrap();
+    link.cut_after_received(20);
+    reader.send(sample(2), 0).await.unwrap();
+    assert!(reader.receive().await.is_err());
+    world
+        .until(|world| world.server_stat("connections") == 1)
+        .await;
+    writer
 }
 
 #[test]

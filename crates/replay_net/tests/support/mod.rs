@@ -157,7 +157,7 @@ pub fn port(server: &RunningServer) -> u16 {
     }
 }
 
-/// A queue: each item is drawn once, in the order of insertion. A step is its number and a blob.
+/// A queue: each item is sampled once, in the order of insertion. A step is its number and a blob.
 pub fn queue(name: &str) -> TableConfig {
     let column = |name: &str, dtype, shape: &[u32], codec| Column {
         name: name.into(),
@@ -229,8 +229,8 @@ fn frame(number: u64) -> [u8; FRAME] {
     std::array::from_fn(|i| (number as u8).wrapping_mul(31).wrapping_add(i as u8))
 }
 
-/// A draw of single steps.
-pub fn draw(table: &str, count: u32) -> SampleRequest {
+/// A sample of single steps.
+pub fn sample_request(table: &str, count: u32) -> SampleRequest {
     SampleRequest {
         table: table.into(),
         count,
@@ -269,7 +269,7 @@ pub fn numbers(sampled: &Sampled) -> Vec<u64> {
 pub fn drain(replay: &dyn Replay, table: &str) -> Vec<u64> {
     let request = SampleRequest {
         allow_short: true,
-        ..draw(table, 1000)
+        ..sample_request(table, 1000)
     };
     let mut all = Vec::new();
     loop {

@@ -35,8 +35,8 @@ fn pushes_that_wait_are_applied_in_rounds() {
         let mut reader = world.client().await;
         for _round in 0..PUSHES {
             for client in &mut clients {
-                // One draw makes room for one push, the one that has waited longest.
-                reader.ask(draw(5), u32::MAX).await.unwrap();
+                // One sample makes room for one push, the one that has waited longest.
+                reader.ask(sample(5), u32::MAX).await.unwrap();
                 let reply = client.receive().await.unwrap().unwrap();
                 assert!(matches!(reply.body, ReplyBody::Pushed { .. }));
             }

@@ -172,7 +172,7 @@ fn a_push_that_waits_is_fenced_off_too() {
 }
 
 #[test]
-fn a_draw_that_never_arrived_gives_its_credit_back() {
+fn a_sample_that_never_arrived_gives_its_credit_back() {
     let config = ServerConfig {
         max_frame_bytes: CLOGGABLE,
         ..config(limited_table())
@@ -187,30 +187,30 @@ fn a_draw_that_never_arrived_gives_its_credit_back() {
 
         let mut reader = world.client().await;
         reader.clog().await;
-        reader.send(draw(2), 0).await.unwrap();
+        reader.send(sample(2), 0).await.unwrap();
         world
-            .until(|world| world.table_stat("limiter_drawn") == 2)
+            .until(|world| world.table_stat("limiter_sampled") == 2)
             .await;
         reader.cut();
         world
             .until(|world| world.server_stat("connections") == 1)
             .await;
-        assert_eq!(world.table_stat("limiter_drawn"), 0);
+        assert_eq!(world.table_stat("limiter_sampled"), 0);
         assert_eq!(world.table_stat("pinned_bytes"), 0);
 
         let mut reader = world.client().await;
-        reader.ask(draw(2), 0).await.unwrap();
-        assert_eq!(world.table_stat("limiter_drawn"), 2);
+        reader.ask(sample(2), 0).await.unwrap();
+        assert_eq!(world.table_stat("limiter_sampled"), 2);
     });
 }
 
 #[test]
-fn a_client_that_leaves_takes_its_waiting_draw_with_it() {
+fn a_client_that_leaves_takes_its_waiting_sample_with_it() {
     World::run(4, config(table()), |world| async move {
         let mut client = world.client().await;
-        client.send(draw(1), u32::MAX).await.unwrap();
+        client.send(sample(1), u32::MAX).await.unwrap();
         world
-            .until(|world| world.table_stat("blocked_draws") > 0)
+            .until(|world| world.table_stat("blocked_samples") > 0)
             .await;
         drop(client);
         world
@@ -298,7 +298,7 @@ fn a_blocked_writer_that_is_there_waits_as_long_as_it_wants() {
             assert_eq!(reply.body.name(), "waiting");
             assert_eq!(reply.id, replay_wire::NO_REQUEST);
         }
-        other.ask(draw(4), 0).await.unwrap();
+        other.ask(sample(4), 0).await.unwrap();
         let reply = client.receive().await.unwrap().unwrap();
         assert_eq!(reply.body.name(), "pushed");
     });
@@ -309,7 +309,7 @@ fn a_cut_connection_leaves_the_others_alone() {
     World::run(5, config(table()), |world| async move {
         let mut cut = world.client().await;
         let mut other = world.client().await;
-        cut.send(draw(1), 60_000).await.unwrap();
+        cut.send(sample(1), 60_000).await.unwrap();
         cut.cut();
         world
             .until(|world| world.server_stat("connections") == 1)

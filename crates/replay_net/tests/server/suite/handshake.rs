@@ -164,7 +164,7 @@ fn one_connection_too_many_is_told_so() {
 }
 
 #[test]
-fn strangers_keep_out_nobody_who_is_welcome_and_others_for_a_while() {
+fn a_flood_of_strangers_keeps_out_no_logged_in_client_and_delays_new_ones() {
     let config = ServerConfig {
         max_connections: 2,
         max_handshakes: 3,

@@ -19,7 +19,7 @@ pub fn table() -> TableConfig {
     TableConfig::new(TABLE, vec![value], 10_000)
 }
 
-/// The table with a rate limiter that blocks the sixth one-item push until something is drawn, and a draw
+/// The table with a rate limiter that blocks the sixth one-item push until something is sampled, and a sample
 /// before the first push.
 pub fn limited_table() -> TableConfig {
     TableConfig {
@@ -29,7 +29,7 @@ pub fn limited_table() -> TableConfig {
     }
 }
 
-/// A queue: each item is drawn once, the oldest first.
+/// A queue: each item is sampled once, the oldest first.
 pub fn queue() -> TableConfig {
     TableConfig {
         sampler: Sampler::Fifo,
@@ -91,7 +91,7 @@ pub fn push(writer: u64, epoch: u32, sequence: u64, first_step: u64, values: &[i
     }
 }
 
-pub fn draw(count: u32) -> RequestBody {
+pub fn sample(count: u32) -> RequestBody {
     RequestBody::Sample(SampleRequest {
         table: TABLE.into(),
         count,

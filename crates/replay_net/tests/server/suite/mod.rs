@@ -10,7 +10,7 @@ mod protocol;
 mod receive_budget;
 mod replies;
 mod shutdown;
-mod simulation;
+pub mod simulation;
 mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient};

@@ -17,7 +17,7 @@ fn safetensors() -> Bytes {
 }
 
 #[test]
-fn what_was_pushed_is_drawn_updated_and_counted() {
+fn what_was_pushed_is_sampled_updated_and_counted() {
     World::run(1, config(table()), |world| async move {
         let mut client = world.client().await;
         let opened = client.open(5).await;
@@ -27,7 +27,7 @@ fn what_was_pushed_is_drawn_updated_and_counted() {
             client.ask(steps, 0).await.unwrap(),
             ReplyBody::Pushed { steps: 3 }
         ));
-        let ReplyBody::Sampled(sampled) = client.ask(draw(32), 0).await.unwrap() else {
+        let ReplyBody::Sampled(sampled) = client.ask(sample(32), 0).await.unwrap() else {
             panic!("expected a batch");
         };
         assert_eq!(sampled.items.len(), 32);
@@ -133,10 +133,10 @@ fn the_servers_own_table_wins_over_a_clients() {
 }
 
 #[test]
-fn a_draw_that_waits_does_not_hold_up_other_requests() {
+fn a_sample_that_waits_does_not_hold_up_other_requests() {
     World::run(4, config(table()), |world| async move {
         let mut client = world.client().await;
-        let drawing = client.send(draw(1), 60_000).await.unwrap();
+        let sampling = client.send(sample(1), 60_000).await.unwrap();
         // `ask` takes the next reply only when it is its own.
         client.stats().await;
         client.open(1).await;
@@ -149,7 +149,7 @@ fn a_draw_that_waits_does_not_hold_up_other_requests() {
             client.receive().await.unwrap().unwrap(),
         ];
         replies.sort_by_key(|reply| reply.id);
-        assert_eq!((replies[0].id, replies[1].id), (drawing, pushing));
+        assert_eq!((replies[0].id, replies[1].id), (sampling, pushing));
         assert!(matches!(replies[0].body, ReplyBody::Sampled(_)));
     });
 }
@@ -160,7 +160,7 @@ fn a_request_waits_until_its_deadline_and_no_longer() {
         let mut client = world.client().await;
         for deadline_ms in [0, 50, 500] {
             let deadline = world.now() + Duration::from_millis(deadline_ms.into());
-            let (code, message) = refused(client.ask(draw(1), deadline_ms).await);
+            let (code, message) = refused(client.ask(sample(1), deadline_ms).await);
             assert_eq!(code, ErrorCode::Deadline);
             assert!(message.contains(TABLE), "{message}");
             assert!(world.now() >= deadline);
@@ -170,7 +170,7 @@ fn a_request_waits_until_its_deadline_and_no_longer() {
 }
 
 #[test]
-fn a_short_draw_takes_what_there_is_at_its_deadline() {
+fn a_short_sample_takes_what_there_is_at_its_deadline() {
     let table = TableConfig {
         max_times_sampled: 1,
         ..table()
@@ -182,8 +182,8 @@ fn a_short_draw_takes_what_there_is_at_its_deadline() {
             .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2])), 0)
             .await
             .unwrap();
-        let RequestBody::Sample(request) = draw(5) else {
-            unreachable!("a draw is a sample");
+        let RequestBody::Sample(request) = sample(5) else {
+            unreachable!("a sample is a sample");
         };
         let request = SampleRequest {
             allow_short: true,
@@ -222,7 +222,7 @@ fn pushes_of_one_writer_stay_in_order_while_they_wait() {
 
         let mut reader = world.client().await;
         for _ in 0..5 {
-            reader.ask(draw(4), 60_000).await.unwrap();
+            reader.ask(sample(4), 60_000).await.unwrap();
         }
         for id in ids {
             let reply = client.receive().await.unwrap().unwrap();
@@ -242,7 +242,7 @@ fn more_requests_than_may_be_under_way_are_all_answered() {
         let mut client = world.client().await;
         let mut waiting = std::collections::BTreeSet::new();
         for _ in 0..200 {
-            waiting.insert(client.send(draw(1), 100).await.unwrap());
+            waiting.insert(client.send(sample(1), 100).await.unwrap());
         }
         while !waiting.is_empty() {
             let (id, code, _) = client.receive_error().await;
@@ -354,10 +354,10 @@ fn a_reply_over_the_frame_limit_is_an_error_of_its_request() {
             .unwrap();
         // The rows alone are too many, then the rows with what is said about each.
         for count in [8_000, 2_000] {
-            let (code, message) = refused(client.ask(draw(count), 0).await);
+            let (code, message) = refused(client.ask(sample(count), 0).await);
             assert_eq!(code, ErrorCode::TooLarge, "{message}");
         }
-        client.ask(draw(100), 0).await.unwrap();
+        client.ask(sample(100), 0).await.unwrap();
     });
 }
 
@@ -376,12 +376,12 @@ fn a_reply_over_the_frame_limit_takes_no_item_from_a_queue() {
             client.ask(body, 0).await.unwrap();
         }
         for _ in 0..3 {
-            let (code, message) = refused(client.ask(draw(ITEMS as u32), 0).await);
+            let (code, message) = refused(client.ask(sample(ITEMS as u32), 0).await);
             assert_eq!(code, ErrorCode::TooLarge, "{message}");
             assert_eq!(world.table_stat("items"), ITEMS);
         }
         for _ in 0..ITEMS / 100 {
-            client.ask(draw(100), 0).await.unwrap();
+            client.ask(sample(100), 0).await.unwrap();
         }
         world.until(|world| world.table_stat("items") == 0).await;
     });
@@ -403,9 +403,9 @@ fn a_reader_that_does_not_read_is_dropped_and_pins_nothing() {
         }
         let mut reader = world.client().await;
         reader.clog().await;
-        reader.send(draw(3), 0).await.unwrap();
+        reader.send(sample(3), 0).await.unwrap();
         world
-            .until(|world| world.table_stat("limiter_drawn") == 3)
+            .until(|world| world.table_stat("limiter_sampled") == 3)
             .await;
         let latest = world.now() + Duration::from_secs(1);
         world
@@ -413,7 +413,7 @@ fn a_reader_that_does_not_read_is_dropped_and_pins_nothing() {
             .await;
         world.assert_soon_after(latest);
         world
-            .until(|world| world.table_stat("limiter_drawn") == 0)
+            .until(|world| world.table_stat("limiter_sampled") == 0)
             .await;
         assert_eq!(world.table_stat("pinned_bytes"), 0);
         writer.stats().await;

@@ -10,7 +10,7 @@ use replay_wire::{NO_REQUEST, RequestBody};
 use super::*;
 
 #[test]
-fn blocked_pushes_keep_out_neither_draws_nor_parameters() {
+fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
     const WRITERS: u64 = 6;
     const STEPS: u64 = 3_000;
     let config = ServerConfig {
@@ -57,8 +57,8 @@ fn blocked_pushes_keep_out_neither_draws_nor_parameters() {
             bytes: parameters(60_000),
         };
         learner.ask(put, 1_000).await.unwrap();
-        learner.ask(draw(4), 1_000).await.unwrap();
-        learner.ask(draw(4), 60_000).await.unwrap();
+        learner.ask(sample(4), 1_000).await.unwrap();
+        learner.ask(sample(4), 60_000).await.unwrap();
         for reply in sending {
             assert_eq!(reply.await.unwrap().unwrap(), "pushed");
         }

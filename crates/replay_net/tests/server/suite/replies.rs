@@ -101,7 +101,7 @@ fn all_connections_leave_only_so_many_replies_unread() {
             .ask(RequestBody::Push(push(1, 1, 1, 0, &[1])), 0)
             .await
             .unwrap();
-        // Whoever waits gets its reply when others have read theirs.
+        // A waiting client gets its reply when the others have read their replies.
         other.send(get(), u32::MAX).await.unwrap();
         futures_util::future::join_all(readers.iter_mut().map(read_all)).await;
         let reply = other.receive().await.unwrap().unwrap();

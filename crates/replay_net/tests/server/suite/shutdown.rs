@@ -15,9 +15,9 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
             let mut waiting = world.client().await;
             let mut writing = world.client().await;
             writing.open(1).await;
-            waiting.send(draw(1), 600_000).await.unwrap();
+            waiting.send(sample(1), 600_000).await.unwrap();
             world
-                .until(|world| world.table_stat("blocked_draws") > 0)
+                .until(|world| world.table_stat("blocked_samples") > 0)
                 .await;
             // Applied, and its reply is on the way.
             world.slow_down();
@@ -30,7 +30,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
             assert!(matches!(pushed.body, ReplyBody::Pushed { steps: 1 }));
             assert!(writing.receive().await.unwrap().is_none());
             let reply = waiting.receive().await.unwrap().unwrap();
-            // The push that came before the end may have let the draw through.
+            // The push that came before the end may have let the sample through.
             match reply.body {
                 ReplyBody::Error { code, .. } => assert_eq!(code, ErrorCode::Disconnected),
                 body => assert_eq!(body.name(), "sampled"),
@@ -41,12 +41,12 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
 }
 
 #[test]
-fn a_draw_that_nothing_lets_through_hears_that_the_server_ends() {
+fn a_sample_that_nothing_lets_through_hears_that_the_server_ends() {
     World::run(1, config(table()), |world| async move {
         let mut waiting = world.client().await;
-        let first = waiting.send(draw(1), 600_000).await.unwrap();
-        let second = waiting.send(draw(1), 600_000).await.unwrap();
-        // Requests are tried in the order of their arrival: once this one is answered, both draws wait.
+        let first = waiting.send(sample(1), 600_000).await.unwrap();
+        let second = waiting.send(sample(1), 600_000).await.unwrap();
+        // Requests are tried in the order of their arrival: once this one is answered, both samples wait.
         waiting.stats().await;
         world.server.shut_down();
         let mut ids = Vec::new();
@@ -142,11 +142,11 @@ fn every_client_of_a_server_that_closes_for_good_hears_of_it() {
     World::run(6, config(table()), |world| async move {
         let mut idle = world.client().await;
         let mut waiting = world.client().await;
-        let draw = waiting.send(draw(1), 600_000).await.unwrap();
-        // Requests are tried in the order of their arrival: once this one is answered, the draw waits.
+        let sample = waiting.send(sample(1), 600_000).await.unwrap();
+        // Requests are tried in the order of their arrival: once this one is answered, the sample waits.
         waiting.stats().await;
         world.server.close();
-        for expected in [draw, NO_REQUEST] {
+        for expected in [sample, NO_REQUEST] {
             let (id, code, message) = waiting.receive_error().await;
             assert_eq!((id, code), (expected, ErrorCode::Closed), "{message}");
         }

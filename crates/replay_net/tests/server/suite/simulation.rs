@@ -237,14 +237,14 @@ impl SimStack {
         number
     }
 
-    fn draw_delay(&self) -> Duration {
+    fn sample_delay(&self) -> Duration {
         let mut world = self.world.borrow_mut();
         let delay = world.delay.clone();
         world.random.random_range(delay)
     }
 
     /// Number of bytes that one call moves, at least 1.
-    fn draw_part(&self, bytes: usize) -> usize {
+    fn sample_part(&self, bytes: usize) -> usize {
         self.world.borrow_mut().random.random_range(1..=bytes)
     }
 }

@@ -155,7 +155,7 @@ impl AsyncRead for SimStream {
                 if most == 0 {
                     return Poll::Ready(Ok(()));
                 }
-                let part = self.stack.draw_part(most);
+                let part = self.stack.sample_part(most);
                 buffer.put_slice(&segment[..part]);
                 segment.advance(part);
                 if segment.is_empty() {
@@ -207,9 +207,9 @@ impl AsyncWrite for SimStream {
         if most == 0 {
             return Poll::Ready(Ok(0));
         }
-        let part = self.stack.draw_part(most);
+        let part = self.stack.sample_part(most);
         // Segments do not overtake each other.
-        let sent = self.stack.now() + self.stack.draw_delay();
+        let sent = self.stack.now() + self.stack.sample_delay();
         let arrival = pipe.segments.back().map_or(sent, |last| last.0.max(sent));
         pipe.segments
             .push_back((arrival, Bytes::copy_from_slice(&bytes[..part])));

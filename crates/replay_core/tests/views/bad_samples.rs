@@ -1,4 +1,4 @@
-//! Draws that are damaged or do not go together: what does not decode is left out and named, and nothing panics.
+//! Samples that are damaged or do not go together: what does not decode is left out and named, and nothing panics.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -14,13 +14,13 @@ use crate::bad_input::{decoder, decoder_of, n_step, sequence};
 use crate::environment::{self, Autoreset, BLOB_CODECS, Environment, Event};
 use crate::run;
 
-/// A draw of every item of a run whose steps change altogether.
-fn good_draw(view: &ViewSpec) -> Sampled {
-    draw_of_stream(Codec::Lz4, 0, view)
+/// A sample of every item of a run whose steps change altogether.
+fn good_sample(view: &ViewSpec) -> Sampled {
+    sample_of_stream(Codec::Lz4, 0, view)
 }
 
-/// A draw of every item of a run of the environment of that number.
-fn draw_of_stream(codec: Codec, stream: u64, view: &ViewSpec) -> Sampled {
+/// A sample of every item of a run of the environment of that number.
+fn sample_of_stream(codec: Codec, stream: u64, view: &ViewSpec) -> Sampled {
     let events = vec![
         Event::GoesOn,
         Event::LosesLife,
@@ -34,10 +34,10 @@ fn draw_of_stream(codec: Codec, stream: u64, view: &ViewSpec) -> Sampled {
     let run = run(codec, view, vec![environment], autoreset, 20, 7);
     let mut rng = StdRng::seed_from_u64(1);
     run.stored
-        .draw(&run.stored.items, view.before(), view.after(), &mut rng)
+        .sample(&run.stored.items, view.before(), view.after(), &mut rng)
 }
 
-/// All blobs of a draw, one after the other.
+/// All blobs of a sample, one after the other.
 fn blob_bytes(sampled: &Sampled) -> Vec<u8> {
     let segments = sampled.blobs.iter().map(AsRef::<[u8]>::as_ref);
     segments.collect::<Vec<_>>().concat()
@@ -53,7 +53,7 @@ fn an_item_that_does_not_decode_is_left_out_and_named() {
 fn leaves_out_a_broken_blob(codec: Codec) {
     let view = n_step(1, 1);
     let decoder = decoder_of(codec, &view);
-    let mut sampled = draw_of_stream(codec, 0, &view);
+    let mut sampled = sample_of_stream(codec, 0, &view);
     let whole = decoder.decode(&sampled, 0.4).unwrap();
     // The first row's rows: flags, action, reward, id, then the lengths of state and frame. The state does not
     // compress, so the frame's blob begins at 24. No codec's blob of so few bytes may begin with 0xf0: in LZ4 it is
@@ -100,7 +100,7 @@ fn leaves_out_a_broken_blob(codec: Codec) {
     }
 }
 
-/// The flags of each row of a draw.
+/// The flags of each row of a sample.
 fn flags_of(sampled: &Sampled) -> Vec<u8> {
     let rows = sampled.rows.chunks_exact(environment::table().row_bytes());
     rows.map(|row| row[0]).collect()
@@ -109,7 +109,7 @@ fn flags_of(sampled: &Sampled) -> Vec<u8> {
 #[test]
 fn a_difference_that_does_not_apply_is_left_out() {
     let view = n_step(1, 1);
-    let good = draw_of_stream(Codec::Lz4, 1, &view);
+    let good = sample_of_stream(Codec::Lz4, 1, &view);
     assert!(
         decoder(&view)
             .decode(&good, 0.4)
@@ -139,9 +139,9 @@ fn a_difference_that_does_not_apply_is_left_out() {
 }
 
 #[test]
-fn a_draw_that_begins_with_a_difference_is_refused() {
+fn a_sample_that_begins_with_a_difference_is_refused() {
     let view = n_step(1, 1);
-    let mut sampled = draw_of_stream(Codec::Lz4, 1, &view);
+    let mut sampled = sample_of_stream(Codec::Lz4, 1, &view);
     let mut rows = sampled.rows.to_vec();
     rows[0] |= flags::DIFFERENCE;
     sampled.rows = Bytes::from(rows);
@@ -155,7 +155,7 @@ fn a_draw_that_begins_with_a_difference_is_refused() {
 #[test]
 fn rows_that_are_for_reference_are_in_no_window() {
     let view = n_step(1, 1);
-    let sampled = draw_of_stream(Codec::Lz4, 1, &view);
+    let sampled = sample_of_stream(Codec::Lz4, 1, &view);
     let references = flags_of(&sampled)
         .iter()
         .filter(|&flag| flag & flags::REFERENCE != 0)
@@ -172,7 +172,7 @@ fn rows_that_are_for_reference_are_in_no_window() {
 #[test]
 fn a_window_without_its_bootstrap_observation_is_left_out() {
     let view = n_step(1, 2);
-    let mut sampled = good_draw(&view);
+    let mut sampled = good_sample(&view);
     let row_bytes = environment::table().row_bytes();
     // The first item alone, without its last row.
     let lengths = |row: usize| -> usize {
@@ -194,7 +194,7 @@ fn a_window_without_its_bootstrap_observation_is_left_out() {
 #[test]
 fn importance_weights_follow_their_normalisation() {
     let view = n_step(1, 1);
-    let mut sampled = good_draw(&view);
+    let mut sampled = good_sample(&view);
     let weights = |sampled: &Sampled, normalization| {
         let options = DecodeOptions {
             normalization,
@@ -244,14 +244,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn decoding_damaged_draws_never_panics(
+    fn decoding_damaged_samples_never_panics(
         view in views(),
         damage in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<u8>()), 0..20),
         cut in prop::option::of(any::<prop::sample::Index>()),
         stream in 0..2u64,
         codec in codecs(),
     ) {
-        let mut sampled = draw_of_stream(codec, stream, &n_step(4, 5));
+        let mut sampled = sample_of_stream(codec, stream, &n_step(4, 5));
         let (mut rows, mut blobs) = (sampled.rows.to_vec(), blob_bytes(&sampled));
         for (in_rows, at, byte) in damage {
             let bytes = if in_rows { &mut rows } else { &mut blobs };

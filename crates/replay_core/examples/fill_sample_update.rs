@@ -1,5 +1,5 @@
-//! The memory as a Rust library: fills a table, draws single steps, updates their priorities.
-//! `cargo run --package replay_core --example fill_draw_update`
+//! The memory as a Rust library: fills a table, samples single steps, updates their priorities.
+//! `cargo run --package replay_core --example fill_sample_update`
 
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::schema::{Column, Dtype};
@@ -35,10 +35,13 @@ fn main() -> Result<()> {
     }
     writer.close(&wait)?;
 
-    let drawn = memory.sample(&SampleRequest::new("steps", 32, &view), &wait)?;
-    let keys: Vec<u64> = drawn.items.iter().map(|item| item.key).collect();
+    let sampled = memory.sample(&SampleRequest::new("steps", 32, &view), &wait)?;
+    let keys: Vec<u64> = sampled.items.iter().map(|item| item.key).collect();
     let updated = memory.update_priorities("steps", &keys, &[0.5; 32], &wait)?;
-    let (drawn, items) = (drawn.items.len(), drawn.live_items);
-    eprintln!("drew {drawn} of {items} items, updated {}", updated.applied);
+    let (sampled, items) = (sampled.items.len(), sampled.live_items);
+    eprintln!(
+        "sampled {sampled} of {items} items, updated {}",
+        updated.applied
+    );
     Ok(())
 }

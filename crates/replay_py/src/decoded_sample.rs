@@ -10,15 +10,15 @@ use replay_core::view::{Batch, Decoder};
 /// Longest time to remove an item from the memory that cannot be decoded.
 const REPORT_WITHIN: Duration = Duration::from_secs(5);
 
-/// A request for draws, and the decoder for their arrays.
-pub struct Draw {
+/// A request for samples, and the decoder for their arrays.
+pub struct DecodedSampler {
     pub replay: Arc<dyn Replay>,
     pub decoder: Arc<Decoder>,
     pub request: SampleRequest,
 }
 
 /// A batch for the reader. If it is dropped before `delivered`, the rate limiter of a memory in this process does not count its
-/// draw. A server counts a batch when it is sent, and the credit is `None`.
+/// sample. A server counts a batch when it is sent, and the credit is `None`.
 pub struct DecodedSample {
     pub batch: Batch,
     credit: Option<Box<dyn SampleCredit>>,
@@ -34,7 +34,7 @@ impl DecodedSample {
     }
 }
 
-impl Draw {
+impl DecodedSampler {
     /// Calls `sample` until at least one item of its batch can be decoded. `beta` returns the exponent of the
     /// weights and is called when the batch is there.
     ///
@@ -49,16 +49,16 @@ impl Draw {
     ) -> Result<DecodedSample> {
         loop {
             let sampled = sample(wait)?;
-            let drawn = self.decode(sampled, beta())?;
-            let rejected = drawn.batch.rejected.len();
-            if drawn.batch.len > 0 || rejected == 0 {
-                return Ok(drawn);
+            let sampled = self.decode(sampled, beta())?;
+            let rejected = sampled.batch.rejected.len();
+            if sampled.batch.len > 0 || rejected == 0 {
+                return Ok(sampled);
             }
             wait.check()?;
             if wait.deadline.is_some_and(|d| Instant::now() >= d) {
                 return Err(Error::Deadline {
                     waited_for: format!(
-                        "none of {rejected} items drawn from table {:?} could be decoded; waiting for others",
+                        "none of {rejected} items sampled from table {:?} could be decoded; waiting for others",
                         self.request.table
                     ),
                 });
@@ -66,7 +66,7 @@ impl Draw {
         }
     }
 
-    /// Makes arrays of a draw. Items that cannot be decoded are left out, removed from the memory, and logged with the name of
+    /// Makes arrays of a sample. Items that cannot be decoded are left out, removed from the memory, and logged with the name of
     /// their writer.
     fn decode(&self, mut sampled: Sampled, beta: f64) -> Result<DecodedSample> {
         let credit = sampled.credit.take();

@@ -1,4 +1,4 @@
-//! Draws: many descents side by side, level by level, so that the cache misses of one level overlap.
+//! Samples: many descents side by side, level by level, so that the cache misses of one level overlap.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -12,14 +12,14 @@ use super::node::{ChildSums, Level, Node};
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 use super::vector;
 
-/// A drawn leaf.
+/// A sampled leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampledLeaf {
     /// The leaf.
     pub slot: u32,
     /// The generation of the item in it.
     pub generation: u32,
-    /// Its priority in units when it was drawn: above zero.
+    /// Its priority in units when it was sampled: above zero.
     pub units: u64,
 }
 
@@ -38,7 +38,7 @@ impl SampledLeaf {
 /// first-level cache.
 const SIDE_BY_SIDE: usize = 32;
 
-/// How often a draw starts again before the leaves are scanned. A restart needs a node to have lost all of its
+/// How often a sample starts again before the leaves are scanned. A restart needs a node to have lost all of its
 /// mass since its parent was read. Under loom every read multiplies the executions to explore.
 const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 
@@ -83,7 +83,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         leaf.is_live().then(|| leaf.generation())
     }
 
-    /// Draws one leaf for each target in [0, 1), with a probability in proportion to its units, into `out`
+    /// Samples one leaf for each target in [0, 1), with a probability in proportion to its units, into `out`
     /// (cleared first), and returns the total that a probability refers to: the root's at the start, or at the first
     /// restart that reads one above zero. Without concurrent
     /// updates, ascending targets give ascending slots.
@@ -92,7 +92,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// priorities fall to zero meanwhile. A leaf whose priority rises meanwhile may have more units than the total.
     /// O(n depth); O(capacity + n log n) when restarts did not help, or the root is zero while concurrent updates are
     /// not in it yet.
-    pub fn draw_batch(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
+    pub fn sample_batch(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         out.clear();
         out.reserve(targets.len());
         let mut total = self.total();
@@ -186,12 +186,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 }
             });
         }
-        // Pairs with the Release in `activate`: writes from before a drawn leaf went live are seen from here.
+        // Pairs with the Release in `activate`: writes from before a sampled leaf went live are seen from here.
         fence(Ordering::Acquire);
         missed
     }
 
-    /// Draws from one scan of the leaves: right whatever the sums above are. Returns the total that it saw.
+    /// Samples from one scan of the leaves: right whatever the sums above are. Returns the total that it saw.
     #[cold]
     fn scan(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         let mut total = 0u64;
@@ -232,7 +232,7 @@ impl Descent {
 
     /// The node has changed since its parent was read. To scale the position, rather than to start again where
     /// it lies beyond, keeps every child's chance close to its share of the node: otherwise the last children of
-    /// a node that others update would be drawn too rarely.
+    /// a node that others update would be sampled too rarely.
     #[cold]
     fn adjust(&mut self, sum: u64) {
         if self.expected != 0 {
@@ -272,7 +272,7 @@ fn scale(fraction: f64, sum: u64) -> u64 {
 }
 
 /// A number in [0, 1) that looks independent of `target` and follows from it (the mixer of SplitMix64: Steele,
-/// Lea and Flood, 2014), so that a seed gives the same draws again.
+/// Lea and Flood, 2014), so that a seed gives the same samples again.
 fn another_target(target: f64) -> f64 {
     let mut bits = target.to_bits().wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

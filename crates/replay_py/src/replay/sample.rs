@@ -1,4 +1,4 @@
-//! `Replay`'s experience: writers, draws and updates of priorities.
+//! `Replay`'s experience: writers, samples and updates of priorities.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
@@ -16,7 +16,7 @@ use replay_core::writer::{Writer, WriterOptions};
 use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
-use crate::draw::Draw;
+use crate::decoded_sample::DecodedSampler;
 use crate::turns::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
@@ -75,7 +75,7 @@ impl PyReplay {
         Ok(decoder)
     }
 
-    fn draw(
+    fn sampler(
         &self,
         py: Python<'_>,
         table: &str,
@@ -85,7 +85,7 @@ impl PyReplay {
         allow_short: bool,
         threads: usize,
         deadline: Option<Instant>,
-    ) -> PyResult<Draw> {
+    ) -> PyResult<DecodedSampler> {
         let choices = [
             ("batch", Normalization::Batch),
             ("memory", Normalization::Memory),
@@ -101,7 +101,7 @@ impl PyReplay {
             threads,
         };
         let decoder = self.decoder(py, table, DecoderKey { view, options }, deadline)?;
-        Ok(Draw {
+        Ok(DecodedSampler {
             replay: self.replay(py)?,
             decoder,
             request,
@@ -159,7 +159,7 @@ impl PyReplay {
     ) -> PyResult<PyBatch> {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
-        let draw = self.draw(
+        let sampler = self.sampler(
             py,
             table,
             count,
@@ -170,22 +170,22 @@ impl PyReplay {
             deadline,
         )?;
         let closing = self.backend.closing();
-        let drawn = wait::blocking(py, deadline, Some(closing), move |wait| {
+        let sampled = wait::blocking(py, deadline, Some(closing), move |wait| {
             // Dropped here, without the interpreter lock: it may have the last reference to the memory.
-            let draw = draw;
-            let drawn = draw.next(
+            let sampler = sampler;
+            let sampled = sampler.next(
                 wait,
                 || beta,
-                |wait| draw.replay.sample(&draw.request, wait),
+                |wait| sampler.replay.sample(&sampler.request, wait),
             );
             // Another client may have replaced the table by one with other columns.
-            let code = drawn.as_ref().err().map(Error::code);
+            let code = sampled.as_ref().err().map(Error::code);
             if matches!(code, Some(ErrorCode::UnknownTable | ErrorCode::Corrupt)) {
                 self.forget_decoders(table);
             }
-            drawn
+            sampled
         })?;
-        PyBatch::new(py, drawn.delivered())
+        PyBatch::new(py, sampled.delivered())
     }
 
     /// Samples batches repeatedly, decoding ahead of the reader.
@@ -211,12 +211,12 @@ impl PyReplay {
         threads: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
         let deadline = wait::deadline(py, timeout)?;
-        let draw = self.draw(
+        let sampler = self.sampler(
             py, table, count, view.0, normalize, false, threads, deadline,
         )?;
         let description = format!("{count} items of table {table:?} {}", self.location);
         let closing = self.backend.closing().clone();
-        let batches = PyBatches::new(py, draw, beta, prefetch, timeout, description, closing)?;
+        let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, description, closing)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
