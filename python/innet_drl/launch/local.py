@@ -61,6 +61,8 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
         raise ConfigurationError(
             f"{out} has taken its {config.steps:,} steps: go on with more of them, --resume {out} --steps N"
         )
+    if config.learners > 1 and not memory_class(config.replay).learners_join:
+        raise ConfigurationError(f"--learners {config.learners}: it must be 1 with --replay {config.replay}")
     if not config.serial:
         start_fork_server()
     title = f"{config.environment_name} in {out}"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.train.config import Config
+from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import Environments, Step
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder
@@ -46,9 +46,9 @@ class Actor:
         *,
         first_step: int = 0,
     ) -> None:
-        if environments.resets_at_once and config.relayed:
+        if environments.resets_at_once and config.replay.partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
             raise ConfigurationError(
-                f"--replay {config.replay}: a Redis takes environments of the mode NEXT_STEP, and "
+                f"--replay {config.replay}: a relay takes environments of the mode NEXT_STEP, and "
                 f"{config.environment_name} has SAME_STEP: make it in the other mode, or use another --replay"
             )
         count = environments.count

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.setting_values import import_path
 
 Importable = str | Callable[..., Any]
 """A name, an import path `module:name`, or the function or class itself."""
@@ -19,10 +20,7 @@ def is_path(value: Importable) -> bool:
 
 def path_of(value: Importable) -> str:
     """Returns the import path of a function or class, and a string as it is."""
-    if isinstance(value, str):
-        return value
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    return value if isinstance(value, str) else import_path(value)
 
 
 def load(value: Importable, setting: str) -> Any:

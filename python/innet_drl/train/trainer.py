@@ -29,7 +29,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.learner import Learner, Update
-from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_settings
+from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.numerics import choose_numerics
@@ -62,7 +62,7 @@ NETWORK_SETTINGS = (
     "quantiles",
 )
 """Settings that a checkpoint's tensors depend on."""
-SNAPSHOT_SETTINGS = ("message", "priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
+SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
 """Settings that the saved steps and items of a memory depend on."""
 
 
@@ -170,8 +170,7 @@ class Trainer:
         """Whether the replay memory is saved with each checkpoint."""
         config = self.config
         by_journal = config.serial and self.restorable
-        in_learner = config.replay == "embedded" or config.relayed
-        return config.checkpoint_replay and in_learner and not by_journal
+        return config.checkpoint_replay and memory_class(config.replay).in_learner and not by_journal
 
     def ask(self, call: Callable[[], object]) -> None:
         """Calls the memory, unless the run is interrupted. A signal ends the call, and the page names a long one."""
@@ -216,7 +215,8 @@ class Trainer:
         if self.resumed is None or not self.keeps_memory or not path.exists():
             return False
         before = self.folder.config()
-        names = SNAPSHOT_SETTINGS if before.relayed == self.config.relayed else (*SNAPSHOT_SETTINGS, "replay")
+        formats = {memory_class(replay).row_format(replay) for replay in (before.replay, self.config.replay)}
+        names = SNAPSHOT_SETTINGS if len(formats) == 1 else (*SNAPSHOT_SETTINGS, "replay")
         changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(

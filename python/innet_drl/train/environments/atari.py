@@ -33,8 +33,8 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
     ):
         if given:
             raise UnavailableEnvironmentError(
-                f"--{name}: atari/<game> has settings of its own (--stack, --sticky-actions, --episode-frames): use the "
-                f"game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
+                f"--{name}: atari/<game> has settings of its own (--stack, --sticky-actions, --episode-frames): use "
+                "the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
             )
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.

@@ -128,8 +128,8 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
             found = "arrays of several shapes" if array.dtype == object or not array.size else str(array.shape[1:])
             where = f" in {name!r}" if name else ""
             raise UnavailableEnvironmentError(
-                f"--environment {environment}: it returned observations of the shape {found}{where}, and its observation "
-                f"space says {expected}: return arrays of the space's shape, or declare another space"
+                f"--environment {environment}: it returned observations of the shape {found}{where}, and its "
+                f"observation space says {expected}: return arrays of the space's shape, or declare another space"
             )
         return encode(array)
 
@@ -203,13 +203,13 @@ def actions(space: spaces.Space[Any], environment: str) -> Actions:
         count = math.prod(int(size) for size in sizes.flatten())
         if count > MAX_ACTIONS:
             raise UnavailableEnvironmentError(
-                f"--environment {environment}: its actions {space} are {count:,} combinations, more than {MAX_ACTIONS:,}: "
-                "offer fewer by a wrapper (--environment-wrappers), such as gymnasium.wrappers:TransformAction"
+                f"--environment {environment}: its actions {space} are {count:,} combinations, more than "
+                f"{MAX_ACTIONS:,}: offer fewer by a wrapper (--environment-wrappers)"
             )
         table = np.stack(np.unravel_index(np.arange(count), sizes.flatten()), 1).reshape(count, *sizes.shape) + starts
         table = table.astype(space.dtype)
         return Actions(count, lambda numbers: table[numbers])
     raise UnavailableEnvironmentError(
-        f"--environment {environment}: its actions are {space}, and Q-learning needs discrete ones: {CONTINUOUS_PAGE} shows "
-        "how to train continuous actions by the replay interface"
+        f"--environment {environment}: its actions are {space}, and Q-learning needs discrete ones: {CONTINUOUS_PAGE} "
+        "shows how to train continuous actions by the replay interface"
     )

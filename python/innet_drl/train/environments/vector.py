@@ -65,8 +65,8 @@ class Environments:
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise UnavailableEnvironmentError(
                 f"{type(vector).__name__} resets in the mode {mode!r}, and supported are "
-                f"{AutoresetMode.NEXT_STEP!r} and {AutoresetMode.SAME_STEP!r}: make it in one of these modes, or declare "
-                "it in the metadata"
+                f"{AutoresetMode.NEXT_STEP!r} and {AutoresetMode.SAME_STEP!r}: make it in one of these modes, or "
+                "declare it in the metadata"
             )
         self.vector = vector
         self.spec = spec
@@ -141,8 +141,8 @@ class Environments:
         """Last observations of the games that ended, in the mode SAME_STEP."""
         if "final_obs" not in info:
             raise UnavailableEnvironmentError(
-                f"--environment {self._name}: a game ended in the mode SAME_STEP without info['final_obs']: return the last "
-                "observations there, or use the mode NEXT_STEP"
+                f"--environment {self._name}: a game ended in the mode SAME_STEP without info['final_obs']: return the "
+                "last observations there, or use the mode NEXT_STEP"
             )
         found, which = info["final_obs"], np.flatnonzero(ended)
         final = np.zeros((self.count, *self.spec.observation_shape), self.spec.frame_dtype)
@@ -169,8 +169,8 @@ class Environments:
         if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
             space = self.vector.single_observation_space
             return UnavailableEnvironmentError(
-                f"--environment {self._name}: its observations changed their shape ({error}), and its observation space "
-                f"says {space}: return arrays of the space's shape, or declare another space"
+                f"--environment {self._name}: its observations changed their shape ({error}), and its observation "
+                f"space says {space}: return arrays of the space's shape, or declare another space"
             )
         if call == "reset":
             return UnavailableEnvironmentError(

@@ -23,8 +23,8 @@ _LOSSES: dict[str, type[Loss]] = {"double_q": QLearning, "categorical": Categori
 class FunctionLoss(Loss):
     """A loss of the user's own: (online, target, batch) to (loss [B], priority [B], Q-values [B, actions]).
 
-    Actors play by the network's outputs where they are [B, actions], and otherwise by the means of the last dimension. The
-    first batch is checked.
+    Actors play by the network's outputs where they are [B, actions], and otherwise by the means of the last dimension.
+    The first batch is checked.
 
     Raises:
         ConfigurationError: The function raises on the first batch, or returns something else, or NaN.
@@ -94,7 +94,7 @@ def make_loss(config: Config) -> Loss:
         return FunctionLoss(config, made)
     if not issubclass(made, Loss):
         raise ConfigurationError(
-            f"--loss {importing.path_of(config.loss)}: it is a class, and has to be a function (online, target, batch) or a "
-            "subclass of innet_drl.train.losses.Loss"
+            f"--loss {importing.path_of(config.loss)}: it is a class, and has to be a function (online, target, "
+            "batch) or a subclass of innet_drl.train.losses.Loss"
         )
     return made(config)

@@ -103,7 +103,8 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
         module = made(spec.observation_space, spec.actions, config)
     except Exception as error:
         raise ConfigurationError(
-            f"{setting}: called with (observation space, {spec.actions}, config) it raises {type(error).__name__}: {error}"
+            f"{setting}: called with (observation space, {spec.actions}, config) it raises "
+            f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigurationError(f"{setting}: it returned {type(module).__name__}, and has to return a torch.nn.Module")

@@ -90,8 +90,8 @@ class ResidualBlock(nn.Module):
 class ImpalaTorso(nn.Module):
     """Three sections of a convolution, a pooling and two residual blocks, for images of any size.
 
-    The network of Espeholt et al. (2018), figure 3, with a final pooling to 6x6, which makes the head independent of the
-    image's size, and spectral normalisation by choice (both as Clark et al., 2024, "Beyond the Rainbow").
+    The network of Espeholt et al. (2018), figure 3, with a final pooling to 6x6, which makes the head independent of
+    the image's size, and spectral normalisation by choice (both as Clark et al., 2024, "Beyond the Rainbow").
 
     Args:
         stack: Channels of the images.
