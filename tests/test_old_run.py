@@ -36,7 +36,22 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
     # The messages of a relay are options of its address now.
     assert {then.pop("message"), then.pop("message_transitions")} == {"frames", 200}
     assert now.items() >= then.items()
-    assert now.keys() - then.keys() == {"replay_patience"}
+    assert now.keys() - then.keys() == {
+        "replay_patience",
+        "environment_args",
+        "environment_wrappers",
+        "async_environments",
+        "network",
+        "impala_norm",
+        "loss",
+        "munchausen",
+        "munchausen_scale",
+        "munchausen_temperature",
+        "munchausen_floor",
+        "atoms",
+        "value_range",
+        "quantiles",
+    }
     checkpoint = folder.latest_checkpoint()
     assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
     assert checkpoint.state["meter"]["agent_steps"] == 81
@@ -48,7 +63,7 @@ def test_the_agent_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -
     agent = load(run)
     assert agent.config == Config.load(OLD_RUN / "config.yaml")
     average = RunFolder.open(run).latest_checkpoint().tensors["average.advantage.weight"]
-    assert agent.network.advantage.weight.equal(average)
+    assert agent.network.state_dict()["advantage.weight"].equal(average)
     assert main(["evaluate", str(run), "--games", "2"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() == {"checkpoint", "mean", "scores", "epsilon", "episode_frames", "cut_off", "no_ops"}

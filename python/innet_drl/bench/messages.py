@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings
 
 StepRow = Mapping[str, NDArray[Any]]
@@ -190,7 +191,9 @@ class StackFormat:
         self.settings = settings
         self.transitions = transitions
         spec = settings.spec
-        images = len(spec.frame_shape) == 2
+        if spec.parts:
+            raise ConfigurationError("--message stacks: dictionaries are no float32 arrays: take --message frames")
+        images = spec.is_image
         observation = innet.Column("float32", spec.observation_shape, codec=codec if images else "none")
         columns = {
             "observation": observation,

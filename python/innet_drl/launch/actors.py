@@ -207,7 +207,9 @@ class Actors:
 
     def _start(self, assignment: ActorAssignment) -> None:
         start_fork_server()
-        process, pipe = start(run_actor, f"actor {assignment.index}", assignment, duplex=False)
+        # Environments may be processes of the actor.
+        daemon = not assignment.config.async_environments
+        process, pipe = start(run_actor, f"actor {assignment.index}", assignment, duplex=False, daemon=daemon)
         self._processes[assignment.index] = process
         self._pipes[pipe] = assignment.index
 

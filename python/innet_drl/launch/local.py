@@ -101,7 +101,7 @@ def _train(
         raise ConfigurationError(f"--learners {config.learners}: it must be 1 with --replay {config.replay}")
     if not config.serial:
         start_fork_server()
-    title = f"{config.environment} in {out}"
+    title = f"{config.environment_name} in {out}"
     with display(title) as shown:
         if not config.serial and config.replay != "embedded":
             # Before the trainer measures arithmetic, which takes seconds.

@@ -76,15 +76,17 @@ def forbid_in_children() -> None:
 
 
 def start(
-    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True
+    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True, daemon: bool = True
 ) -> tuple[Any, multiprocessing.connection.Connection]:
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
+
+    A daemon ends with this process at the latest, and may not start processes of its own.
 
     Raises:
         ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
-    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
+    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=daemon)
     try:
         process.start()
     except (EOFError, OSError) as error:

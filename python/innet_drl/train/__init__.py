@@ -19,8 +19,8 @@ by `logging`.
 | files | subject |
 | --- | --- |
 | `config`, `setting_values`, `presets`, `flags` | settings, their types and files, presets, flags |
-| `environments` | vector environments of Gymnasium and Atari |
-| `networks`, `losses` | Q-networks; the loss and TD errors of a batch |
+| `environments` | anything that Gymnasium makes or a factory returns |
+| `networks`, `losses`, `importing` | networks, losses, import paths of a user's own |
 | `exploration`, `actor` | epsilon-greedy exploration; playing and writing steps |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
@@ -116,5 +116,5 @@ def run(
         from innet_drl.train.run_folder import RunFolder
     if resume and folder is None:
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
-    out = RunFolder.default_path(config.environment) if folder is None else Path(folder)
+    out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)
     return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)

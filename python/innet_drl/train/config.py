@@ -20,12 +20,19 @@ import yaml
 
 import innet_drl as innet
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.importing import Importable, is_path, path_of
 from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping
 
 SERVER_SCHEMES = ("innet", "innets", "innet+fstack", "unix")
 """Schemes of servers' addresses. Other packages bring memories with other schemes."""
 MESSAGE_SETTINGS = {"message": "message", "message_transitions": "transitions"}
 """Settings of the first releases, and the options of an address that they are now."""
+
+NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
+"""Names of `--network`."""
+
+LOSSES = ("double_q", "categorical", "quantile")
+"""Names of `--loss`."""
 
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
@@ -39,6 +46,7 @@ Count = Annotated[int, (lambda value: value is None or value >= 1, "at least 1")
 Natural = Annotated[int, (lambda value: value >= 0, "at least 0")]
 Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
 Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
+KeywordArguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,15 @@ class Config:
 
     # Environment, duration and memory.
 
-    environment: str
-    """`atari/<game>` as ale-py names its ROMs, or a Gymnasium id such as `CartPole-v1`."""
+    environment: Importable
+    """`atari/<game>` as ale-py names its ROMs, a Gymnasium id such as `CartPole-v1`, or `module:factory`: a function or
+    class that makes a Gymnasium environment. In Python also the function or class itself."""
+    environment_args: KeywordArguments = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the environment, as `key=value ...` on the command line."""
+    environment_wrappers: tuple[Importable, ...] = ()
+    """Wrappers around each environment, the innermost first, each as `module:Wrapper`."""
+    async_environments: bool = False
+    """Step each environment in a process of its own: for slow ones. Not for `atari/<game>`, which has threads."""
     minutes: Positive | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
@@ -92,10 +107,11 @@ class Config:
     epsilon_anneal_steps: Natural = 20_000
     """Steps of all actors over which epsilon falls from 1 to its final value; 0 starts with the final value."""
 
+    stack: Count = 1
+    """Observations that the network gets at a time, the newest and those before it."""
+
     # Atari.
 
-    stack: Count = 1
-    """Frames in an observation."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     episode_frames: Count = 108_000
@@ -107,14 +123,40 @@ class Config:
 
     # Network.
 
+    network: Importable = "auto"
+    """`nature` or `impala` for images, `mlp` for vectors, `dict` for dictionaries, or `module:Class`; `auto` chooses
+    by the observation, and `nature` for images of 36 pixels and more."""
+    impala_norm: Literal["none", "layer", "spectral"] = "none"
+    """Normalisation in the residual blocks of `impala`: layer normalisation of activations, or spectral normalisation
+    of weights."""
     channels: tuple[int, int, int] = (16, 32, 32)
-    """Filters of the three convolutions (8x8 stride 4, 4x4 stride 2, 3x3 stride 1)."""
+    """Filters of the three convolutions of `nature` (8x8 stride 4, 4x4 stride 2, 3x3 stride 1), or of the three
+    sections of `impala`."""
     hidden: Count = 256
     """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
     layers: tuple[int, ...] = (128,)
     """Units of the layers before the head, if the observation is a vector."""
     layer_norm: bool = False
     """Normalise the inputs and the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
+
+    # Loss.
+
+    loss: Importable = "double_q"
+    """`double_q`, `categorical` (C51), `quantile` (QR-DQN), or `module:function`."""
+    munchausen: bool = False
+    """Add the scaled log-policy to the reward and bootstrap from the soft value (Vieillard et al., 2020)."""
+    munchausen_scale: Share = 0.9
+    """Alpha: factor of the log-policy."""
+    munchausen_temperature: Positive = 0.03
+    """Tau: temperature of the policy, softmax(Q / tau)."""
+    munchausen_floor: float = -1.0
+    """Lower bound of tau times the log-policy."""
+    atoms: Count = 51
+    """Atoms of `categorical`."""
+    value_range: tuple[float, float] = (-10.0, 10.0)
+    """Lowest and highest return of `categorical`."""
+    quantiles: Count = 200
+    """Quantiles of `quantile`."""
 
     # Replay.
 
@@ -220,6 +262,20 @@ class Config:
             ("channels", len(self.channels) == 3, "of three convolutions"),
             ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
             ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
+            ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
+            ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
+            ("atoms", self.atoms >= 2, "at least 2"),
+            (
+                "value_range",
+                len(self.value_range) == 2 and self.value_range[0] < self.value_range[1],
+                "a lower and a higher return",
+            ),
+            ("munchausen_floor", self.munchausen_floor <= 0, "at most 0"),
+            (
+                "async_environments",
+                not (self.async_environments and self.is_atari),
+                "left away for Atari games, which --environment-threads steps",
+            ),
             (
                 "replay",
                 not self.serial or self.replay == "embedded",
@@ -242,7 +298,12 @@ class Config:
     @property
     def is_atari(self) -> bool:
         """Whether the environment is an Atari game."""
-        return self.environment.startswith("atari/")
+        return isinstance(self.environment, str) and self.environment.startswith("atari/")
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's name or import path."""
+        return path_of(self.environment)
 
     @property
     def playing_actors(self) -> int:
@@ -272,6 +333,12 @@ class Config:
     def save(self, path: Path) -> None:
         """Writes every field to a YAML file."""
         path.write_text(yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.
+        import cloudpickle
+
+        return _unpickled, (cloudpickle.dumps(vars(self)),)
 
     @classmethod
     def load(cls, path: Path) -> Config:
@@ -324,6 +391,16 @@ def _move_message_settings(values: dict[str, Any]) -> None:
 def _hints() -> dict[str, Any]:
     """Types of the settings."""
     return get_type_hints(Config)
+
+
+def _unpickled(values: bytes) -> Config:
+    import cloudpickle
+
+    return Config(**cloudpickle.loads(values))
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names)}, or an import path module:name"
 
 
 @functools.cache

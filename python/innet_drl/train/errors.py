@@ -53,6 +53,7 @@ class DivergedError(TrainingError):
 
 _MODULES = (
     "ale_py",
+    "cloudpickle",
     "gymnasium",
     "imageio_ffmpeg",
     "loguru",

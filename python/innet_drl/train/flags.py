@@ -7,12 +7,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
+import yaml
 
-from innet_drl.train.config import Config, read_settings
+from innet_drl.train.config import Config, KeywordArguments, read_settings
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
 
@@ -39,8 +41,8 @@ class TrainFlags:
     @property
     def name(self) -> str:
         """Name of the run: the preset, or the environment if it is not the preset's."""
-        environment = self.config.environment
-        return self.preset if environment == PRESETS[self.preset].environment else environment
+        own = self.config.environment != PRESETS[self.preset].environment
+        return self.config.environment_name if own else self.preset
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,57 @@ class RecordFlags:
     """Length of the video."""
 
 
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+"""How `tyro` reads types of `Config` that are more in Python than on the command line."""
+
+
+@_REGISTRY.primitive_rule
+def _importable(kind: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    if kind.type != Importable:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="NAME|MODULE:NAME",
+        instance_from_str=lambda values: values[0],
+        is_instance=lambda value: isinstance(value, str) or callable(value),
+        str_from_instance=lambda value: [path_of(value)],
+    )
+
+
+@_REGISTRY.primitive_rule
+def _keywords(kind: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    if kind.type != KeywordArguments:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[KEY=VALUE [KEY=VALUE ...]]",
+        instance_from_str=_keyword_arguments,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [f"{key}={item}" for key, item in value.items()],
+    )
+
+
+def _keyword_arguments(items: list[str]) -> dict[str, Any]:
+    """Reads `key=value`; values are YAML: numbers, true, false, null, [lists] and otherwise text."""
+    found = {}
+    for item in items:
+        key, separator, value = item.partition("=")
+        if not (separator and key.isidentifier()):
+            raise ValueError(f"{item!r} is not key=value")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found[key] = value
+    return found
+
+
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
     """Parses the flags of a command.
 
     Raises:
         SystemExit: An unknown flag, or `--help`.
     """
-    return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments))
+    return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments), registry=_REGISTRY)
 
 
 def parse_train(arguments: Sequence[str]) -> TrainFlags:
@@ -122,6 +168,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
         prog="innet-drl train",
         args=list(arguments),
         default=TrainFlags(config=dataclasses.replace(config, **changes), preset=name),
+        registry=_REGISTRY,
     )
     if flags.resume is not None and flags.out is not None:
         raise ConfigurationError("--resume goes on in the run's own folder: leave --out away")

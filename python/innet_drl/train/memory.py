@@ -43,7 +43,8 @@ GRACE_SECONDS = 0.25
 """Seconds by which a call of a server may exceed its timeout: the page names a silent server soon."""
 
 IMAGE_BYTES = 2_000
-"""Memory reserved for each step of an Atari game: compressed, Breakout takes 409 on average and Seaquest 741."""
+"""Memory reserved for each step with an image of at least as many bytes: compressed, Breakout takes 409 on average and
+Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound of the bytes that a step takes beside its image."""
 
@@ -406,11 +407,11 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
 
 def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
     """Bytes that a table of images may hold, which a server reserves; 0, the raw size, for vectors."""
-    if len(spec.frame_shape) != 2:
+    if not any(part.is_image for part in spec.arrays):
         return 0
     # Learning starts even if no frame can be compressed.
-    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape)
-    return max(config.capacity * IMAGE_BYTES, min(2 * config.min_size, config.capacity) * raw)
+    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape) * np.dtype(spec.frame_dtype).itemsize
+    return max(config.capacity * min(IMAGE_BYTES, raw), min(2 * config.min_size, config.capacity) * raw)
 
 
 def _connect(settings: MemorySettings) -> innet.Replay:

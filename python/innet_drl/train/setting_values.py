@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import difflib
 import numbers
 import re
@@ -74,6 +75,12 @@ def _conform(value: Any, hint: Any) -> Any:
     if origin is Literal:
         if value in parts:
             return value
+    elif origin is collections.abc.Callable:
+        if callable(value):
+            return value
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
     elif origin is tuple:
         if isinstance(value, tuple | list):
             # A wrong number of parts is named by the bounds of the setting.
@@ -115,6 +122,10 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(part) for part in parts)
     if origin is Literal:
         return "one of " + ", ".join(map(str, parts))
+    if origin is collections.abc.Callable:
+        return "a function or class"
+    if origin is dict:
+        return "a mapping of names to values"
     if origin is tuple:
         return f"a list, each {_describe(parts[0])}"
     return _NAMES.get(hint, str(hint))
@@ -128,9 +139,10 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
             return {key: convert(part) for key, part in value.items()}
         if isinstance(value, tuple | list):
             return [convert(part) for part in value]
-        if isinstance(value, Path):
-            return str(value)
-        return import_path(value) if callable(value) else value
+        if callable(value):
+            return import_path(value)
+        # Arguments of an environment may be objects of any kind.
+        return value if isinstance(value, bool | int | float | str | None) else str(value)
 
     return {name: convert(value) for name, value in values.items()}
 

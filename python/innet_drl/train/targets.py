@@ -25,7 +25,7 @@ POLL_SECONDS = 0.05
 
 
 class TargetsAhead:
-    """An iterator over the same batches, each with its `target`. Use it as a context manager.
+    """An iterator over the same batches, each with its targets. Use it as a context manager.
 
     Args:
         learner: Learner whose networks compute the targets.
@@ -77,8 +77,7 @@ class TargetsAhead:
             try:
                 batch = next(self._batches)
                 self._learner.copy_network(chooser)
-                target = self._learner.targets(batch, chooser)
-                self._ready.put(TorchBatch(len(batch), {**batch, "target": target}))
+                self._ready.put(TorchBatch(len(batch), {**batch, **self._learner.targets(batch, chooser)}))
             except DeadlineError as error:
                 self._ready.put(error)
             except Exception as error:

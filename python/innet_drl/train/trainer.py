@@ -47,7 +47,21 @@ LAST_SECONDS = 0.25
 """Seconds that the memory has for the last line of a run that a signal ends."""
 KEPT_LINES = 10_000
 """Largest number of pending lines of metrics."""
-NETWORK_SETTINGS = ("environment", "stack", "channels", "hidden", "layers", "layer_norm")
+NETWORK_SETTINGS = (
+    "environment",
+    "environment_args",
+    "environment_wrappers",
+    "stack",
+    "network",
+    "impala_norm",
+    "channels",
+    "hidden",
+    "layers",
+    "layer_norm",
+    "loss",
+    "atoms",
+    "quantiles",
+)
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
 """Settings that the saved steps and items of a memory depend on."""
@@ -115,7 +129,7 @@ class Trainer:
         self.resumed = resumed
         self.interrupted = False
         self.note = "starting"
-        display.say(f"making {config.environment}")
+        display.say(f"making {config.environment_name}")
         probe = environments.make(config, 1)
         self.spec = probe.spec
         self.restorable = probe.restorable
