@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,11 @@ import pytest
 import torch
 
 from innet_drl import train
+from innet_drl.cli import main
+from innet_drl.launch import local
+from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, MissingExtraError, RunFolderError
+from innet_drl.train.flags import parse_train
 from innet_drl.train.run_folder import RunFolder
 from training import lines, small
 
@@ -206,6 +214,145 @@ def test_an_own_environment_inherits_nothing_of_a_game() -> None:
     assert (own.clip_rewards, own.life_loss_ends, own.stack) == (False, False, 1)
     sizes = ("environments", "capacity", "min_size", "epsilon_anneal_steps", "chunk_steps", "publish_period")
     assert all(getattr(own, name) < getattr(game, name) for name in sizes)
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """Walks along a few cells, and breaks when a picture is taken of the second step."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium declares it
+
+    def __init__(self, length: int, lock: object = None, render_mode: str | None = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, length, (1,), np.float32)
+        self.action_space = gymnasium.spaces.MultiDiscrete([2, 2])
+        self.render_mode = render_mode
+        self.length, self.cell = length, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.cell = 0
+        return np.array([self.cell], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.cell += 1
+        return np.array([self.cell], np.float32), float(sum(action)), self.cell == self.length, False, {}
+
+    def render(self) -> Any:
+        if self.cell > 1:
+            raise RuntimeError("the lamp went out")
+        return np.zeros((64, 64, 3), np.uint8)
+
+
+def corridor(**changes: Any) -> train.Config:
+    """A run in a corridor of five cells, of an environment that is given as it is."""
+    return small(**{"environment": Corridor, "environment_args": {"length": 5}, **changes})
+
+
+def test_a_class_reaches_actors_and_its_agent_acts(tmp_path: Path) -> None:
+    result = train.run(corridor(steps=600, stack=2), folder=tmp_path / "run")
+    assert result.learner_updates > 0
+    agent = train.load(result.folder)
+    assert agent.config.environment == f"{__name__}:Corridor"
+    action = agent.act(np.zeros((2, 1), np.float32))
+    assert action.shape == (2,)
+    assert agent.act(np.zeros((7, 2, 1), np.float32)).shape == (7, 2)
+    with pytest.raises(ValueError, match=r"is \(2,\) of them, or a batch, and this is one of \(3,\)"):
+        agent.act(np.zeros((3, 1), np.float32))
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    config = corridor(environment_args={"length": 5, "lock": threading.Lock()})
+    with pytest.raises(ConfigurationError, match=r"--environment-args: it cannot be pickled .*serial=True"):
+        train.run(config, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_video_that_fails_late_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = train.run(corridor(serial=True, steps=300, video=True), folder=tmp_path / "run")
+    assert result.evaluation is not None
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning == f"no video: {__name__}:Corridor cannot be drawn: the lamp went out"
+    assert not list((result.folder / "videos").iterdir())
+
+
+def test_the_time_left_follows_from_steps_and_minutes(tmp_path: Path) -> None:
+    shown: list[tuple[train.Metrics, float | None]] = []
+
+    class Capture(Display):
+        def show(
+            self,
+            metrics: train.Metrics,
+            scores_by_actor: dict[int, float],
+            note: str,
+            seconds_left: float | None = None,
+        ) -> None:
+            shown.append((metrics, seconds_left))
+
+    config = small(serial=True, steps=600)
+    local.train(config, tmp_path / "steps", display=Capture)
+    assert len(shown) > 2
+    for metrics, left in shown:
+        assert left == max(0.0, (600 - metrics.agent_steps) / metrics.agent_steps_per_s)
+    shown.clear()
+    local.train(dataclasses.replace(config, minutes=1e-9), tmp_path / "minutes", display=Capture)
+    assert [left for _, left in shown] == [0.0]
+    shown.clear()
+    endless = dataclasses.replace(config, steps=None)
+    local.train(endless, tmp_path / "endless", display=Capture, callbacks=[Recorder(stop_at="metrics")])
+    assert {left for _, left in shown} == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.yaml", "learning_rate: 1e-3\nlayers: [16, 8]\nseed: 5\n"),
+        ("own.toml", "learning_rate = 1e-3\nlayers = [16, 8]\nseed = 5\n"),
+    ],
+)
+def test_a_file_changes_the_preset_and_flags_change_the_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    given = ["--preset", "cartpole", "--config", str(tmp_path / name), "--seed", "9"]
+    wanted = train.preset("cartpole", learning_rate=1e-3, layers=(16, 8), seed=9)
+    assert parse_train(given).config == wanted
+    RunFolder.new(tmp_path / "run").begin(wanted)
+    resumed = ["--resume", str(tmp_path / "run"), "--config", str(tmp_path / name), "--steps", "7"]
+    assert parse_train(resumed).config == dataclasses.replace(wanted, seed=5, steps=7)
+
+
+def test_the_settings_of_a_run_are_a_file_of_settings(tmp_path: Path) -> None:
+    own = corridor(gamma=0.9, learning_rate=1e-4)
+    own.save(tmp_path / "config.yaml")
+    flags = parse_train(["--config", str(tmp_path / "config.yaml")])
+    assert flags.config == dataclasses.replace(own, environment=f"{__name__}:Corridor")
+    # An environment of the file chooses the preset, as the flag does.
+    assert flags.preset == "vector"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("learning-rat: 1", "own.yaml: there is no setting 'learning-rat' in .*: did you mean learning_rate"),
+        ("steps: many", "--steps 'many': it must be an integer or none"),
+        ("environment_args: 3", "--environment-args 3: it must be a mapping of names to values"),
+    ],
+)
+def test_a_wrong_file_of_settings_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, reason: str
+) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    assert main(["train", "--preset", "cartpole", "--config", str(tmp_path / "own.yaml")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(reason, line)
+    assert main(["train", "--config", str(tmp_path / "missing.yaml")]) == 1
+    assert "missing.yaml cannot be read: No such file" in capsys.readouterr().err
+    assert main(["train", "--preset", "pong"]) == 1
+    assert "there is no preset 'pong' in innet-drl" in capsys.readouterr().err
+
+
+def test_the_best_agent_is_evaluated_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train.run(small(serial=True, steps=300), folder=tmp_path / "run")
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "run"), "--best", "--games", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == str(tmp_path / "run" / "best.safetensors")
 
 
 @pytest.mark.parametrize("used", ["preset", "load"])

@@ -7,6 +7,7 @@ learners connect to it; with `--replay` all of them connect to a server.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import tempfile
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import cloudpickle
 import torch
 
 import innet_drl as innet
@@ -24,7 +26,7 @@ from innet_drl.launch.learners import Learners
 from innet_drl.launch.processes import forbid_in_children, start_fork_server
 from innet_drl.train import serial
 from innet_drl.train.callbacks import Callback, Result
-from innet_drl.train.config import Config
+from innet_drl.train.config import Config, flag
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, ProcessError, RelayError
 from innet_drl.train.memory import ReplayMemory, memory_class, memory_token
@@ -100,6 +102,7 @@ def _train(
     if config.learners > 1 and not memory_class(config.replay).learners_join:
         raise ConfigurationError(f"--learners {config.learners}: it must be 1 with --replay {config.replay}")
     if not config.serial:
+        _check_pickles(config)
         start_fork_server()
     title = f"{config.environment_name} in {out}"
     with display(title) as shown:
@@ -113,6 +116,18 @@ def _train(
             else:
                 train_parallel(trainer)
             return trainer.finish()
+
+
+def _check_pickles(config: Config) -> None:
+    """Functions, classes and arguments of the settings reach other processes by pickle."""
+    for field in dataclasses.fields(config):
+        try:
+            cloudpickle.dumps(getattr(config, field.name))
+        except Exception as error:
+            raise ConfigurationError(
+                f"{flag(field.name)}: it cannot be pickled for the processes of the actors ({error}): make what "
+                "it holds inside of the function, name it as module:name, or train in one process (serial=True)"
+            ) from error
 
 
 def train_parallel(trainer: Trainer) -> None:
