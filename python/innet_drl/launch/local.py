@@ -145,7 +145,7 @@ def train_parallel(trainer: Trainer) -> None:
         if trainer.learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(trainer.learner, batches))
         if config.evaluation_period:
-            trainer.evaluator = running.enter_context(Evaluator(config, trainer.spec))
+            trainer.evaluations.evaluator = running.enter_context(Evaluator(config, trainer.spec))
         learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
         trainer.begin()
         try:
@@ -186,7 +186,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
-        trainer.take_evaluation()
+        trainer.evaluations.take()
         now = time.monotonic()
         if now - checked >= WAIT_SECONDS or batch is None:
             checked = now

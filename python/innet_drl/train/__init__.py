@@ -26,7 +26,7 @@ by `logging`.
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
 | `trainer`, `serial`, `journal` | one session of a run; the loop in one process; its repeatable memory |
 | `callbacks` | functions of the caller that a run calls |
-| `agent`, `evaluation`, `video` | a trained agent, and its games |
+| `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
 | `run_folder`, `checkpoints` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
 | `errors`, `machine` | errors of training; cores of the machine |

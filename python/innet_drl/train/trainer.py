@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import signal
 import threading
 import time
@@ -29,7 +28,8 @@ from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
-from innet_drl.train.evaluation import Evaluation, Evaluator, evaluate
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
@@ -65,29 +65,6 @@ NETWORK_SETTINGS = (
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
 """Settings that the saved steps and items of a memory depend on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluatedAgent:
-    """The trained agent at one moment of training."""
-
-    tensors: dict[str, torch.Tensor]
-    """Averaged weights, copied to the CPU."""
-    agent_steps: int
-    learner_updates: int
-
-    def parameters(self) -> dict[str, NDArray[Any]]:
-        """Returns the weights as an evaluator takes them."""
-        return {name: value.numpy() for name, value in self.tensors.items()}
-
-    def checkpoint(self) -> dict[str, torch.Tensor]:
-        """Returns the tensors as they are named in a checkpoint."""
-        return {f"average.{name}": value for name, value in self.tensors.items()}
-
-    def report(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Returns its evaluation with the moment of training, as plain JSON values."""
-        moment = {"agent_steps": self.agent_steps, "learner_updates": self.learner_updates}
-        return {**moment, "mean": evaluation.mean, **dataclasses.asdict(evaluation)}
 
 
 class _Interrupted(BaseException):
@@ -147,14 +124,16 @@ class Trainer:
         self._last_line: Metrics | None = None
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
-        self.evaluator: Evaluator | None = None
-        """Plays evaluations beside training; without one they are played in line."""
+        self.evaluations = EvaluationSchedule(
+            config,
+            folder,
+            self.learner,
+            self.meter,
+            lambda evaluation, agent_steps: self._call("on_evaluation", evaluation, agent_steps),
+            lambda: self.interrupted,
+        )
         self._callbacks = callbacks
         self._stopped = False
-        self._evaluation_due = False
-        self._evaluating: EvaluatedAgent | None = None
-        self._evaluated: tuple[int, Evaluation] | None = None
-        self._best = folder.best_agent().state["mean"] if resumed is not None and folder.best.is_file() else -math.inf
         self._signals = signals
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self._table: dict[str, Any] | None = None
@@ -272,6 +251,7 @@ class Trainer:
         return (
             self.interrupted
             or self._stopped
+            or self.evaluations.reached_target
             or (config.minutes is not None and self.meter.session_s >= 60 * config.minutes)
             or (config.steps is not None and self.meter.agent_steps >= config.steps)
         )
@@ -320,62 +300,15 @@ class Trainer:
         return due
 
     def evaluate_if_due(self) -> None:
-        """Evaluates after every `evaluation_period` updates: beside training if there is an evaluator.
-
-        An evaluation that is due while another one is played begins after it.
-        """
-        period = self.config.evaluation_period
-        self._evaluation_due |= period > 0 and self.learner.updates % period == 0
-        if self.evaluator is None:
-            if self._evaluation_due:
-                self._evaluation_due = False
-                self.evaluate()
-        elif self._evaluation_due and self.evaluator.idle:
-            self._evaluation_due = False
-            self._evaluating = self._agent()
-            self.evaluator.begin(self._evaluating.parameters())
-            self.stopwatch.lap("evaluate")
-
-    def take_evaluation(self) -> None:
-        """Takes the result of an evaluation beside training, if one has ended; does not wait."""
-        evaluation = None if self.evaluator is None else self.evaluator.result()
-        if evaluation is not None:
-            assert self._evaluating is not None
-            self._take(evaluation, self._evaluating)
+        """Evaluates after every `evaluation_period` updates: beside training if there is an evaluator."""
+        self.evaluations.begin_if_due()
+        self.stopwatch.lap("evaluate")
 
     def evaluate(self) -> Evaluation | None:
         """Evaluates the average of the newest parameters; `None` if a signal interrupts it."""
-        if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
-            return self._evaluated[1]
-        started = time.perf_counter()
-        evaluation = evaluate(
-            self.config, self.learner.average, seed=self.config.seed, stopped=lambda: self.interrupted
-        )
-        if evaluation is not None:
-            self._take(evaluation, self._agent())
-        self.meter.leave_out(time.perf_counter() - started)
+        evaluation = self.evaluations.evaluate()
         self.stopwatch.lap("evaluate")
         return evaluation
-
-    def _agent(self) -> EvaluatedAgent:
-        tensors = {name: value.detach().cpu().clone() for name, value in self.learner.average.state_dict().items()}
-        return EvaluatedAgent(tensors, self.meter.agent_steps, self.learner.updates)
-
-    def _take(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
-        """Records an evaluation and keeps the best agent; reaching the target return ends training."""
-        target = self.config.target_return
-        self._evaluated = (agent.learner_updates, evaluation)
-        self.meter.evaluation_mean = evaluation.mean
-        logger.info("after %s updates: %s", f"{agent.learner_updates:,}", evaluation)
-        if evaluation.mean > self._best:
-            try:
-                with self.folder.continuing():
-                    self.folder.save_best(agent.checkpoint(), agent.report(evaluation))
-                self._best = evaluation.mean
-            except RunFolderError as error:
-                logger.warning("the best agent could not be kept: %s", error)
-        self._stopped |= target is not None and evaluation.mean >= target
-        self._call("on_evaluation", evaluation, agent.agent_steps)
 
     def report(self, memory: ReplayMemory) -> None:
         """Writes a line of metrics and shows it."""
@@ -417,7 +350,7 @@ class Trainer:
         Raises:
             RunFolderError: They cannot be written.
         """
-        self.folder.save_evaluation(self._agent().report(evaluation))
+        self.folder.save_evaluation(self.evaluations.agent().report(evaluation))
         assert self._last_line is not None
         metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
         self._write(metrics)
@@ -546,7 +479,7 @@ class Trainer:
             f"{meter.games:,} games, best score {best}"
         )
         logger.info("everything is in %s; go on with --resume %s", self.folder.path, self.folder.path)
-        best_mean = self._best if math.isfinite(self._best) else None
+        best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
         self._call("on_end", result)
         return result
