@@ -65,7 +65,7 @@ def while_training(config: Config, run: Path, act: Callable[[], None]) -> BaseEx
     thread.start()
     ended: BaseException | None = None
     try:
-        local.train(config, run)
+        local.train(config, run, signals=True)
     except innet.ReplayError as error:
         ended = error
     thread.join()
