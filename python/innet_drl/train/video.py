@@ -118,7 +118,9 @@ def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[t
         environment.close()
     except Exception as error:
         # An environment of the user's own may raise anything.
-        raise UnavailableEnvironmentError(f"{config.environment_name} cannot be drawn: {error or type(error).__name__}") from error
+        raise UnavailableEnvironmentError(
+            f"{config.environment_name} cannot be drawn: {error or type(error).__name__}"
+        ) from error
 
 
 def _act(
