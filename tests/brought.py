@@ -89,7 +89,8 @@ class Counter(gymnasium.Env[Any, Any]):
         return self._observation(), 1.0, False, self.steps == 6, {}
 
     def _observation(self) -> NDArray[Any]:
-        return np.full(self.observation_space.shape, self.steps, self.observation_space.dtype)
+        space: Any = self.observation_space
+        return np.full(space.shape, self.steps, space.dtype)
 
 
 class Doubled(gymnasium.RewardWrapper[Any, Any]):
@@ -144,7 +145,8 @@ class Linear(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         assert observation.dtype == torch.float32
-        return self.layer(observation.flatten(1)).unflatten(1, self.shape)
+        q: Tensor = self.layer(observation.flatten(1)).unflatten(1, self.shape)
+        return q
 
 
 class LinearAtoms(Linear):
@@ -162,7 +164,8 @@ class LinearDict(nn.Module):
         self.layer = nn.Linear(sum(sizes), actions)
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        return self.layer(torch.cat([part.flatten(1) for part in observation.values()], 1))
+        q: Tensor = self.layer(torch.cat([part.flatten(1) for part in observation.values()], 1))
+        return q
 
 
 class OneTooMany(Linear):

@@ -14,6 +14,7 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import load_agent
+from innet_drl.train.networks import QNetwork
 from innet_drl.train.run_folder import RunFolder
 from training import lines
 
@@ -61,6 +62,7 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
 
 def test_the_agent_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, network, _ = load_agent(run)
+    assert isinstance(network, QNetwork)
     assert config == Config.load(OLD_RUN / "config.yaml")
     average = RunFolder.open(run).latest_checkpoint().tensors["average.advantage.weight"]
     assert network.advantage.weight.equal(average)

@@ -1,4 +1,4 @@
-"""Environments by import path and function: arguments, wrappers, vector environments, autoreset modes, and their faults."""
+"""Environments by import path and function: arguments, wrappers, vector environments, autoreset modes, and faults."""
 
 from __future__ import annotations
 
@@ -140,10 +140,11 @@ def test_a_vector_environment_of_ones_own_needs_its_last_observations() -> None:
             envs.step(np.zeros(2, np.int64))
 
 
-def test_last_observations_of_arrays_and_of_objects_are_the_same() -> None:
-    """ale-py returns one array of all environments, Gymnasium an array of objects."""
-    atari = AtariVectorEnv("breakout", 2, max_num_frames_per_episode=200, autoreset_mode=AutoresetMode.SAME_STEP)
+def test_last_observations_may_be_one_array() -> None:
+    """ale-py has one array of all environments, where Gymnasium has an array of objects."""
+    # First: ale-py keeps the mode of its newest environment in the class's metadata.
     spec = environments.make(small(environment="atari/breakout", stack=4), 1).spec
+    atari = AtariVectorEnv("breakout", 2, max_num_frames_per_episode=200, autoreset_mode=AutoresetMode.SAME_STEP)
     envs = Environments(atari, spec)
     envs.reset(0)
     finals = [envs.step(np.zeros(2, np.int64)).final_observation for _ in range(60)]

@@ -144,11 +144,15 @@ def batch_of(outputs: int) -> tuple[dict[str, np.ndarray[Any, Any]], TorchBatch,
         "action": np.array([0, 1, 1]),
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    shape = (lambda table: table[..., 0]) if outputs == 1 else (lambda table: table)
-    online = lambda observation: torch.from_numpy(shape(tables["q" if observation == 0 else "next_online"])).float()
-    target = lambda observation: torch.from_numpy(
-        shape(tables["now_target" if observation == 0 else "next_target"])
-    ).float()
+
+    def network(now: str, then: str) -> Any:
+        def compute(observation: int) -> torch.Tensor:
+            table = torch.from_numpy(tables[now if observation == 0 else then]).float()
+            return table[..., 0] if outputs == 1 else table
+
+        return compute
+
+    online, target = network("q", "next_online"), network("now_target", "next_target")
     float_tensors = {name: tensor.float() if name != "action" else tensor for name, tensor in tensors.items()}
     return tables | arrays, TorchBatch(3, {**float_tensors, "observation": 0, "next_observation": 1}), online, target
 
