@@ -25,11 +25,12 @@ from innet_drl.errors import ReplayError
 from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
-from innet_drl.train.config import Config
+from innet_drl.train.config import LOSSES, Config
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
+from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
@@ -277,6 +278,8 @@ class Trainer:
     def _diverged(self, what: str) -> DivergedError:
         newest = self.folder.newest_checkpoint()
         rate = f"a lower --learning-rate than {self.config.learning_rate:g}"
+        if self.config.loss not in LOSSES:
+            rate += f", or with --loss {path_of(self.config.loss)} corrected where it returned them"
         return DivergedError(
             f"training has diverged by update {self.learner.updates:,}, its {what} are infinite or NaN: "
             + (

@@ -22,8 +22,9 @@ from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentErr
 
 gymnasium.register_envs(ale_py)
 
-ASYNC_SETTINGS = {"context": "forkserver"}
-"""Processes of `--async-environments` are not forked from this one, whose threads and locks they would inherit."""
+ASYNC_SETTINGS: dict[str, Any] = {"context": "spawn"}
+"""Processes of `--async-environments` are not forked from this one, whose threads and locks they would inherit, nor
+from the run's fork server, which blocks signals."""
 
 
 def make(

@@ -84,12 +84,14 @@ def _leaves(
     """Arrays of a nested space, each with how to find and encode it in a batch."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         items: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+        def of_key(key: Any) -> Callable[[Any], Any]:
+            return lambda batch: find(batch)[key]
+
         return [
             leaf
             for key, inner in items
-            for leaf in _leaves(
-                inner, f"{name}.{key}" if name else str(key), lambda batch, key=key: find(batch)[key], environment
-            )
+            for leaf in _leaves(inner, f"{name}.{key}" if name else str(key), of_key(key), environment)
         ]
     if isinstance(space, spaces.Text) or not isinstance(
         space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary

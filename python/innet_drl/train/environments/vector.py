@@ -151,9 +151,9 @@ class Environments:
                 final[index] = found[index]
             return final
         space = self.vector.single_observation_space
-        frames = self._encode(
-            concatenate(space, [_pick(found, index) for index in which], create_empty_array(space, len(which)))
-        )
+        rows = [_pick(found, int(index)) for index in which]
+        empty: Any = create_empty_array(space, len(which))
+        frames = self._encode(concatenate(space, rows, empty))
         if self._stacks is None:
             final[which] = frames
         else:

@@ -87,13 +87,13 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
             f"--network {name}: it is for images, and the observations are vectors {shape}: take mlp"
         )
     if name == "impala":
-        return ImpalaTorso(shape[0], config.channels, *shape[1:], norm=config.impala_norm, scale=part.scale)
+        return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], norm=config.impala_norm, scale=part.scale)
     if small:
         raise ConfigurationError(
             f"--network nature: it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are "
             f"{shape[1]}x{shape[2]}: take impala, or mlp"
         )
-    return ConvolutionTorso(shape[0], config.channels, *shape[1:], scale=part.scale)
+    return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 
 
 def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:

@@ -39,7 +39,7 @@ class ConvolutionTorso(nn.Module):
         self.second = nn.Conv2d(channels[0], channels[1], 4, 2)
         self.third = nn.Conv2d(channels[1], channels[2], 3, 1)
         rows, columns = (((size - 8) // 4 + 1 - 4) // 2 + 1 - 2 for size in (height, width))
-        self.features = rows * columns * channels[2]
+        self.features: int = rows * columns * channels[2]
 
     def forward(self, frames: Tensor) -> Tensor:
         """Computes features of images of 0 to `scale`."""
@@ -57,7 +57,7 @@ class VectorTorso(nn.Module):
         self.scale = scale
         widths = (inputs, *layers)
         self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
-        self.features = widths[-1]
+        self.features: int = widths[-1]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Computes features of values of up to `scale`."""
@@ -74,7 +74,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, norm: Literal["none", "layer", "spectral"]) -> None:
         super().__init__()
-        convolutions = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        convolutions: list[nn.Module] = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
         if norm == "spectral":
             convolutions = [spectral_norm(convolution) for convolution in convolutions]
         # One group of all channels: layer normalisation of an image of any size.
@@ -122,7 +122,7 @@ class ImpalaTorso(nn.Module):
         # Each of the three poolings halves the size, rounded up.
         pooled = tuple(min(6, -(-size // 8)) for size in (height, width))
         self.pool = nn.AdaptiveMaxPool2d(pooled)
-        self.features = pooled[0] * pooled[1] * channels[-1]
+        self.features: int = pooled[0] * pooled[1] * channels[-1]
 
     def forward(self, images: Tensor) -> Tensor:
         """Computes features of images of 0 to `scale`."""
@@ -140,7 +140,7 @@ class DictTorso(nn.Module):
         self.keys = tuple(torsos)
         # A module's name may not have dots.
         self.torsos = nn.ModuleList(torsos.values())
-        self.features = sum(torso.features for torso in torsos.values())
+        self.features: int = sum(torso.features for torso in torsos.values())
 
     def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Computes features of a dictionary of images and vectors."""
