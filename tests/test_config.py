@@ -125,19 +125,28 @@ def test_settings_may_be_at_their_limits() -> None:
     ("content", "reason"),
     [
         ("gamma: [", "not YAML"),
-        ("speed: 3", "speed"),
-        ("- 1", "settings of this release"),
-        ("channels: 3", "wrong type"),
-        ("layers:", "wrong type"),
-        ("replay_ca: 3", "wrong type"),
-        ("gamma: high", "wrong type"),
+        ("speed: 3", "no setting 'speed'"),
+        ("gama: 3", r"config.yaml: there is no setting 'gama' in innet-drl [\d.]+: did you mean gamma"),
+        ("channels: 3", "--channels 3: it must be a list, each an integer"),
+        ("layers:", "--layers None: it must be a list"),
+        ("replay_ca: 3", "--replay-ca 3: it must be a path or none"),
+        ("gamma: high", "--gamma 'high': it must be a number"),
+        ("device: tpu", "--device 'tpu': it must be one of auto, cpu, cuda"),
+        ("serial: 1", "--serial 1: it must be true or false"),
         ("channels: [1, 2]", "three convolutions"),
     ],
 )
 def test_a_damaged_file_is_refused(content: str, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(content)
+    (tmp_path / "config.yaml").write_text(f"environment: CartPole-v1\n{content}\n")
     with pytest.raises(ConfigurationError, match=reason):
         Config.load(tmp_path / "config.yaml")
+
+
+def test_a_file_without_an_environment_is_refused(tmp_path: Path) -> None:
+    for content, reason in (("- 1", "has no settings"), ("gamma: 0.9", "names no environment")):
+        (tmp_path / "config.yaml").write_text(content)
+        with pytest.raises(ConfigurationError, match=reason):
+            Config.load(tmp_path / "config.yaml")
 
 
 def test_a_wrong_flag_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +177,8 @@ def test_an_own_environment_inherits_nothing_of_breakout() -> None:
     assert flags.name == "LunarLander-v3"
     assert not flags.config.clip_rewards
     assert not flags.config.life_loss_ends
-    assert parse_train(["--environment", "atari/space_invaders"]).name == "space_invaders"
+    other = parse_train(["--environment", "atari/space_invaders"]).name
+    assert RunFolder.default_path(other).name.startswith("space_invaders-")
     assert parse_train(["--preset", "cartpole"]).name == "cartpole"
     with pytest.raises(ConfigurationError, match=r"--preset breakout is for Atari games.*--preset vector"):
         parse_train(["--preset", "breakout", "--environment", "LunarLander-v3"])

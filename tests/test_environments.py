@@ -123,13 +123,12 @@ def test_atari_cannot_be_restored() -> None:
     assert environments.make(CARTPOLE, 1).restorable
 
 
-@pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
-def test_another_autoreset_mode_is_refused(mode: str) -> None:
+def test_another_autoreset_mode_is_refused() -> None:
     vector = gymnasium.make_vec(
         "CartPole-v1",
         2,
         vectorization_mode="sync",
-        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode[mode]},
+        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED},
     )
     with pytest.raises(UnavailableEnvironmentError, match="NEXT_STEP"):
         Environments(vector, EnvironmentSpec(2, 1, (4,), "float32", 1))
@@ -144,7 +143,7 @@ def test_an_environment_that_does_not_tell_its_mode_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Pendulum-v1", "discrete"), ("FrozenLake-v1", "vectors"), ("CartPole-v99", "CartPole")],
+    [("Pendulum-v1", "continuous-actions"), ("CartPole-v99", "CartPole")],
 )
 def test_an_environment_that_does_not_fit_is_refused(name: str, reason: str) -> None:
     with pytest.raises(UnavailableEnvironmentError, match=reason):
@@ -206,7 +205,7 @@ def test_an_environment_without_render_is_no_video_and_no_traceback(corridor: Co
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("ALE/Breakout-v5", "did you mean atari/breakout?"),
+        ("ALE/Breakout-v99", "did you mean atari/breakout?"),
         ("breakout", "did you mean atari/breakout?"),
         ("SpaceInvaders", "did you mean atari/space_invaders?"),
         ("atari/Breakout", "did you mean breakout?"),

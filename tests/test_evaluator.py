@@ -11,7 +11,7 @@ from innet_drl.train import video
 from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.evaluation import evaluate
-from innet_drl.train.networks import make_network
+from innet_drl.train.networks import QNetwork, make_network
 from innet_drl.train.presets import PRESETS
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
@@ -61,6 +61,7 @@ def test_an_evaluation_is_a_function_of_its_seed() -> None:
 def test_a_game_without_an_end_is_cut_off() -> None:
     """An agent that never serves the ball would play for ever."""
     network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
+    assert isinstance(network, QNetwork)
     torch.nn.init.zeros_(network.advantage.weight)
     network.advantage.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
     result = evaluate(dataclasses.replace(BREAKOUT, evaluation_epsilon=0.0), network)

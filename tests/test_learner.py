@@ -109,7 +109,7 @@ def test_the_target_is_double_q() -> None:
     ours = tiny_learner()
     online, target = weights_of(ours.network), weights_of(ours.target)
     expected = double_q_target(online, target)
-    np.testing.assert_allclose(ours.targets(torch_batch()).numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(ours.targets(torch_batch())["target"].numpy(), expected, rtol=1e-5)
     # It is neither of the two that it could be mistaken for.
     assert not np.allclose(expected, double_q_target(target, target))
     assert not np.allclose(expected, double_q_target(online, online))

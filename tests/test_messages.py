@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.bench.messages import ArrayLayout, FrameFormat, MessageFormat, StackFormat
+from innet_drl.bench.messages import ArrayLayout, FrameFormat, MessageFormat, MessageOptions, StackFormat
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.memory import MemorySettings, make_table, make_view, memory_settings
@@ -19,8 +19,9 @@ IMAGES = EnvironmentSpec(actions=ACTIONS, stack=3, frame_shape=(5, 6), frame_dty
 VECTORS = EnvironmentSpec(actions=ACTIONS, stack=1, frame_shape=(4,), frame_dtype="float32", frames_per_step=1)
 
 # A serial run's tables keep no replay ratio.
-CONFIG = small(serial=True, environments=STREAMS, n_step=3, message_transitions=50)
+CONFIG = small(serial=True, environments=STREAMS, n_step=3)
 UNIFORM = dataclasses.replace(CONFIG, priority_exponent=0.0)
+TRANSITIONS = 50
 SAMPLED = 12_000
 """So many that none of the few hundred is missed where all have the same probability."""
 
@@ -101,7 +102,7 @@ def straight(config: Config, spec: EnvironmentSpec, played: list[dict[str, Any]]
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
 def test_stacks_are_the_transitions_of_the_memory(spec: EnvironmentSpec) -> None:
-    played, messages = rows(spec), StackFormat(settings(UNIFORM, spec))
+    played, messages = rows(spec), StackFormat(settings(UNIFORM, spec), TRANSITIONS)
     told = transitions(received(messages, sent(messages, played)))
     expected = transitions(straight(UNIFORM, spec, played))
     # What does not fill a message is not sent.
@@ -111,7 +112,7 @@ def test_stacks_are_the_transitions_of_the_memory(spec: EnvironmentSpec) -> None
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
 def test_stacks_have_the_priorities_of_the_memory(spec: EnvironmentSpec) -> None:
-    played, messages = rows(spec), StackFormat(settings(CONFIG, spec))
+    played, messages = rows(spec), StackFormat(settings(CONFIG, spec), TRANSITIONS)
     told = transitions(received(messages, sent(messages, played)))
     expected = transitions(straight(CONFIG, spec, played))
     ratios = [expected[key] / told[key] for key in told.keys() & expected.keys()]
@@ -121,7 +122,7 @@ def test_stacks_have_the_priorities_of_the_memory(spec: EnvironmentSpec) -> None
 
 @pytest.mark.parametrize("spec", [IMAGES, VECTORS], ids=["images", "vectors"])
 def test_frames_are_the_rows_of_the_memory(spec: EnvironmentSpec) -> None:
-    played, messages = rows(spec, 13 * 15), FrameFormat(settings(CONFIG, spec))
+    played, messages = rows(spec, 13 * 15), FrameFormat(settings(CONFIG, spec), TRANSITIONS)
     assert messages.message_rows == 13
     told, expected = (
         transitions(received(messages, sent(messages, played))),
@@ -133,7 +134,7 @@ def test_frames_are_the_rows_of_the_memory(spec: EnvironmentSpec) -> None:
 
 
 def test_actors_keep_to_their_own_streams() -> None:
-    messages = FrameFormat(settings(UNIFORM, IMAGES))
+    messages = FrameFormat(settings(UNIFORM, IMAGES), TRANSITIONS)
     one, other = rows(IMAGES, 13 * 4), rows(IMAGES, 13 * 8)[13 * 4 :]
     # The others begin somewhere in a game; these are theirs from the first.
     other[0] = {**other[0], "first": np.ones(STREAMS, np.bool_), "final": np.zeros(STREAMS, np.bool_)}
@@ -145,7 +146,7 @@ def test_actors_keep_to_their_own_streams() -> None:
 
 def test_the_papers_message_has_its_size() -> None:
     breakout = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
-    assert small().message_transitions == 200
+    assert MessageOptions().transitions == 200
     layout = StackFormat(settings(small(environments=8), breakout)).layout
     assert layout.nbytes == 200 * (2 * 4 * 84 * 84 * 4 + 1 + 3 * 4)
 

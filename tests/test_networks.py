@@ -46,6 +46,7 @@ def test_the_advantages_have_no_mean() -> None:
 def test_frames_are_scaled_once() -> None:
     """The first layer on frames of 0 to 255 gives what it gives on frames of 0 to 1 without the scale."""
     network = make_network(PRESETS["breakout"], BREAKOUT)
+    assert isinstance(network, QNetwork)
     frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     seen: list[torch.Tensor] = []
     network.torso.get_submodule("second").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -70,6 +71,7 @@ def test_q_values_are_precise_in_bfloat16() -> None:
     """A head in bfloat16 has steps of 1/16 at Q-values of 8 to 16."""
     torch.manual_seed(0)
     network = make_network(PRESETS["breakout"], BREAKOUT)
+    assert isinstance(network, QNetwork)
     torch.nn.init.constant_(network.value.bias, 12.0)
     frames = torch.randint(0, 256, (64, *BREAKOUT.observation_shape), dtype=torch.uint8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

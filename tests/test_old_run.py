@@ -12,8 +12,8 @@ import yaml
 
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.train.agent import load
 from innet_drl.train.config import Config
-from innet_drl.train.evaluation import load_agent
 from innet_drl.train.run_folder import RunFolder
 from training import lines
 
@@ -33,8 +33,25 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
     # What is written today is what was written then, and settings that were added since.
     config.save(run / "again.yaml")
     now, then = (yaml.safe_load((run / name).read_text()) for name in ("again.yaml", "config.yaml"))
+    # The messages of a relay are options of its address now.
+    assert {then.pop("message"), then.pop("message_transitions")} == {"frames", 200}
     assert now.items() >= then.items()
-    assert now.keys() - then.keys() == {"replay_patience"}
+    assert now.keys() - then.keys() == {
+        "replay_patience",
+        "environment_args",
+        "environment_wrappers",
+        "async_environments",
+        "network",
+        "impala_norm",
+        "loss",
+        "munchausen",
+        "munchausen_scale",
+        "munchausen_temperature",
+        "munchausen_floor",
+        "atoms",
+        "value_range",
+        "quantiles",
+    }
     checkpoint = folder.latest_checkpoint()
     assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
     assert checkpoint.state["meter"]["agent_steps"] == 81
@@ -43,10 +60,10 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
 
 
 def test_the_agent_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config, network, _ = load_agent(run)
-    assert config == Config.load(OLD_RUN / "config.yaml")
+    agent = load(run)
+    assert agent.config == Config.load(OLD_RUN / "config.yaml")
     average = RunFolder.open(run).latest_checkpoint().tensors["average.advantage.weight"]
-    assert network.advantage.weight.equal(average)
+    assert agent.network.state_dict()["advantage.weight"].equal(average)
     assert main(["evaluate", str(run), "--games", "2"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() == {"checkpoint", "mean", "scores", "epsilon", "episode_frames", "cut_off", "no_ops"}

@@ -17,6 +17,7 @@ from innet_drl.bench.redis_memory import RedisMemory
 from innet_drl.bench.redis_store import RedisStore
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RelayError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
 from innet_drl.train.metrics import Metrics
@@ -53,7 +54,9 @@ def test_the_address_chooses_the_memory() -> None:
 def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, message: Any) -> None:
     # Room for all steps, the rows that episodes end with, and what actors are ahead: nothing is evicted, so no update
     # comes too late.
-    config = small(replay=address, message=message, actors=2, steps=3_000, capacity=20_000, message_transitions=40)
+    transitions = 40
+    replay = f"{address}?message={message}&transitions={transitions}"
+    config = small(replay=replay, actors=2, steps=3_000, capacity=20_000)
     result = local.train(config, tmp_path / "run")
     assert result.learner_updates > 100
     last = lines(tmp_path / "run")[-1]
@@ -64,7 +67,7 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     sampled = config.batch_size * last["learner_updates"]
     wanted = config.samples_per_insert * (sampled / last["samples_per_insert"] - config.min_size)
     ahead = 2 * (config.prefetch + 3) * config.batch_size
-    push = config.samples_per_insert * config.message_transitions
+    push = config.samples_per_insert * transitions
     # Messages are larger than the chunks that the settings' slack is for.
     messages = 2 * (config.actors * push - config.samples_per_insert * config.chunk_steps * config.all_environments)
     assert abs(sampled - wanted) <= config.slack + messages + push + ahead
@@ -79,8 +82,8 @@ def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
     second = local.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
     assert lines(run)[-1]["replay_steps"] > held
-    with pytest.raises(ConfigurationError, match="another --message: leave that away"):
-        local.train(small(replay=address, message="stacks", steps=10_000), run, resume=True)
+    with pytest.raises(ConfigurationError, match="another --replay: leave that away"):
+        local.train(small(replay=f"{address}?message=stacks", steps=10_000), run, resume=True)
     with pytest.raises(ConfigurationError, match="another --replay: leave that away"):
         local.train(small(steps=10_000), run, resume=True)
 
@@ -127,6 +130,9 @@ def test_a_redis_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
         ("redis://127.0.0.1:x", "redis://host:port"),
         ("redis://:secret@127.0.0.1:1", "set INNET_TOKEN"),
         ("redis://127.0.0.1:1/zero", "number of a database"),
+        ("redis://127.0.0.1:1?message=pickles", "message=frames or stacks"),
+        ("redis://127.0.0.1:1?transitions=0", "transitions, at least 1"),
+        ("redis://127.0.0.1:1?transition=9", "transitions, at least 1"),
     ],
 )
 def test_an_address_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], replay: str, part: str) -> None:
@@ -138,6 +144,22 @@ def test_an_address_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_serial_run_has_no_redis() -> None:
     with pytest.raises(ConfigurationError, match="serial run"):
         small(serial=True, replay="redis://127.0.0.1:1")
+
+
+def test_several_learners_have_no_redis(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--learners 2: it must be 1 with --replay redis://"):
+        local.train(small(learners=2, replay="redis://127.0.0.1:1"), tmp_path / "run")
+
+
+def test_a_run_of_an_earlier_release_goes_on_with_its_messages(tmp_path: Path) -> None:
+    """They were settings of their own; those of other memories are dropped."""
+    old = tmp_path / "config.yaml"
+    small(replay="redis://127.0.0.1:1").save(old)
+    settings = old.read_text() + "message: stacks\nmessage_transitions: 50\n"
+    old.write_text(settings)
+    assert Config.load(old).replay == "redis://127.0.0.1:1?message=stacks&transitions=50"
+    old.write_text(settings.replace("redis://127.0.0.1:1", "innet://127.0.0.1:1"))
+    assert Config.load(old).replay == "innet://127.0.0.1:1"
 
 
 def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +190,7 @@ def test_a_message_that_is_none(tmp_path: Path, address: str, message: Any, monk
 
     monkeypatch.setattr(RedisStore, "clear", clear_and_push)
     with pytest.raises(RelayError, match=r"did not write \(a message"):
-        local.train(small(replay=address, message=message), tmp_path / "run")
+        local.train(small(replay=f"{address}?message={message}"), tmp_path / "run")
 
 
 def test_parameters_of_another_network(address: str) -> None:

@@ -17,6 +17,7 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.config import Config
+from innet_drl.train.page import Page
 from serving import Server, until
 from training import lines, small
 
@@ -65,7 +66,7 @@ def while_training(config: Config, run: Path, act: Callable[[], None]) -> BaseEx
     thread.start()
     ended: BaseException | None = None
     try:
-        local.train(config, run)
+        local.train(config, run, display=Page, signals=True)
     except innet.ReplayError as error:
         ended = error
     thread.join()

@@ -17,14 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings
 
 StepRow = Mapping[str, NDArray[Any]]
 """One step of an actor's environments, named as the arguments of `innet.Writer.append`: arrays [N, ...]."""
 Arrays = dict[str, NDArray[Any]]
+MessageFormatName = Literal["frames", "stacks"]
 
+TRANSITIONS = 200
+"""Transitions of a message, by default."""
 STACKS_SHARE = 0.9
 """Share of `max_bytes` that the learner's own replay of stacks may fill with steps."""
+
+
+@dataclass(frozen=True)
+class MessageOptions:
+    """Options of a `redis://` address, after its question mark."""
+
+    message: MessageFormatName = "frames"
+    """`frames` has each frame once, compressed with LZ4; `stacks` is the paper's format, whole transitions of stacked
+    float32 observations."""
+    transitions: int = TRANSITIONS
+    """Transitions of one message; with `frames` rounded up to whole steps of an actor's environments."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +63,13 @@ class ArrayLayout:
         return arrays
 
 
-def _own_table(settings: MemorySettings, columns: Mapping[str, innet.Column], capacity_bytes: int) -> innet.Table:
+def _own_table(
+    settings: MemorySettings, columns: Mapping[str, innet.Column], capacity_bytes: int, transitions: int
+) -> innet.Table:
     """The run's table with other columns, and slack for whole messages in flight."""
     table = settings.table
     chunk = settings.chunk_steps * settings.environments
-    extra_steps = settings.actors * max(0, settings.message_transitions - chunk)
+    extra_steps = settings.actors * max(0, transitions - chunk)
     return innet.Table(
         table.name,
         columns,
@@ -70,18 +87,19 @@ class FrameFormat:
     """Rows as the environments return them: each frame once, and compressed.
 
     Args:
-        settings: Settings of the memory; a message has `message_transitions`, rounded up to whole rows.
+        settings: Settings of the memory.
+        transitions: Transitions of a message, rounded up to whole rows.
     """
 
     compressed = True
     """Messages are compressed with LZ4 for the transport."""
 
-    def __init__(self, settings: MemorySettings) -> None:
+    def __init__(self, settings: MemorySettings, transitions: int = TRANSITIONS) -> None:
         spec = settings.spec
         self.streams = settings.environments
         self.chunk_steps = settings.chunk_steps
-        self.message_rows = math.ceil(settings.message_transitions / self.streams)
-        self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes)
+        self.message_rows = math.ceil(transitions / self.streams)
+        self.table = _own_table(settings, settings.table.columns, settings.table.capacity_bytes, transitions)
         """Table of the learner's own replay."""
         self.view = settings.view
         """View with which batches are sampled from the table."""
@@ -159,18 +177,23 @@ class StackFormat:
     """Transitions of two whole observations in float32, with return, discount and priority, as in the paper.
 
     Args:
-        settings: Settings of the memory; a message has `message_transitions`.
+        settings: Settings of the memory.
+        transitions: Transitions of a message.
         codec: Codec of the observations in the learner's replay. LZ4 stores a Breakout transition in 4 KB, whose two
             observations have 225,792 bytes.
     """
 
     compressed = False
 
-    def __init__(self, settings: MemorySettings, codec: Literal["lz4", "none"] = "lz4") -> None:
+    def __init__(
+        self, settings: MemorySettings, transitions: int = TRANSITIONS, codec: Literal["lz4", "none"] = "lz4"
+    ) -> None:
         self.settings = settings
-        self.transitions = settings.message_transitions
+        self.transitions = transitions
         spec = settings.spec
-        images = len(spec.frame_shape) == 2
+        if spec.parts:
+            raise ConfigurationError("--message stacks: dictionaries are no float32 arrays: take --message frames")
+        images = spec.is_image
         observation = innet.Column("float32", spec.observation_shape, codec=codec if images else "none")
         columns = {
             "observation": observation,
@@ -179,7 +202,8 @@ class StackFormat:
             "reward": innet.Column("float32"),
             "discount": innet.Column("float32"),
         }
-        self.table = _own_table(settings, columns, int(STACKS_SHARE * settings.max_bytes) if images else 0)
+        capacity_bytes = int(STACKS_SHARE * settings.max_bytes) if images else 0
+        self.table = _own_table(settings, columns, capacity_bytes, transitions)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
         self.layout = ArrayLayout(
@@ -188,7 +212,7 @@ class StackFormat:
 
     def builder(self, actor: int) -> MessageBuilder:
         """Makes the builder of any actor: a transition does not depend on its stream."""
-        return _StackBuilder(self.settings)
+        return _StackBuilder(self.settings, self.transitions)
 
     def reader(self, replay: innet.Replay) -> MessageReader:
         """Makes the reader for a replay that has the table."""
@@ -213,10 +237,10 @@ class _OpenTransition:
 class _StackBuilder:
     """Builds n-step transitions (Sutton & Barto, 2018, equation 7.1) with the actor's own TD error as priority."""
 
-    def __init__(self, settings: MemorySettings) -> None:
+    def __init__(self, settings: MemorySettings, transitions: int) -> None:
         spec, streams = settings.spec, settings.environments
         self._n, self._gamma = settings.view.n, settings.view.gamma
-        self._transitions = settings.message_transitions
+        self._transitions = transitions
         self._stack = spec.stack
         self._observation = np.zeros((streams, spec.stack, *spec.frame_shape), spec.frame_dtype)
         self._open: list[deque[_OpenTransition]] = [deque() for _ in range(streams)]
@@ -293,6 +317,7 @@ MessageBuilder = _FrameBuilder | _StackBuilder
 MessageReader = _FrameReader | _StackReader
 
 
-def message_format(settings: MemorySettings) -> MessageFormat:
-    """Returns the format of a run's settings."""
-    return FrameFormat(settings) if settings.message == "frames" else StackFormat(settings)
+def message_format(settings: MemorySettings, options: MessageOptions) -> MessageFormat:
+    """Returns the format of a run's messages."""
+    kind = FrameFormat if options.message == "frames" else StackFormat
+    return kind(settings, options.transitions)

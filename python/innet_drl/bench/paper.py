@@ -15,6 +15,7 @@ import numpy as np
 from innet_drl.bench import figures, results, scene, services
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.flags import PaperFlags
+from innet_drl.bench.messages import TRANSITIONS
 from innet_drl.bench.results import Row
 from innet_drl.bench.roles import Laps, Measured, measure
 from innet_drl.bench.settings import (
@@ -26,7 +27,6 @@ from innet_drl.bench.settings import (
     SPINNING,
     STREAMS,
     SYSTEMS,
-    TRANSITIONS,
     Case,
     NetworkStack,
 )

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.bench.messages import MessageFormat, MessageReader, message_format
-from innet_drl.bench.redis_store import POLL_SECONDS, MessageSender, RedisParameters, RedisStore, unpack
+from innet_drl.bench.redis_store import (
+    POLL_SECONDS,
+    MessageSender,
+    RedisParameters,
+    RedisStore,
+    parse_address,
+    unpack,
+)
 from innet_drl.train.errors import ConfigurationError, RelayError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 
@@ -34,8 +41,11 @@ class RedisMemory(ReplayMemory):
         own: The learner's own replay; `None` in other processes.
     """
 
+    in_learner = True
+    learners_join = False
+
     def __init__(self, store: RedisStore, settings: MemorySettings, own: innet.Replay | None) -> None:
-        self._messages = message_format(settings)
+        self._messages = _message_format(settings)
         super().__init__(own, settings, settings.address, self._messages.view)
         self._store = store
         self._version = 0
@@ -44,6 +54,11 @@ class RedisMemory(ReplayMemory):
     def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
         """Connects to the Redis."""
         RedisStore(address, "", token, {}).close()
+
+    @classmethod
+    def row_format(cls, address: str) -> str:
+        """Returns the name of the messages' format: their rows are saved as they came."""
+        return f"redis {parse_address(address)[1].message}"
 
     @classmethod
     @contextlib.contextmanager
@@ -62,7 +77,7 @@ class RedisMemory(ReplayMemory):
                     f"innet:{name}:experience innet:{name}:parameters)"
                 )
             store.clear()
-            with make_replay(settings, message_format(settings).table) as own:
+            with make_replay(settings, _message_format(settings).table) as own:
                 logger.info(
                     "experience and parameters go through the Redis at %s, the learner draws here", settings.address
                 )
@@ -113,6 +128,10 @@ class RedisMemory(ReplayMemory):
 
             # Unlike a generator, it continues after a `DeadlineError`.
             yield iter(next_batch, None)
+
+
+def _message_format(settings: MemorySettings) -> MessageFormat:
+    return message_format(settings, parse_address(settings.address)[1])
 
 
 class RedisWriter:

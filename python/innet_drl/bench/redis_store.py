@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, cast, get_args
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import lz4.block
 import redis
 from numpy.typing import NDArray
 from redis.connection import Encoder, PythonRespSerializer
 
-from innet_drl.bench.messages import ArrayLayout, MessageFormat
+from innet_drl.bench.messages import TRANSITIONS, ArrayLayout, MessageFormat, MessageFormatName, MessageOptions
 from innet_drl.train.errors import ConfigurationError, RelayError
 
 POLL_SECONDS = 0.01
@@ -45,7 +45,7 @@ class RedisStore:
     """A connection to the experience list and the parameters of one run.
 
     Args:
-        address: `redis://host:port` or `redis://host:port/database`.
+        address: `redis://host:port` or `redis://host:port/database`; options after a question mark are not used here.
         run: Name of the run, which is part of its keys.
         password: Password of the Redis; empty for none.
         parameters: Tensors of the names, dtypes and shapes of the parameters.
@@ -56,14 +56,14 @@ class RedisStore:
     """
 
     def __init__(self, address: str, run: str, password: str, parameters: Mapping[str, NDArray[Any]]) -> None:
-        _check(address)
+        server, _ = parse_address(address)
         self.address = address
         self._experience = f"innet:{run}:experience"
         self._parameters = f"innet:{run}:parameters"
         arrays = {name: (array.dtype.name, array.shape) for name, array in parameters.items()}
         self._layout = ArrayLayout({**_VERSION.columns, **arrays})
         self._client = redis.Redis.from_url(
-            address,
+            server,
             password=password or None,
             socket_timeout=ANSWER_SECONDS,
             socket_read_size=READ_BYTES,
@@ -152,7 +152,12 @@ class RedisStore:
             raise RelayError(f"the Redis at {self.address} refused a command ({error})") from error
 
 
-def _check(address: str) -> None:
+def parse_address(address: str) -> tuple[str, MessageOptions]:
+    """Returns the address of the Redis, and the options after the question mark.
+
+    Raises:
+        ConfigurationError: The address or an option is invalid.
+    """
     try:
         parts = urlsplit(address)
         usable = parts.scheme == "redis" and bool(parts.hostname) and (parts.port or 0) > 0
@@ -167,6 +172,15 @@ def _check(address: str) -> None:
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         raise ConfigurationError(f"--replay {address}: what comes after the port is the number of a database")
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    message, transitions = given.pop("message", "frames"), given.pop("transitions", str(TRANSITIONS))
+    if given or message not in get_args(MessageFormatName) or not transitions.isdecimal() or int(transitions) < 1:
+        raise ConfigurationError(
+            f"--replay {address}: the options are message={' or '.join(get_args(MessageFormatName))} and "
+            f"transitions, at least 1: redis://host:port?message=stacks&transitions={TRANSITIONS}"
+        )
+    server = urlunsplit(parts._replace(query="", fragment=""))
+    return server, MessageOptions(cast("MessageFormatName", message), int(transitions))
 
 
 class MessageSender:

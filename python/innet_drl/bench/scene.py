@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl.bench.settings import ACTIONS, STREAMS, TRANSITIONS
+from innet_drl.bench.messages import TRANSITIONS
+from innet_drl.bench.settings import ACTIONS, ENVIRONMENT, STREAMS
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 
@@ -21,7 +22,7 @@ STEPS = TRANSITIONS // STREAMS
 def record(path: Path, seed: int = 0) -> None:
     """Plays `STREAMS` games at random and writes `PUSHES * STEPS` steps to an npz file."""
     random = np.random.default_rng(seed)
-    envs = environments.make(Config(environments=STREAMS), STREAMS)
+    envs = environments.make(Config(environment=ENVIRONMENT, stack=4, environments=STREAMS), STREAMS)
     observation = envs.reset(seed)
     final = np.zeros(STREAMS, np.bool_)
     rows: list[dict[str, Any]] = []

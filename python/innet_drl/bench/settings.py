@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from innet_drl.bench.messages import FrameFormat, MessageFormat, StackFormat
+from innet_drl.bench.messages import TRANSITIONS, FrameFormat, MessageFormat, StackFormat
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.memory import memory_settings
 
-TRANSITIONS = 200
-"""Transitions of one push."""
 STREAMS = 8
 """Environments of an actor: 25 steps of each are a push."""
 BATCH = 512
@@ -24,6 +22,7 @@ CAPACITY = 4_000
 """Transitions that a replay keeps: 0.9 GB in the paper's format. Sampling from a million takes as long."""
 PARAMETERS = 3_292_837
 """float32 values of the paper's network: 13.17 MB."""
+ENVIRONMENT = "atari/breakout"
 ACTIONS = 4
 
 SYSTEMS = {
@@ -94,12 +93,13 @@ class Case:
     def messages(self) -> MessageFormat:
         """The format of the case's messages."""
         config = Config(
+            environment=ENVIRONMENT,
+            stack=SPEC.stack,
             environments=STREAMS,
             n_step=3,
             capacity=CAPACITY,
             min_size=2 * BATCH,
             batch_size=BATCH,
-            message_transitions=TRANSITIONS,
             chunk_steps=TRANSITIONS // STREAMS,
             max_bytes=8 << 30,
             # Tables of serial runs have no replay ratio, which would delay pushes and samples.

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.bench.messages import MessageFormat
-from innet_drl.bench.settings import BATCH, STREAMS, TRANSITIONS, Case, parameters
+from innet_drl.bench.messages import TRANSITIONS, MessageFormat
+from innet_drl.bench.settings import BATCH, STREAMS, Case, parameters
 
 POLICY = "policy"
 QUEUE = "experience"

@@ -20,6 +20,8 @@ from typing import Any
 
 from innet_drl.train.errors import ProcessError
 
+MAIN_GUARD = "a script that trains does so under `if __name__ == '__main__':`, because actors import the script"
+
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that a terminal or a supervisor sends to every process of a run."""
 
@@ -63,16 +65,28 @@ def start_fork_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def forbid_in_children() -> None:
+    """Refuses to train where a process of a run imports the caller's script.
+
+    Raises:
+        ProcessError: The script trains as soon as it is imported.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ProcessError(MAIN_GUARD)
+
+
 def start(
-    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True
+    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True, daemon: bool = True
 ) -> tuple[Any, multiprocessing.connection.Connection]:
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
+
+    A daemon ends with this process at the latest, and may not start processes of its own.
 
     Raises:
         ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
-    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
+    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=daemon)
     try:
         process.start()
     except (EOFError, OSError) as error:

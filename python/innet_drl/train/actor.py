@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.train.config import Config
-from innet_drl.train.environments import Environments
+from innet_drl.train.config import SERVER_SCHEMES, Config
+from innet_drl.train.environments import Environments, Step
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport, Game, Stopwatch
-from innet_drl.train.networks import QNetwork, load_published
+from innet_drl.train.networks import Network, load_published
 
 
 class Actor:
@@ -30,6 +31,9 @@ class Actor:
         writer: Writer of the replay memory.
         first_step: Agent steps of all actors in earlier sessions: the exploration schedule continues from there,
             and the games differ from earlier sessions'.
+
+    Raises:
+        ConfigurationError: A relay cannot take the environments' autoreset mode.
     """
 
     def __init__(
@@ -37,11 +41,16 @@ class Actor:
         config: Config,
         index: int,
         environments: Environments,
-        network: QNetwork,
+        network: Network,
         writer: RowWriter,
         *,
         first_step: int = 0,
     ) -> None:
+        if environments.resets_at_once and config.replay.partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
+            raise ConfigurationError(
+                f"--replay {config.replay}: a relay takes environments of the mode NEXT_STEP, and "
+                f"{config.environment_name} has SAME_STEP: make it in the other mode, or use another --replay"
+            )
         count = environments.count
         self.network = network.eval()
         self.random = np.random.default_rng([config.seed, index, first_step])
@@ -74,7 +83,7 @@ class Actor:
     def step(self) -> None:
         """Takes one action in each environment and writes the completed row."""
         with torch.inference_mode():
-            q: NDArray[np.float32] = self.network(torch.from_numpy(self._observation)).numpy()
+            q: NDArray[np.float32] = self.network.q(torch.from_numpy(self._observation)).numpy()
         self.stopwatch.lap("inference")
         # Each actor estimates the steps of all by its own: precise enough for exploration, without communication.
         all_steps = self._first_step + self._steps * self._config.playing_actors
@@ -85,14 +94,14 @@ class Actor:
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
         terminated = step.terminated | life_ends
         self._writer.append(
-            frame=self._frame(),
+            frame=self._frame(self._observation),
             action=action.astype(self._environments.spec.action_dtype),
             reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
             terminated=terminated,
             truncated=step.truncated & ~terminated,
             first=self._first,
-            final=self._final,
             q=q,
+            **({"final": self._final} if step.final_observation is None else self._last_observations(step)),
         )
         self.stopwatch.lap("write")
         self._count(step.reward, step.terminated | step.truncated)
@@ -137,9 +146,20 @@ class Actor:
         finally:
             self._environments.close()
 
-    def _frame(self) -> NDArray[Any]:
-        newest = self._observation[:, -1] if self._environments.spec.stack > 1 else self._observation
+    def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
+        newest = observation[:, -1] if self._environments.spec.stack > 1 else observation
         return np.ascontiguousarray(newest)
+
+    def _last_observations(self, step: Step) -> dict[str, NDArray[Any]]:
+        """What a row has of games that ended and were reset at once."""
+        assert step.final_observation is not None
+        with torch.inference_mode():
+            q: NDArray[np.float32] = self.network.q(torch.from_numpy(step.final_observation)).numpy()
+        return {
+            "final": step.terminated | step.truncated,
+            "final_frame": self._frame(step.final_observation),
+            "final_q": q,
+        }
 
     def _count(self, reward: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
         self._scores += reward
@@ -148,6 +168,9 @@ class Actor:
             number = self._index * self._environments.count + int(environment)
             self._games.append(Game(number, float(self._scores[environment])))
             self._scores[environment] = 0.0
-        # The row after a game's last observation (the final row) is the first of the next game.
-        self._first = self._final
-        self._final = ended
+        if self._environments.resets_at_once:
+            self._first = ended
+        else:
+            # The row after a game's last observation (the final row) is the first of the next game.
+            self._first = self._final
+            self._final = ended

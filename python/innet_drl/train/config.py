@@ -1,7 +1,8 @@
 """The settings of a training run: one structure, and its file in the run's folder.
 
-Every field has a default and a flag of the same name (`learning_rate` is `--learning-rate`). A preset is a
-`Config` with some defaults changed. A run writes its settings to `config.yaml`.
+Every field has a flag of the same name (`learning_rate` is `--learning-rate`). The defaults suit vectors as
+observations and belong to no game: settings of a game are in its preset, which is a `Config` with some defaults
+changed. A run writes its settings to `config.yaml`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
+from urllib.parse import urlencode
 
 import yaml
 
+import innet_drl as innet
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.importing import Importable, is_path, path_of
+from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping
 
-RELAYS = {"redis": "innet_drl.bench.redis_memory:RedisMemory"}
-"""Memories that experience reaches through a relay, by the scheme of `--replay`: module and class."""
+SERVER_SCHEMES = ("innet", "innets", "innet+fstack", "unix")
+"""Schemes of servers' addresses. Other packages bring memories with other schemes."""
+MESSAGE_SETTINGS = {"message": "message", "message_transitions": "transitions"}
+"""Settings of the first releases, and the options of an address that they are now."""
+
+NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
+"""Names of `--network`."""
+
+LOSSES = ("double_q", "categorical", "quantile")
+"""Names of `--loss`."""
 
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
@@ -33,16 +46,28 @@ Count = Annotated[int, (lambda value: value is None or value >= 1, "at least 1")
 Natural = Annotated[int, (lambda value: value >= 0, "at least 0")]
 Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
 Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
+KeywordArguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of a run. Steps are agent steps: one action of one environment."""
+    """Settings of a run. Steps are agent steps: one action of one environment.
+
+    Raises:
+        ConfigurationError: A value has another type than its setting, or makes no sense.
+    """
 
     # Environment, duration and memory.
 
-    environment: str = "atari/breakout"
-    """`atari/<game>` as ale-py names its ROMs, or a Gymnasium id such as `CartPole-v1`."""
+    environment: Importable
+    """`atari/<game>` as ale-py names its ROMs, a Gymnasium id such as `CartPole-v1`, or `module:factory`: a function or
+    class that makes a Gymnasium environment. In Python also the function or class itself."""
+    environment_args: KeywordArguments = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the environment, as `key=value ...` on the command line."""
+    environment_wrappers: tuple[Importable, ...] = ()
+    """Wrappers around each environment, the innermost first, each as `module:Wrapper`."""
+    async_environments: bool = False
+    """Step each environment in a process of its own: for slow ones. Not for `atari/<game>`, which has threads."""
     minutes: Positive | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
@@ -53,25 +78,20 @@ class Config:
     """Run one actor and the learner in turn in one process: the run is a function of the seed."""
     replay: str = "embedded"
     """`embedded` keeps the memory in the learner; an address (`innet://host:port`, `innets://host:port`,
-    `unix:///path`) uses a server. `redis://host:port` is the baseline: a Redis relays experience and parameters, and
-    the learner samples from a memory of its own. The environment variable INNET_TOKEN has the token of the server or
-    the password of the Redis, and INNET_ACTOR_TOKEN, if set, the actors' token of the server."""
+    `unix:///path`) uses a server. Packages add memories with schemes and options of their own
+    (`scheme://host:port?option=value`). The environment variable INNET_TOKEN has the token or
+    password, and INNET_ACTOR_TOKEN, if set, the actors' token of a server."""
     replay_ca: Path | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
     replay_patience: Positive = 60.0
     """Seconds that a run waits for a server (`--replay`) that is away or does not answer, before it ends with a
     checkpoint."""
-    message: Literal["frames", "stacks"] = "frames"
-    """Messages to a Redis: `frames` has each frame once, compressed with LZ4; `stacks` is the paper's format, whole
-    transitions of stacked float32 observations."""
-    message_transitions: Count = 200
-    """Transitions of one message to a Redis; with `frames` rounded up to whole steps of an actor's environments."""
 
     # Actors.
 
     actors: Count = 1
     """Actor processes; a serial run always has one actor."""
-    environments: Count = 16
+    environments: Count = 8
     """Environments of one actor, stepped together."""
     environment_threads: Count = 1
     """Threads that step one actor's Atari environments."""
@@ -79,19 +99,20 @@ class Config:
     """Threads of one actor's network."""
     actor_restarts: Natural = 3
     """Actors that may die and be replaced before the run fails."""
-    pull_period: Count = 25
+    pull_period: Count = 4
     """Vector steps between checks for newer parameters."""
     epsilon_base: Share = 0.4
     """Environment i of N explores with base^(1 + exponent * i / (N - 1)) (Horgan et al., 2018)."""
     epsilon_exponent: float = 7.0
     """See `epsilon_base`."""
-    epsilon_anneal_steps: Natural = 60_000
+    epsilon_anneal_steps: Natural = 20_000
     """Steps of all actors over which epsilon falls from 1 to its final value; 0 starts with the final value."""
+
+    stack: Count = 1
+    """Observations that the network gets at a time, the newest and those before it."""
 
     # Atari.
 
-    stack: Count = 4
-    """Frames in an observation."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     episode_frames: Count = 108_000
@@ -103,8 +124,15 @@ class Config:
 
     # Network.
 
+    network: Importable = "auto"
+    """`nature` or `impala` for images, `mlp` for vectors, `dict` for dictionaries, or `module:Class`; `auto` chooses
+    by the observation, and `nature` for images of 36 pixels and more."""
+    impala_norm: Literal["none", "layer", "spectral"] = "none"
+    """Normalisation in the residual blocks of `impala`: layer normalisation of activations, or spectral normalisation
+    of weights."""
     channels: tuple[int, int, int] = (16, 32, 32)
-    """Filters of the three convolutions (8x8 stride 4, 4x4 stride 2, 3x3 stride 1)."""
+    """Filters of the three convolutions of `nature` (8x8 stride 4, 4x4 stride 2, 3x3 stride 1), or of the three
+    sections of `impala`."""
     hidden: Count = 256
     """Units of each stream, value and advantages, of the dueling head (Wang et al., 2016)."""
     layers: tuple[int, ...] = (128,)
@@ -112,13 +140,32 @@ class Config:
     layer_norm: bool = False
     """Normalise the inputs and the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
 
+    # Loss.
+
+    loss: Importable = "double_q"
+    """`double_q`, `categorical` (C51), `quantile` (QR-DQN), or `module:function`."""
+    munchausen: bool = False
+    """Add the scaled log-policy to the reward and bootstrap from the soft value (Vieillard et al., 2020)."""
+    munchausen_scale: Share = 0.9
+    """Alpha: factor of the log-policy."""
+    munchausen_temperature: Positive = 0.03
+    """Tau: temperature of the policy, softmax(Q / tau)."""
+    munchausen_floor: float = -1.0
+    """Lower bound of tau times the log-policy."""
+    atoms: Count = 51
+    """Atoms of `categorical`."""
+    value_range: tuple[float, float] = (-10.0, 10.0)
+    """Lowest and highest return of `categorical`."""
+    quantiles: Count = 200
+    """Quantiles of `quantile`."""
+
     # Replay.
 
-    capacity: Count = 400_000
+    capacity: Count = 200_000
     """Steps in the memory."""
-    min_size: Count = 20_000
+    min_size: Count = 2_000
     """Transitions before learning starts."""
-    samples_per_insert: Positive = 4.0
+    samples_per_insert: Positive = 8.0
     """Replay ratio: transitions sampled for each one inserted, independent of the machine's speed."""
     priority_exponent: float = 0.6
     """Alpha of prioritized replay (Schaul et al., 2016); 0 samples uniformly."""
@@ -128,7 +175,7 @@ class Config:
     """Steps of the return."""
     gamma: Share = 0.99
     """Discount of one step."""
-    chunk_steps: Count = 20
+    chunk_steps: Count = 4
     """Steps of one environment that an actor sends together."""
     prefetch: Natural = 3
     """Batches sampled ahead of the learner."""
@@ -139,17 +186,17 @@ class Config:
 
     batch_size: Count = 64
     """Transitions of one update."""
-    learning_rate: Positive = 2e-4
+    learning_rate: Positive = 5e-4
     """Adam's step size."""
     adam_epsilon: Positive = 1.5e-4
     """Adam's epsilon (Hessel et al., 2018)."""
     max_gradient_norm: Positive = 10.0
     """Norm to which gradients are clipped."""
-    target_period: Count = 1000
+    target_period: Count = 250
     """Updates between copies to the target network."""
     average_decay: Share = 0.998
     """Decay of the running average of the weights that is evaluated and recorded; 0 uses the newest weights."""
-    publish_period: Count = 50
+    publish_period: Count = 10
     """Updates between publications of the parameters."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the learner's network; `auto` is CUDA if there is any, but the CPU in a serial run: results of CUDA
@@ -161,7 +208,7 @@ class Config:
     """Aggregator of several learners' gradients: `embedded` is the first learner's process; an address
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
     learner_deadline: Positive = 300.0
-    """Seconds that a learner waits for the others before the run fails; they include evaluations and checkpoints."""
+    """Seconds that a learner waits for the others before the run fails; they include checkpoints."""
     learner_threads: Natural = 0
     """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
     targets_ahead: Literal["auto", "on", "off"] = "auto"
@@ -176,14 +223,14 @@ class Config:
 
     evaluation_games: Count = 30
     """Games of one evaluation."""
-    evaluation_epsilon: Share = 0.001
+    evaluation_epsilon: Share = 0.0
     """Random actions in an evaluation."""
     evaluation_frames: Count = 18_000
     """Emulator frames after which an evaluated game is truncated: 5 minutes of play (Mnih et al., 2015)."""
     evaluation_period: Natural = 0
-    """Updates between evaluations; 0 evaluates only at the end."""
+    """Updates between evaluations, which are played beside training; 0 evaluates only at the end."""
     target_return: float | None = None
-    """Mean return of an evaluation at which training ends."""
+    """Mean return of an evaluation at which training ends; `best.safetensors` is its agent."""
     video: bool = True
     """Record a game of the trained agent at the end."""
 
@@ -200,26 +247,42 @@ class Config:
     """Agent steps between lines of metrics of serial runs, which do not depend on the clock."""
 
     def __post_init__(self) -> None:
+        for name, hint in _hints().items():
+            object.__setattr__(self, name, conform(flag(name), getattr(self, name), hint))
         under_way = self.environments * (self.chunk_steps + self.n_step)
         values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         checks = [
             *((name, math.isfinite(value), "a finite number") for name, value in values if isinstance(value, float)),
             *((name, holds(getattr(self, name)), wanted) for name, (holds, wanted) in _bounds().items()),
             ("seed", 0 <= self.seed < MAX_SEED, f"from 0 to {MAX_SEED - 1}"),
-            ("stack", self.stack >= 2 or not self.is_atari, "at least 2 in Atari games: one frame shows no motion"),
+            (
+                "stack",
+                self.stack >= 2 or not self.is_atari,
+                "at least 2 in Atari games, where one frame shows no motion (the preset breakout has 4)",
+            ),
             ("channels", len(self.channels) == 3, "of three convolutions"),
             ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
             ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
+            ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
+            ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
+            ("atoms", self.atoms >= 2, "at least 2"),
+            (
+                "value_range",
+                len(self.value_range) == 2 and self.value_range[0] < self.value_range[1],
+                "a lower and a higher return",
+            ),
+            ("munchausen_floor", self.munchausen_floor <= 0, "at most 0"),
+            (
+                "async_environments",
+                not (self.async_environments and self.is_atari),
+                "left away for Atari games, which --environment-threads steps",
+            ),
             (
                 "replay",
-                not (self.serial and self.relayed),
+                not self.serial or self.replay == "embedded",
                 "left away in a serial run, which is one process with its memory in it",
             ),
-            (
-                "learners",
-                self.learners == 1 or not (self.serial or self.relayed),
-                "1 in a serial run, and where a Redis passes the experience on",
-            ),
+            ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
             ("learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"),
             ("min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"),
             (
@@ -234,14 +297,14 @@ class Config:
                 raise ConfigurationError(f"{flag(name)} {getattr(self, name)}: it must be {wanted}")
 
     @property
-    def relayed(self) -> bool:
-        """Whether experience and parameters pass through a relay to a memory in the learner's process."""
-        return self.replay.partition("://")[0] in RELAYS
-
-    @property
     def is_atari(self) -> bool:
         """Whether the environment is an Atari game."""
-        return self.environment.startswith("atari/")
+        return isinstance(self.environment, str) and self.environment.startswith("atari/")
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's name or import path."""
+        return path_of(self.environment)
 
     @property
     def playing_actors(self) -> int:
@@ -270,10 +333,13 @@ class Config:
 
     def save(self, path: Path) -> None:
         """Writes every field to a YAML file."""
-        values = dataclasses.asdict(self)
-        values["replay_ca"] = None if self.replay_ca is None else str(self.replay_ca)
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        path.write_text(yaml.safe_dump(plain, sort_keys=False))
+        path.write_text(yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.
+        import cloudpickle
+
+        return _unpickled, (cloudpickle.dumps(vars(self)),)
 
     @classmethod
     def load(cls, path: Path) -> Config:
@@ -282,25 +348,60 @@ class Config:
         Raises:
             ConfigurationError: The file is missing, or does not hold settings.
         """
-        try:
-            values: Any = yaml.safe_load(path.read_text())
-        except OSError as error:
-            raise ConfigurationError(f"{path.parent} is no run: {path} cannot be read ({error.strerror})") from error
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"{path} is not YAML: {error}") from error
-        known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(values, dict) or not values.keys() <= known:
-            unknown = sorted(values.keys() - known) if isinstance(values, dict) else "no fields"
-            raise ConfigurationError(f"{path} does not hold the settings of this release: {unknown}")
-        try:
-            for name in ("channels", "layers"):
-                if name in values:
-                    values[name] = tuple(values[name])
-            if values.get("replay_ca") is not None:
-                values["replay_ca"] = Path(values["replay_ca"])
-            return cls(**values)
-        except TypeError as error:
-            raise ConfigurationError(f"{path} has a field of a wrong type: {error}") from error
+        values = read_settings(path)
+        if "environment" not in values:
+            raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
+        return cls(**values)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Reads some settings, or all, from a YAML or TOML file, for `Config` or `dataclasses.replace`.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or has a key that is no setting.
+    """
+    values = read_mapping(path)
+    _move_message_settings(values)
+    check_names(values, f"{path}: ")
+    return values
+
+
+def check_names(names: Iterable[str], where: str = "") -> None:
+    """Checks names of settings.
+
+    Raises:
+        ConfigurationError: There is no setting of this name.
+    """
+    known = [field.name for field in dataclasses.fields(Config)]
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"{where}there is no setting {name!r} in innet-drl {innet.__version__}"
+                f"{did_you_mean(str(name), known, otherwise='innet-drl train --help lists them')}"
+            )
+
+
+def _move_message_settings(values: dict[str, Any]) -> None:
+    """Moves settings of the first releases that are options of the address of a relay now."""
+    options = {name: values.pop(old) for old, name in MESSAGE_SETTINGS.items() if old in values}
+    if options and str(values.get("replay", "embedded")).partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
+        values["replay"] = f"{values['replay']}?{urlencode(options)}"
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    """Types of the settings."""
+    return get_type_hints(Config)
+
+
+def _unpickled(values: bytes) -> Config:
+    import cloudpickle
+
+    return Config(**cloudpickle.loads(values))
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names)}, or an import path module:name"
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from innet_drl.train.data_parallel import SharedGradients
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.machine import cores
-from innet_drl.train.networks import QNetwork, make_network, published
+from innet_drl.train.networks import Network, make_network, published
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Update:
     """Results of one update; tensors stay on the device until they are read."""
 
     td_error: Tensor
-    """[B], |target - Q|, not weighted; being copied to the CPU until `copied`."""
+    """[B], |TD error|, not weighted; being copied to the CPU until `copied`."""
     loss: Tensor
-    """The weighted Huber loss."""
+    """The weighted loss."""
     q_mean: Tensor
     """Mean Q-value of the taken actions."""
     copied: torch.cuda.Event | None = None
@@ -72,12 +73,16 @@ class Learner:
         self.config = config
         self.spec = spec
         self.device = choose_device(config, number)
+        self.loss = losses.make_loss(config)
+        self._image_shape = (-1, *spec.arrays[0].stacked(spec.stack))
         self.network = make_network(config, spec).to(self.device)
         self.target = make_network(config, spec).to(self.device).requires_grad_(False)
         self.target.load_state_dict(self.network.state_dict())
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         """The trained agent: a running average of the online network's weights. One update changes the best action
         in many states; the average plays better than most of the networks that it averages."""
+        # Buffers, such as the vectors of spectral normalisation, which few networks have.
+        self._has_buffers = any(True for _ in self.network.buffers())
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
         )
@@ -91,9 +96,9 @@ class Learner:
     @property
     def targets_ahead(self) -> bool:
         """Whether a second thread computes targets (`innet_drl.train.targets`)."""
-        if self.config.targets_ahead != "auto":
-            return self.config.targets_ahead == "on"
-        return self.device.type == "cpu" and len(self.spec.frame_shape) == 2 and cores() > 1
+        if self.config.targets_ahead != "auto" or not self.loss.has_targets:
+            return self.config.targets_ahead == "on" and self.loss.has_targets
+        return self.device.type == "cpu" and self.spec.is_image and cores() > 1
 
     @property
     def threads_left(self) -> int:
@@ -110,24 +115,22 @@ class Learner:
     def use(self, numerics: Numerics) -> None:
         """Switches to this arithmetic and layout."""
         self.numerics = numerics
-        if len(self.spec.frame_shape) == 2:
+        if self.spec.is_image:
             # A layout concerns four-dimensional weights alone and changes no values.
             self.network.to(memory_format=numerics.layout)
             self.target.to(memory_format=numerics.layout)
             self.average.to(memory_format=numerics.layout)
 
-    def targets(self, batch: TorchBatch, chooser: QNetwork | None = None) -> Tensor:
-        """Returns the bootstrap targets of a batch: float32 [B], on the learner's device.
+    def targets(self, batch: TorchBatch, chooser: Network | None = None) -> dict[str, Tensor]:
+        """Returns what the loss computes of a batch without gradient, on the learner's device: `target` and others.
 
         Args:
             batch: Transitions.
             chooser: The network that chooses the next action; the online one by default.
         """
+        read = ("next_observation", "observation") if self.loss.reads_policy else ("next_observation",)
         with torch.no_grad(), self._autocast():
-            next_observation = self._prepare(batch.next_observation)
-            return losses.double_q_target(
-                batch.reward, batch.discount, next_observation, chooser or self.network, self.target
-            )
+            return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
 
     def update(self, batch: TorchBatch) -> Update:
         """Takes one step of the optimizer on a batch on the learner's device.
@@ -135,12 +138,16 @@ class Learner:
         The loss is the mean over the batch of weight * loss(transition), with the batch's `target` if
         `innet_drl.train.targets` has computed it. Several learners step with the mean of their gradients.
         """
-        target = batch.as_dict().get("target")
-        if target is None:
-            target = self.targets(batch)
+        if not self.loss.has_targets:
+            batch = self._prepared(batch, ("observation", "next_observation"))
+        elif "target" in batch.as_dict():
+            batch = self._prepared(batch, ("observation",))
+        else:
+            targets = self.targets(batch)
+            batch = self._prepared(batch, ("observation",), targets)
         with self._autocast():
-            q = losses.taken_q(self.network, self._prepare(batch.observation), batch.action)
-        transition_loss = losses.huber(q, target)
+            transition_loss = self.loss(self.network, self.target, batch)
+        q = losses.of_actions(transition_loss.q, batch.action)
         loss = (batch.weights * transition_loss.loss).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -154,19 +161,26 @@ class Learner:
         if self.updates % self.config.target_period == 0:
             # A new network: another thread may be computing with the old one.
             self.target = copy.deepcopy(self.network).requires_grad_(False)
-        td_error, copied = _to_cpu(transition_loss.td_error)
-        return Update(td_error, loss.detach(), q.detach().mean(), copied)
+        td_error, copied = _to_cpu(transition_loss.priority)
+        return Update(td_error, loss.detach(), q.float().mean(), copied)
 
     def _average(self) -> None:
         # The first weights are noise: a decay that grows with the updates forgets them.
         decay = min(self.config.average_decay, self.updates / (self.updates + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
+            self._copy_buffers(self.average)
 
-    def copy_network(self, to: QNetwork) -> None:
+    def _copy_buffers(self, to: Network) -> None:
+        if self._has_buffers:
+            for copied, buffer in zip(to.buffers(), self.network.buffers(), strict=True):
+                copied.copy_(buffer)
+
+    def copy_network(self, to: Network) -> None:
         """Copies the online network's weights, all of the same update. May be called from any thread."""
         with torch.no_grad(), self._weights_lock:
             torch._foreach_copy_(list(to.parameters()), list(self.network.parameters()))
+            self._copy_buffers(to)
 
     def parameters(self) -> dict[str, NDArray[Any]]:
         """Returns the online network's tensors and the number of updates, as they are published."""
@@ -207,11 +221,21 @@ class Learner:
         self.updates = updates
         self.publications = publications
 
+    def _prepared(
+        self, batch: TorchBatch, names: tuple[str, ...], targets: Mapping[str, Tensor] | None = None
+    ) -> TorchBatch:
+        """The batch with these observations as networks read them, and with targets."""
+        return TorchBatch(
+            len(batch), {**batch, **{name: self._prepare(batch[name]) for name in names}, **(targets or {})}
+        )
+
     def _prepare(self, observation: Tensor) -> Tensor:
-        if len(self.spec.frame_shape) == 2:
+        if self.spec.is_image:
             # Converted first: transposing bytes takes longer than transposing floats.
-            return observation.to(self.numerics.dtype).contiguous(memory_format=self.numerics.layout)
-        return observation.float()
+            images = observation.to(self.numerics.dtype)
+            return images.reshape(self._image_shape).contiguous(memory_format=self.numerics.layout)
+        # The bytes of a dictionary are read by the network.
+        return observation if self.spec.parts else observation.float()
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.numerics.dtype == torch.float32:

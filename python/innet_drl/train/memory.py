@@ -6,14 +6,14 @@ The first learner creates the memory, and every other process of the run joins i
 | --- | --- | --- |
 | `embedded` | `EmbeddedMemory` | the first learner's process, which serves them on a Unix socket |
 | an address of `innet-replay serve` | `ServerMemory` | the server |
-| a scheme of `innet_drl.train.config.RELAYS` | another package's | the learner's process, behind the relay |
+| an address with another scheme | the entry point of that name in the group `innet_drl.memories` | as that class says |
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import importlib
+import importlib.metadata
 import logging
 import math
 import os
@@ -23,24 +23,28 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.train.config import RELAYS, Config, flags
+from innet_drl.train.config import SERVER_SCHEMES, Config, flags
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+ENTRY_POINTS = "innet_drl.memories"
+"""Group of entry points with subclasses of `ReplayMemory`; the name of each is the scheme of its addresses."""
+
 GRACE_SECONDS = 0.25
 """Seconds by which a call of a server may exceed its timeout: the page names a silent server soon."""
 
 IMAGE_BYTES = 2_000
-"""Memory reserved for each step of an Atari game: compressed, Breakout takes 409 on average and Seaquest 741."""
+"""Memory reserved for each step with an image of at least as many bytes: compressed, Breakout takes 409 on average and
+Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound of the bytes that a step takes beside its image."""
 
@@ -85,8 +89,6 @@ class MemorySettings:
     tls_ca: Path | None
     patience: float
     """Seconds to wait for a server that does not answer."""
-    message: str
-    message_transitions: int
     resumed: bool
     """The run continues from a checkpoint: a memory of its name may exist."""
     changed_flags: str
@@ -130,6 +132,11 @@ class ReplayMemory(abc.ABC):
         view: View with which batches are sampled.
     """
 
+    in_learner: ClassVar[bool]
+    """Whether the items are in the first learner's process, which saves them with each checkpoint."""
+    learners_join: ClassVar[bool] = True
+    """Whether several learners can sample from the memory."""
+
     def __init__(
         self,
         replay: innet.Replay | None,
@@ -152,6 +159,11 @@ class ReplayMemory(abc.ABC):
         Raises:
             innet_drl.ReplayError: Nothing answers there.
         """
+
+    @classmethod
+    def row_format(cls, address: str) -> str:
+        """Returns the format of saved rows: a snapshot is restored into a memory of the same format."""
+        return "rows"
 
     @classmethod
     @abc.abstractmethod
@@ -228,6 +240,8 @@ class ReplayMemory(abc.ABC):
 class ServerMemory(ReplayMemory):
     """The memory as a client of a server, which is `innet-replay serve` or the first learner."""
 
+    in_learner = False
+
     @classmethod
     def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
         """Connects to the server."""
@@ -277,6 +291,8 @@ class ServerMemory(ReplayMemory):
 class EmbeddedMemory(ServerMemory):
     """The memory in the first learner's process; the run's other processes are clients of a Unix socket."""
 
+    in_learner = True
+
     @classmethod
     @contextlib.contextmanager
     def create(cls, settings: MemorySettings) -> Iterator[Self]:
@@ -296,15 +312,16 @@ class EmbeddedMemory(ServerMemory):
 
 
 def memory_class(address: str) -> type[ReplayMemory]:
-    """Returns the implementation for an address of `--replay`; imports it where it is in another package."""
+    """Returns the implementation for an address of `--replay`; imports it if it is another package's."""
     if address == "embedded":
         return EmbeddedMemory
-    relay = RELAYS.get(address.partition("://")[0])
-    if relay is None:
+    scheme = address.partition("://")[0]
+    if scheme in SERVER_SCHEMES:
         return ServerMemory
-    module, _, name = relay.partition(":")
-    found: type[ReplayMemory] = getattr(importlib.import_module(module), name)
-    return found
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
+        found: type[ReplayMemory] = entry_point.load()
+        return found
+    return ServerMemory
 
 
 def memory_settings(
@@ -345,8 +362,6 @@ def memory_settings(
         seed=config.seed,
         tls_ca=config.replay_ca,
         patience=config.replay_patience,
-        message=config.message,
-        message_transitions=config.message_transitions,
         resumed=earlier is not None,
         changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
@@ -401,11 +416,11 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
 
 def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
     """Bytes that a table of images may hold, which a server reserves; 0, the raw size, for vectors."""
-    if len(spec.frame_shape) != 2:
+    if not any(part.is_image for part in spec.arrays):
         return 0
     # Learning starts even if no frame can be compressed.
-    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape)
-    return max(config.capacity * IMAGE_BYTES, min(2 * config.min_size, config.capacity) * raw)
+    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape) * np.dtype(spec.frame_dtype).itemsize
+    return max(config.capacity * min(IMAGE_BYTES, raw), min(2 * config.min_size, config.capacity) * raw)
 
 
 def _connect(settings: MemorySettings) -> innet.Replay:

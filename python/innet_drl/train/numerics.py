@@ -9,7 +9,7 @@ import time
 import torch
 
 from innet_drl.batches import TorchBatch
-from innet_drl.train.config import Config
+from innet_drl.train.config import NETWORKS, Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.learner import Learner, Numerics
 
@@ -30,7 +30,10 @@ def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
     layouts = {"contiguous": [torch.contiguous_format], "channels_last": [torch.channels_last]}.get(
         config.layout, [torch.contiguous_format, torch.channels_last]
     )
-    if len(spec.frame_shape) != 2:
+    if config.network not in NETWORKS:
+        # A head of the user's own may need more than the 8 bits of precision of bfloat16.
+        dtypes, layouts = dtypes[:1], layouts[:1]
+    if not spec.is_image:
         dtypes, layouts = [torch.float32], [torch.contiguous_format]
     candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
     if config.serial or len(candidates) == 1:

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.05
 
 
 class TargetsAhead:
-    """An iterator over the same batches, each with its `target`. Use it as a context manager.
+    """An iterator over the same batches, each with its targets. Use it as a context manager.
 
     Args:
         learner: Learner whose networks compute the targets.
@@ -77,8 +77,8 @@ class TargetsAhead:
             try:
                 batch = next(self._batches)
                 self._learner.copy_network(chooser)
-                target = self._learner.targets(batch, chooser)
-                self._ready.put(TorchBatch(len(batch), {**batch.as_dict(), "target": target}))
+                targets = self._learner.targets(batch, chooser)
+                self._ready.put(TorchBatch(len(batch), {**batch.as_dict(), **targets}))
             except DeadlineError as error:
                 self._ready.put(error)
             except Exception as error:

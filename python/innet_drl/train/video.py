@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
@@ -101,24 +100,27 @@ def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple
 def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
     random = np.random.default_rng(seed)
     try:
-        environment = gymnasium.make(config.environment, render_mode="rgb_array")
-        observation, _ = environment.reset(seed=seed)
-        first_action = int(getattr(environment.action_space, "start", 0))
+        environment = environments.make(config, 1, render=True)
+        observation = environment.reset(seed)
         ended = False
         while not ended:
-            action = _act(config, network, np.asarray(observation, np.float32)[None], random)
-            observation, reward, terminated, truncated, _ = environment.step(int(action[0]) + first_action)
-            ended = terminated or truncated
-            picture: Any = environment.render()
+            step = environment.step(_act(config, network, observation, random))
+            observation, ended = step.observation, bool(step.terminated[0] or step.truncated[0])
+            picture: Any = environment.vector.render()
+            # A vector environment renders each of its environments.
+            picture = picture[0] if isinstance(picture, tuple | list) and len(picture) == 1 else picture
             if getattr(picture, "shape", ())[2:] != (3,):
                 raise ValueError(
                     f"its render returns {type(picture).__name__}, and a video wants arrays [height, width, 3] of the "
                     "render mode rgb_array"
                 )
-            yield np.asarray(picture, np.uint8), float(reward)
+            yield np.asarray(picture, np.uint8), float(step.reward[0])
+        environment.close()
     except Exception as error:
         # An environment of the user's own may raise anything.
-        raise UnavailableEnvironmentError(f"{config.environment} cannot be drawn: {error}") from error
+        raise UnavailableEnvironmentError(
+            f"{config.environment_name} cannot be drawn: {error or type(error).__name__}"
+        ) from error
 
 
 def _act(

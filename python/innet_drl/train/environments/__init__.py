@@ -1,0 +1,30 @@
+"""Environments of actors, evaluations and videos: anything that Gymnasium makes or a factory returns.
+
+| file | subject |
+| --- | --- |
+| `making` | vector environments of an id, an import path or a function |
+| `atari` | `atari/<game>` |
+| `spaces` | observations of any space as arrays, actions as numbers |
+| `spec` | shapes and dtypes, for networks and tables |
+| `vector` | stepping, autoreset modes, lives, frame stacks |
+
+Rewards are not clipped here, so that scores are true; the actor clips the rewards that it stores.
+"""
+
+from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, ATARI_NO_OPS, atari_hint, make_colour, rom_name
+from innet_drl.train.environments.making import make
+from innet_drl.train.environments.spec import EnvironmentSpec, Part
+from innet_drl.train.environments.vector import Environments, Step
+
+__all__ = [
+    "ATARI_FRAME_SKIP",
+    "ATARI_NO_OPS",
+    "EnvironmentSpec",
+    "Environments",
+    "Part",
+    "Step",
+    "atari_hint",
+    "make",
+    "make_colour",
+    "rom_name",
+]

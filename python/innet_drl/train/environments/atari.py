@@ -1,0 +1,107 @@
+"""Atari games by the names of their ROMs, preprocessed by ale-py: 84x84, gray, four frames a step."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import ale_py
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+
+from innet_drl.train.config import Config
+from innet_drl.train.environments.spec import EnvironmentSpec
+from innet_drl.train.environments.vector import Environments
+from innet_drl.train.errors import UnavailableEnvironmentError
+
+ATARI_FRAME_SKIP = 4
+"""Emulator frames of one agent step."""
+ATARI_NO_OPS = 30
+"""Largest number of no-ops at the start of a game (Mnih et al., 2015)."""
+
+
+def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
+    """Makes `count` environments of an Atari game.
+
+    Raises:
+        UnavailableEnvironmentError: No such game, or settings that it cannot have.
+    """
+    for name, given in (
+        ("environment-args", config.environment_args),
+        ("environment-wrappers", config.environment_wrappers),
+    ):
+        if given:
+            raise UnavailableEnvironmentError(
+                f"--{name}: atari/<game> has settings of its own (--stack, --sticky-actions, --episode-frames): use "
+                "the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
+            )
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.
+    vector = AtariVectorEnv(
+        rom_name(config.environment_name),
+        count,
+        num_threads=min(threads, count),
+        stack_num=config.stack,
+        frameskip=ATARI_FRAME_SKIP,
+        max_num_frames_per_episode=episode_frames,
+        repeat_action_probability=config.sticky_actions,
+        reward_clipping=False,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        noop_max=ATARI_NO_OPS,
+    )
+    spec = EnvironmentSpec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
+    return Environments(vector, spec, name=config.environment_name)
+
+
+def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
+    """Makes one Atari environment in colour, for videos: uint8 [1, 1, 210, 160, 3].
+
+    With the same seed and actions it plays the same game as the environment of `make`.
+    """
+    return AtariVectorEnv(
+        rom_name(config.environment_name),
+        1,
+        grayscale=False,
+        stack_num=1,
+        img_height=210,
+        img_width=160,
+        reward_clipping=False,
+        repeat_action_probability=config.sticky_actions,
+        max_num_frames_per_episode=episode_frames,
+        noop_max=ATARI_NO_OPS,
+        num_threads=1,
+    )
+
+
+def rom_name(environment: str) -> str:
+    """Returns the ROM's name of an environment `atari/<game>`.
+
+    Raises:
+        UnavailableEnvironmentError: ale-py has no such game, or its ROM is missing or damaged.
+    """
+    game = environment.removeprefix("atari/")
+    games = roms.get_all_rom_ids()
+    if game not in games:
+        close = difflib.get_close_matches(_snake_case(game), games, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "names are as in ale_py.roms.get_all_rom_ids()"
+        raise UnavailableEnvironmentError(f"there is no Atari game {game!r}: {hint}")
+    try:
+        roms.get_rom_path(game)
+    except OSError as error:
+        raise UnavailableEnvironmentError(
+            f"the ROM of {game!r} cannot be used ({error}): reinstall ale-py, which brings the ROMs, or "
+            "point ALE_ROMS_DIR to a folder that holds it"
+        ) from error
+    return game
+
+
+def atari_hint(name: str) -> str:
+    """The end of a message about an environment of another name for an Atari game, and otherwise nothing."""
+    game = _snake_case(name.removeprefix("ALE/").partition("-v")[0])
+    return f"; did you mean atari/{game}?" if game in roms.get_all_rom_ids() else ""
+
+
+def _snake_case(name: str) -> str:
+    """`SpaceInvaders` and `Space Invaders` are the game `space_invaders`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[ -]+", "_", name).lower()

@@ -1,0 +1,157 @@
+"""Vector environments of a Gymnasium id, an import path, or a function."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import ale_py
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from innet_drl.train import importing
+from innet_drl.train.config import Config
+from innet_drl.train.environments.atari import atari_hint, make_atari
+from innet_drl.train.environments.spaces import actions, encoder
+from innet_drl.train.environments.spec import EnvironmentSpec
+from innet_drl.train.environments.vector import Environments
+from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
+
+gymnasium.register_envs(ale_py)
+
+ASYNC_SETTINGS: dict[str, Any] = {"context": "spawn"}
+"""Processes of `--async-environments` are not forked from this one, whose threads and locks they would inherit, nor
+from the run's fork server, which blocks signals."""
+
+
+def make(
+    config: Config, count: int, *, episode_frames: int | None = None, threads: int = 1, render: bool = False
+) -> Environments:
+    """Makes `count` environments of the configured kind.
+
+    Args:
+        config: Settings of the environment.
+        count: Number of environments.
+        episode_frames: Emulator frames after which an Atari game is truncated; `None` uses the configured number.
+        threads: Threads that step Atari environments.
+        render: Make them in the render mode `rgb_array`, in this process. Not for `atari/<game>`.
+
+    Raises:
+        UnavailableEnvironmentError: No such environment, its spaces are not supported, or its ROM is missing.
+        ConfigurationError: An import path that leads nowhere.
+    """
+    if config.is_atari:
+        return make_atari(config, count, episode_frames or config.episode_frames, threads)
+    name = config.environment_name
+    try:
+        vector = _make_vector(config, count, render)
+    except (ConfigurationError, UnavailableEnvironmentError):
+        raise
+    except gymnasium.error.Error as error:
+        hint = atari_hint(name) or "; Atari games are named atari/<game>, factories of your own module:factory"
+        raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
+    except Exception as error:
+        raise UnavailableEnvironmentError(
+            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{atari_hint(name)}"
+        ) from error
+    numbered = actions(vector.single_action_space, name)
+    encoded = encoder(vector.single_observation_space, name)
+    first, whole = encoded.parts[0], encoded.parts[0].name == ""
+    spec = EnvironmentSpec(
+        numbered.count,
+        config.stack,
+        encoded.shape,
+        first.dtype if whole else "uint8",
+        _frames_per_step(vector),
+        first.scale if whole else 255.0,
+        () if whole else encoded.parts,
+    )
+    return Environments(vector, spec, encoded.encode, numbered, name)
+
+
+def _make_vector(config: Config, count: int, render: bool) -> VectorEnv[Any, Any, Any]:
+    wrappers = [importing.load(wrapper, "--environment-wrappers") for wrapper in config.environment_wrappers]
+    arguments = config.environment_args
+    factory = _factory(config)
+    is_async = config.async_environments and not render
+    if factory is not None:
+        return _from_factory(config, factory, count, wrappers, is_async, render)
+    assert isinstance(config.environment, str)
+    # Gymnasium's vector version of an Atari game has other observations and defaults than the game itself.
+    plain = wrappers or render or config.environment.startswith("ALE/")
+    return gymnasium.make_vec(
+        config.environment,
+        count,
+        vectorization_mode="async" if is_async else "sync" if plain else None,
+        vector_kwargs=ASYNC_SETTINGS if is_async else None,
+        wrappers=wrappers or None,
+        **({**arguments, "render_mode": "rgb_array"} if render else arguments),
+    )
+
+
+def _factory(config: Config) -> Callable[..., Any] | None:
+    """The function or class of the setting; `None` for a Gymnasium id."""
+    if not isinstance(config.environment, str):
+        return config.environment
+    module, separator, name = config.environment.partition(":")
+    if not separator or not all(part.isidentifier() for part in name.split(".")):
+        return None
+    found = importing.load(f"{module}:{name}", "--environment") if _has(module, name) else None
+    if found is None and name not in gymnasium.registry:
+        # The error of the import path.
+        importing.load(config.environment, "--environment")
+    return found
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name.partition(".")[0])
+    except Exception:
+        return False
+
+
+def _from_factory(
+    config: Config, factory: Callable[..., Any], count: int, wrappers: list[Any], is_async: bool, render: bool
+) -> VectorEnv[Any, Any, Any]:
+    setting, arguments = f"--environment {config.environment_name}", dict(config.environment_args)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    if render and ("render_mode" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
+        arguments["render_mode"] = "rgb_array"
+    if "num_envs" in parameters:
+        vector = functools.reduce(lambda inner, wrap: wrap(inner), wrappers, factory(num_envs=count, **arguments))
+        if not isinstance(vector, VectorEnv) or vector.num_envs != count:
+            raise UnavailableEnvironmentError(
+                f"{setting}: it takes num_envs, and returned {_described(vector)} for num_envs={count}: return a "
+                f"gymnasium.vector.VectorEnv of {count} environments, or leave num_envs out and return a gymnasium.Env"
+            )
+        return vector
+
+    def make_one() -> gymnasium.Env[Any, Any]:
+        made = factory(**arguments)
+        if not isinstance(made, gymnasium.Env):
+            raise UnavailableEnvironmentError(
+                f"{setting}: it returned {_described(made)}: return a gymnasium.Env, or take num_envs and return a "
+                "gymnasium.vector.VectorEnv"
+            )
+        return functools.reduce(lambda inner, wrap: wrap(inner), wrappers, made)
+
+    if is_async:
+        return AsyncVectorEnv([make_one] * count, autoreset_mode=AutoresetMode.NEXT_STEP, **ASYNC_SETTINGS)
+    return SyncVectorEnv([make_one] * count, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _described(made: object) -> str:
+    return f"{type(made).__name__} of {made.num_envs}" if isinstance(made, VectorEnv) else type(made).__name__
+
+
+def _frames_per_step(vector: VectorEnv[Any, Any, Any]) -> int:
+    """Emulator frames of a step of an Atari game of Gymnasium; 1 elsewhere, and where it is random."""
+    spec = vector.spec
+    skip = spec.kwargs.get("frameskip", 1) if spec is not None and spec.namespace == "ALE" else 1
+    return skip if isinstance(skip, int) else 1

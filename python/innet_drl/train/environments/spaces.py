@@ -1,0 +1,217 @@
+"""Observations of any Gymnasium space as arrays, and actions of discrete spaces as numbers from 0.
+
+An observation becomes one frame a step: an image `[channels, height, width]`, a float32 vector, or, for dictionaries,
+the bytes of all arrays one after the other, which is one column of the table.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from innet_drl.train.environments.spec import Part
+from innet_drl.train.errors import UnavailableEnvironmentError
+
+logger = logging.getLogger(__name__)
+
+MAX_ACTIONS = 4096
+"""Largest number of actions of a product of discrete spaces."""
+MAX_ONE_HOT = 4096
+"""Largest length of a one-hot vector."""
+CONTINUOUS_PAGE = "docs/environments.md#continuous-actions"
+
+Encode = Callable[[Any], NDArray[Any]]
+"""An array [N, ...] of N environments from what their vector environment returned."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How observations become frames."""
+
+    shape: tuple[int, ...]
+    """Shape of a frame."""
+    parts: tuple[Part, ...]
+    """The arrays; the one of an empty name is the whole observation."""
+    encode: Encode
+    """A batch of observations to frames [N, *shape]."""
+
+
+def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
+    """Returns how observations of a space become frames.
+
+    Raises:
+        UnavailableEnvironmentError: A space without a length, such as text.
+    """
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        part, encode = _array(space, "", environment)
+        return Encoder(part.shape, (part,), encode)
+    leaves = _leaves(space, "", lambda batch: batch, environment)
+    if not leaves:
+        raise UnavailableEnvironmentError(
+            f"--environment {environment}: no part of its observations {space} is made of numbers: wrap it "
+            "(--environment-wrappers)"
+        )
+    # The float32 parts first: torch reads them where they are, which needs offsets of whole numbers.
+    leaves.sort(key=lambda leaf: leaf[0].dtype)
+    parts = tuple(part for part, _ in leaves)
+    if len({part.name for part in parts}) < len(parts):
+        raise UnavailableEnvironmentError(f"--environment {environment}: two parts of {space} have one name")
+    nbytes = sum(part.nbytes for part in parts)
+
+    def pack(batch: Any) -> NDArray[np.uint8]:
+        arrays = [encode(batch) for _, encode in leaves]
+        count = len(arrays[0])
+        packed = np.zeros((count, nbytes + -nbytes % 4), np.uint8)
+        offset = 0
+        for part, array in zip(parts, arrays, strict=True):
+            packed[:, offset : offset + part.nbytes] = array.reshape(count, -1).view(np.uint8)
+            offset += part.nbytes
+        return packed
+
+    return Encoder((nbytes + -nbytes % 4,), parts, pack)
+
+
+def _leaves(
+    space: spaces.Space[Any], name: str, find: Callable[[Any], Any], environment: str
+) -> list[tuple[Part, Encode]]:
+    """Arrays of a nested space, each with how to find and encode it in a batch."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        items: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+
+        def of_key(key: Any) -> Callable[[Any], Any]:
+            return lambda batch: find(batch)[key]
+
+        return [
+            leaf
+            for key, inner in items
+            for leaf in _leaves(inner, f"{name}.{key}" if name else str(key), of_key(key), environment)
+        ]
+    if isinstance(space, spaces.Text) or not isinstance(
+        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    ):
+        logger.warning("%s: the observation's part %r is %s, and is left out", environment, name, space)
+        return []
+    part, encode = _array(space, name, environment)
+    return [(part, lambda batch: encode(find(batch)))]
+
+
+def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Encode]:
+    """One array of an observation, and how to encode it."""
+    if isinstance(space, spaces.Box):
+        part, encode = _box(space, name)
+    elif isinstance(space, spaces.MultiBinary):
+        part = Part(name, (math.prod(space.shape),), "float32", 1.0)
+        encode = _flat
+    elif isinstance(space, spaces.Discrete):
+        part, encode = _one_hot(name, [int(space.n)], [int(space.start)], environment)
+    elif isinstance(space, spaces.MultiDiscrete):
+        starts = np.broadcast_to(space.start, space.nvec.shape)
+        part, encode = _one_hot(name, space.nvec.flatten().tolist(), starts.flatten().tolist(), environment)
+    else:
+        raise UnavailableEnvironmentError(
+            f"--environment {environment}: its observations {space} are no arrays of one shape: wrap it "
+            "(--environment-wrappers), so that it returns a Box or a Dict of boxes"
+        )
+    expected = space.shape
+
+    def checked(batch: Any) -> NDArray[Any]:
+        try:
+            array = np.asarray(batch)
+        except ValueError:
+            array = np.empty((0,))
+        if array.shape[1:] != expected or array.dtype == object:
+            found = "arrays of several shapes" if array.dtype == object or not array.size else str(array.shape[1:])
+            where = f" in {name!r}" if name else ""
+            raise UnavailableEnvironmentError(
+                f"--environment {environment}: it returned observations of the shape {found}{where}, and its "
+                f"observation space says {expected}: return arrays of the space's shape, or declare another space"
+            )
+        return encode(array)
+
+    return part, checked
+
+
+def _flat(array: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(array, np.float32).reshape(len(array), -1)
+
+
+def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
+    small = space.dtype == np.uint8 or space.dtype == np.bool_
+    scale = max(1.0, float(np.max(space.high))) if space.dtype == np.uint8 else 1.0
+    shape = space.shape
+    if not (len(shape) in (3, 4) or (len(shape) == 2 and small)):
+        return Part(name, (math.prod(shape),), "float32", scale), _flat
+    dtype = np.uint8 if small else np.float32
+    last = len(shape) > 2 and shape[-1] <= shape[-3]
+    height, width, channels = shape[-3:] if last else (*shape[-2:], shape[-3] if len(shape) > 2 else 1)
+    # A fourth dimension, in front, is a stack of frames, which joins the channels.
+    stack = shape[0] if len(shape) == 4 else 1
+    image = (height, width) if len(shape) == 2 else (stack * channels, height, width)
+
+    def encode(array: NDArray[Any]) -> NDArray[Any]:
+        if last:
+            array = np.moveaxis(array, -1, -3)
+        # Always the same memory layout: sums over another layout round differently.
+        return np.ascontiguousarray(array, dtype).reshape(len(array), *image)
+
+    return Part(name, image, "uint8" if small else "float32", scale), encode
+
+
+def _one_hot(name: str, sizes: list[int], starts: list[int], environment: str) -> tuple[Part, Encode]:
+    length = sum(sizes)
+    if length > MAX_ONE_HOT:
+        raise UnavailableEnvironmentError(
+            f"--environment {environment}: a one-hot vector of its observation has {length:,} numbers, more than "
+            f"{MAX_ONE_HOT:,}: return a smaller observation by a wrapper (--environment-wrappers)"
+        )
+    offsets = np.cumsum([0, *sizes[:-1]]) - np.array(starts)
+
+    def encode(array: NDArray[Any]) -> NDArray[np.float32]:
+        vectors = np.zeros((len(array), length), np.float32)
+        np.put_along_axis(vectors, array.reshape(len(array), -1).astype(np.int64) + offsets, 1.0, 1)
+        return vectors
+
+    return Part(name, (length,), "float32", 1.0), encode
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Actions of a discrete space, numbered from 0."""
+
+    count: int
+    act: Callable[[NDArray[np.int64]], Any]
+    """Numbers [N] to the actions of N environments."""
+
+
+def actions(space: spaces.Space[Any], environment: str) -> Actions:
+    """Returns how numbers from 0 become actions of a space.
+
+    Raises:
+        UnavailableEnvironmentError: Continuous actions, or too many.
+    """
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return Actions(int(space.n), lambda numbers: numbers + start)
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        sizes = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
+        starts = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+        count = math.prod(int(size) for size in sizes.flatten())
+        if count > MAX_ACTIONS:
+            raise UnavailableEnvironmentError(
+                f"--environment {environment}: its actions {space} are {count:,} combinations, more than "
+                f"{MAX_ACTIONS:,}: offer fewer by a wrapper (--environment-wrappers)"
+            )
+        table = np.stack(np.unravel_index(np.arange(count), sizes.flatten()), 1).reshape(count, *sizes.shape) + starts
+        table = table.astype(space.dtype)
+        return Actions(count, lambda numbers: table[numbers])
+    raise UnavailableEnvironmentError(
+        f"--environment {environment}: its actions are {space}, and Q-learning needs discrete ones: {CONTINUOUS_PAGE} "
+        "shows how to train continuous actions by the replay interface"
+    )

@@ -1,0 +1,232 @@
+"""N environments stepped together, in either of Gymnasium's autoreset modes."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
+from numpy.typing import NDArray
+
+from innet_drl.train.environments.spaces import Actions, Encode
+from innet_drl.train.environments.spec import EnvironmentSpec
+from innet_drl.train.errors import UnavailableEnvironmentError
+
+
+@dataclass(frozen=True)
+class Step:
+    """Results of one step of N environments."""
+
+    observation: NDArray[Any]
+    """[N, *observation_shape]"""
+    reward: NDArray[np.float32]
+    """[N], unclipped; 0 if the step was a reset."""
+    terminated: NDArray[np.bool_]
+    """[N], the game is over."""
+    truncated: NDArray[np.bool_]
+    """[N], the game was truncated."""
+    life_lost: NDArray[np.bool_]
+    """[N], a life was lost and the game continues."""
+    final_observation: NDArray[Any] | None = None
+    """[N, *observation_shape], the last observations of games that ended, zeros elsewhere; `None` if no game ended, and
+    in the mode NEXT_STEP, where `observation` has them."""
+
+
+class Environments:
+    """N environments stepped together, in Gymnasium's NEXT_STEP or SAME_STEP mode.
+
+    In NEXT_STEP the step after the end of a game ignores the action, resets that environment, and returns its first
+    observation; in SAME_STEP the step that ends a game does.
+
+    Args:
+        vector: The Gymnasium vector environment.
+        spec: Spec of one of its environments.
+        encode: Observations to frames; `None` if they are frames already, with the stack of the spec.
+        actions: Numbers to actions; `None` if they are the same.
+        name: The environment's name, for messages.
+
+    Raises:
+        UnavailableEnvironmentError: The vector environment resets in another mode, or does not declare its mode.
+    """
+
+    def __init__(
+        self,
+        vector: Any,
+        spec: EnvironmentSpec,
+        encode: Encode | None = None,
+        actions: Actions | None = None,
+        name: str = "",
+    ) -> None:
+        mode = vector.metadata.get("autoreset_mode")
+        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise UnavailableEnvironmentError(
+                f"{type(vector).__name__} resets in the mode {mode!r}, and supported are "
+                f"{AutoresetMode.NEXT_STEP!r} and {AutoresetMode.SAME_STEP!r}: make it in one of these modes, or "
+                "declare it in the metadata"
+            )
+        self.vector = vector
+        self.spec = spec
+        self.count: int = vector.num_envs
+        self.resets_at_once = mode == AutoresetMode.SAME_STEP
+        """Whether the mode is SAME_STEP."""
+        self._encode = encode
+        self._actions = actions
+        self._name = name
+        self._lives = np.zeros(self.count, np.int32)
+        self._ended = np.zeros(self.count, np.bool_)
+        self._stacks: NDArray[Any] | None = None
+        if encode is not None and spec.stack > 1:
+            self._stacks = np.zeros((self.count, *spec.observation_shape), spec.frame_dtype)
+
+    def reset(self, seed: int) -> NDArray[Any]:
+        """Restarts all games; environment i gets the seed `seed + i`, if it has a seed of its own."""
+        try:
+            observation, info = self.vector.reset(seed=seed)
+        except Exception as error:
+            raise self._explained(error, "reset") from error
+        self._ended[:] = False
+        self._lives = np.array(info.get("lives", self._lives))
+        return self._observation(observation, np.ones(self.count, np.bool_))
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Takes one action in each environment, int64 [N], or resets it if its game ended at the last step."""
+        taken = self.numbered(actions)
+        try:
+            observation, reward, terminated, truncated, info = self.vector.step(taken)
+        except Exception as error:
+            explained = self._explained(error, "step")
+            if explained is error:
+                raise
+            raise explained from error
+        lives = info.get("lives", self._lives)
+        # Lives also fall at the end of a game, which is not the loss of a life alone.
+        life_lost = (lives < self._lives) & ~terminated & ~self._ended
+        self._lives = np.array(lives)
+        ended = terminated | truncated
+        final = None
+        if self.resets_at_once:
+            if ended.any():
+                final = self._final(info, ended)
+            fresh = ended
+        else:
+            fresh = self._ended
+        self._ended = ended
+        return Step(
+            self._observation(observation, fresh),
+            np.asarray(reward, np.float32),
+            terminated,
+            truncated,
+            life_lost,
+            final,
+        )
+
+    def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> NDArray[Any]:
+        """Observations with their stacks; those of `fresh` environments are the first of a game."""
+        if self._encode is None:
+            # Always the same memory layout: sums over another layout round differently.
+            return np.ascontiguousarray(observation, self.spec.frame_dtype)
+        frames = self._encode(observation)
+        if self._stacks is None:
+            return frames
+        # A new array: the actor holds an observation over the next step.
+        self._stacks = np.concatenate((self._stacks[:, 1:], frames[:, None]), 1)
+        self._stacks[fresh, :-1] = 0
+        return self._stacks
+
+    def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> NDArray[Any]:
+        """Last observations of the games that ended, in the mode SAME_STEP."""
+        if "final_obs" not in info:
+            raise UnavailableEnvironmentError(
+                f"--environment {self._name}: a game ended in the mode SAME_STEP without info['final_obs']: return the "
+                "last observations there, or use the mode NEXT_STEP"
+            )
+        found, which = info["final_obs"], np.flatnonzero(ended)
+        final = np.zeros((self.count, *self.spec.observation_shape), self.spec.frame_dtype)
+        if self._encode is None:
+            for index in which:
+                final[index] = found[index]
+            return final
+        space = self.vector.single_observation_space
+        rows = [_pick(found, int(index)) for index in which]
+        empty: Any = create_empty_array(space, len(which))
+        frames = self._encode(concatenate(space, rows, empty))
+        if self._stacks is None:
+            final[which] = frames
+        else:
+            final[which] = np.concatenate((self._stacks[which, 1:], frames[:, None]), 1)
+        return final
+
+    def _explained(self, error: Exception, call: str) -> Exception:
+        """The error with the environment's name; another one if Gymnasium found observations of another shape."""
+        if isinstance(error, UnavailableEnvironmentError):
+            return error
+        files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
+        vectors = [index for index, name in enumerate(files) if "/gymnasium/vector/" in name]
+        if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
+            space = self.vector.single_observation_space
+            return UnavailableEnvironmentError(
+                f"--environment {self._name}: its observations changed their shape ({error}), and its observation "
+                f"space says {space}: return arrays of the space's shape, or declare another space"
+            )
+        if call == "reset":
+            return UnavailableEnvironmentError(
+                f"--environment {self._name}: its reset raises {type(error).__name__}: {error}"
+            )
+        error.add_note(f"--environment {self._name}: its {call} raised this")
+        return error
+
+    @property
+    def restorable(self) -> bool:
+        """Whether `state` and `restore` work."""
+        return isinstance(self.vector.unwrapped, CartPoleVectorEnv) and self._stacks is None
+
+    def state(self) -> dict[str, Any]:
+        """Returns all state of the next steps, as plain JSON values."""
+        cartpole = self.vector.unwrapped
+        return {
+            "state": cartpole.state.tolist(),
+            "steps": cartpole.steps.tolist(),
+            "ended": cartpole.prev_done.tolist(),
+            "random": cartpole.np_random.bit_generator.state,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores what `state` returned; call `reset` first."""
+        cartpole = self.vector.unwrapped
+        cartpole.state = np.array(state["state"], np.float64)
+        cartpole.steps = np.array(state["steps"], np.int32)
+        cartpole.prev_done = np.array(state["ended"], np.bool_)
+        cartpole.np_random.bit_generator.state = state["random"]
+        self._ended = cartpole.prev_done.copy()
+
+    def frames(self, observations: Any) -> NDArray[Any]:
+        """Returns observations [N, ...] as the environments return them as frames [N, *frame_shape], without stacks."""
+        if self._encode is None:
+            return np.ascontiguousarray(observations, self.spec.frame_dtype)
+        return self._encode(observations)
+
+    def numbered(self, numbers: NDArray[np.int64]) -> Any:
+        """Returns the actions [N] of the environment's space with these numbers."""
+        return numbers if self._actions is None else self._actions.act(numbers)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether frames are stacked here, and not by the environments themselves."""
+        return self._stacks is not None
+
+    def close(self) -> None:
+        """Frees the environments."""
+        self.vector.close()
+
+
+def _pick(found: Any, index: int) -> Any:
+    """One environment's observation of a batch, or of an array of observations."""
+    if isinstance(found, dict):
+        return {key: _pick(value, index) for key, value in found.items() if not key.startswith("_")}
+    if isinstance(found, tuple):
+        return tuple(_pick(value, index) for value in found)
+    return found[index]

@@ -1,0 +1,60 @@
+"""Import paths of settings: `module:name`, for factories, wrappers, networks and losses of a user's own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.setting_values import import_path
+
+Importable = str | Callable[..., Any]
+"""A name, an import path `module:name`, or the function or class itself."""
+
+
+def is_path(value: Importable) -> bool:
+    """Whether a setting's value is an import path."""
+    return isinstance(value, str) and ":" in value
+
+
+def path_of(value: Importable) -> str:
+    """Returns the import path of a function or class, and a string as it is."""
+    return value if isinstance(value, str) else import_path(value)
+
+
+def load(value: Importable, setting: str) -> Any:
+    """Imports the object of a path; returns a function or class as it is.
+
+    Args:
+        value: `module:name`, with dots in the name for attributes of classes, or the object.
+        setting: The setting's flag, for messages.
+
+    Raises:
+        ConfigurationError: The module cannot be imported, or has no such name.
+    """
+    if not isinstance(value, str):
+        return value
+    module, separator, name = value.partition(":")
+    if not (separator and module and name):
+        raise ConfigurationError(f"{setting} {value}: an import path is module:name, such as mypackage.envs:make")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{setting} {value}: there is no module {error.name!r}: install it, or start in the directory that has it"
+        ) from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"{setting} {value}: importing {module} raises {type(error).__name__}: {error}"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(
+                f"{setting} {value}: {module} has no {name!r}: name a function or class of the module, or give it to "
+                "Config itself if it is made inside of another function"
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigurationError(f"{setting} {value}: it is {type(found).__name__}, and has to be a function or class")
+    return found

@@ -1,0 +1,27 @@
+"""Losses: what a batch of transitions costs, and the priorities of its transitions.
+
+| file | subject |
+| --- | --- |
+| `base` | the contract |
+| `q_learning` | `double_q`, and the terms of `--munchausen` |
+| `distributional` | `categorical`, `quantile` |
+| `making` | the configured loss; functions of the user's own |
+"""
+
+from innet_drl.train.losses.base import PRIORITY_FLOOR, Loss, Outputs, TransitionLoss, of_actions
+from innet_drl.train.losses.distributional import Categorical, Quantile
+from innet_drl.train.losses.making import FunctionLoss, make_loss
+from innet_drl.train.losses.q_learning import QLearning
+
+__all__ = [
+    "PRIORITY_FLOOR",
+    "Categorical",
+    "FunctionLoss",
+    "Loss",
+    "Outputs",
+    "QLearning",
+    "Quantile",
+    "TransitionLoss",
+    "make_loss",
+    "of_actions",
+]

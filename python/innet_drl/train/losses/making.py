@@ -1,0 +1,100 @@
+"""The configured loss: of this package, or a function or class of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train import importing
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.losses.base import Loss, Outputs, TransitionLoss
+from innet_drl.train.losses.distributional import Categorical, Quantile
+from innet_drl.train.losses.q_learning import QLearning
+
+_LOSSES: dict[str, type[Loss]] = {"double_q": QLearning, "categorical": Categorical, "quantile": Quantile}
+
+
+class FunctionLoss(Loss):
+    """A loss of the user's own: (online, target, batch) to (loss [B], priority [B], Q-values [B, actions]).
+
+    Actors play by the network's outputs where they are [B, actions], and otherwise by the means of the last dimension.
+    The first batch is checked.
+
+    Raises:
+        ConfigurationError: The function raises on the first batch, or returns something else, or NaN.
+    """
+
+    outputs = None
+    has_targets = False
+
+    def __init__(self, config: Config, function: Callable[[Outputs, Outputs, TorchBatch], Any]) -> None:
+        super().__init__(config)
+        self._function = function
+        self._checked = False
+        self._setting = f"--loss {importing.path_of(config.loss)}"
+
+    def q(self, outputs: Tensor) -> Tensor:
+        """The outputs, or the means of their last dimension."""
+        return outputs if outputs.dim() == 2 else outputs.mean(2)
+
+    def __call__(self, online: Outputs, target: Outputs, batch: TorchBatch) -> TransitionLoss:
+        """Calls the function."""
+        if not self._checked:
+            self._check(online, target, batch)
+            self._checked = True
+        loss, priority, q = self._function(online, target, batch)
+        # A loss of NaN would reach the weights before it shows in a priority.
+        priority = torch.where(loss.detach().isfinite(), priority.detach(), torch.nan)
+        return TransitionLoss(loss, priority, q.detach())
+
+    def _check(self, online: Outputs, target: Outputs, batch: TorchBatch) -> None:
+        try:
+            result = self._function(online, target, batch)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self._setting}: on the first batch it raises {type(error).__name__}: {error}"
+            ) from error
+        names = ("loss", "priority", "q")
+        if not isinstance(result, tuple) or len(result) != 3 or not all(isinstance(item, Tensor) for item in result):
+            raise ConfigurationError(
+                f"{self._setting}: it returned {type(result).__name__}, and has to return three tensors: loss [batch], "
+                "priority [batch], Q-values [batch, actions]"
+            )
+        q_shape = tuple(self.q(online(batch.observation)).shape)
+        for name, tensor, expected in zip(names, result, ((len(batch),), (len(batch),), q_shape), strict=True):
+            if tuple(tensor.shape) != expected:
+                raise ConfigurationError(
+                    f"{self._setting}: its {name} has the shape {tuple(tensor.shape)}, and has to have {expected}"
+                )
+            if not bool(tensor.isfinite().all()):
+                raise ConfigurationError(
+                    f"{self._setting}: its {name} is infinite or NaN on the first batch: look for a division by 0 or a "
+                    "logarithm of 0, and try it on a batch of your own"
+                )
+        if bool((result[1] < 0).any()):
+            raise ConfigurationError(f"{self._setting}: its priority is negative: return |TD error|")
+
+
+def make_loss(config: Config) -> Loss:
+    """Makes the configured loss.
+
+    Raises:
+        ConfigurationError: An import path that leads nowhere.
+    """
+    if isinstance(config.loss, str) and not importing.is_path(config.loss):
+        return _LOSSES[config.loss](config)
+    made = importing.load(config.loss, "--loss")
+    if not inspect.isclass(made):
+        return FunctionLoss(config, made)
+    if not issubclass(made, Loss):
+        raise ConfigurationError(
+            f"--loss {importing.path_of(config.loss)}: it is a class, and has to be a function (online, target, "
+            "batch) or a subclass of innet_drl.train.losses.Loss"
+        )
+    return made(config)

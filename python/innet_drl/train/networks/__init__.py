@@ -1,0 +1,27 @@
+"""Networks: from observations to what the loss reads.
+
+| file | subject |
+| --- | --- |
+| `torsos` | features: `nature`, `impala`, `mlp`, `dict` |
+| `q_network` | the dueling head; a module of the user's own |
+| `making` | the configured network, and its parameters as they are published |
+"""
+
+from innet_drl.train.networks.making import load_published, make_network, published, q_values, reader
+from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
+from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, VectorTorso
+
+__all__ = [
+    "ConvolutionTorso",
+    "DictTorso",
+    "ImpalaTorso",
+    "Network",
+    "QNetwork",
+    "UserNetwork",
+    "VectorTorso",
+    "load_published",
+    "make_network",
+    "published",
+    "q_values",
+    "reader",
+]

@@ -1,0 +1,159 @@
+"""The configured network of an environment, and its parameters as they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from innet_drl.train import importing
+from innet_drl.train.config import Config
+from innet_drl.train.environments import EnvironmentSpec, Part
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.losses import Loss, make_loss
+from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
+from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, Torso, VectorTorso
+
+
+def make_network(config: Config, spec: EnvironmentSpec) -> Network:
+    """Makes the configured network for an environment, with fresh weights.
+
+    Raises:
+        ConfigurationError: The network is not for such observations, cannot be made, or has outputs of another shape.
+    """
+    loss = make_loss(config)
+    network: Network
+    if callable(config.network) or importing.is_path(config.network):
+        network = UserNetwork(_user_module(config, spec))
+        network.read = reader(spec)
+        _check(network, loss, config, spec)
+    else:
+        torso = _torso(config, spec)
+        network = QNetwork(torso, config.hidden, spec.actions, config.layer_norm, loss.outputs or 1)
+        network.read = reader(spec)
+    if loss.outputs != 1:
+        network.q_of = loss.q
+    return network
+
+
+def reader(spec: EnvironmentSpec) -> Callable[[Tensor], Any] | None:
+    """Returns how networks read observations of the memory, `[B, *observation_shape]`; `None`: as they are."""
+    if spec.parts:
+        return lambda observation: _unpacked(spec, observation)
+    shape = spec.arrays[0].stacked(spec.stack)
+    if shape == spec.observation_shape:
+        return None
+    return lambda observation: observation.reshape(len(observation), *shape)
+
+
+def _unpacked(spec: EnvironmentSpec, observation: Tensor) -> dict[str, Tensor]:
+    """The arrays of a dictionary, from bytes [B, n] or [B, stack, n]."""
+    found: dict[str, Tensor] = {}
+    offset = 0
+    for part in spec.parts:
+        raw = observation[..., offset : offset + part.nbytes].contiguous()
+        values = raw.view(getattr(torch, part.dtype))
+        found[part.name] = values.reshape(len(observation), *part.stacked(spec.stack))
+        offset += part.nbytes
+    return found
+
+
+def _torso(config: Config, spec: EnvironmentSpec) -> Torso:
+    name = config.network
+    if bool(spec.parts) != (name == "dict") and name != "auto":
+        fitting = "dict" if spec.parts else "nature, impala or mlp"
+        raise ConfigurationError(
+            f"--network {name}: the observations are {spec.observation_space}: take {fitting}, or auto"
+        )
+    if not spec.parts:
+        return _torso_of(config, str(name), spec.arrays[0], spec.stack)
+    return DictTorso({part.name: _torso_of(config, "auto", part, spec.stack) for part in spec.parts})
+
+
+def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
+    """The torso of one array."""
+    shape = part.stacked(stack)
+    small = part.is_image and min(shape[1:]) < ConvolutionTorso.MIN_SIZE
+    if name == "auto":
+        name = "mlp" if not part.is_image else "impala" if small else "nature"
+    if name == "mlp":
+        return VectorTorso(int(np.prod(shape)), config.layers, part.scale)
+    if not part.is_image:
+        raise ConfigurationError(
+            f"--network {name}: it is for images, and the observations are vectors {shape}: take mlp"
+        )
+    if name == "impala":
+        return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], norm=config.impala_norm, scale=part.scale)
+    if small:
+        raise ConfigurationError(
+            f"--network nature: it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are "
+            f"{shape[1]}x{shape[2]}: take impala, or mlp"
+        )
+    return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
+
+
+def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
+    setting = f"--network {importing.path_of(config.network)}"
+    made = importing.load(config.network, "--network")
+    try:
+        module = made(spec.observation_space, spec.actions, config)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{setting}: called with (observation space, {spec.actions}, config) it raises "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigurationError(f"{setting}: it returned {type(module).__name__}, and has to return a torch.nn.Module")
+    return module
+
+
+def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) -> None:
+    """Compares the shape of a user's network's outputs with what the loss reads."""
+    setting, batch = f"--network {importing.path_of(config.network)}", 2
+    zeros = torch.zeros((batch, *spec.observation_shape), dtype=getattr(torch, spec.frame_dtype))
+    network.eval()
+    try:
+        with torch.no_grad():
+            outputs: Any = network(zeros)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{setting}: on two observations of {spec.observation_space} it raises {type(error).__name__}: {error}"
+        ) from error
+    network.train()
+    found = tuple(outputs.shape)
+    expected = (batch, spec.actions) if loss.outputs == 1 else (batch, spec.actions, loss.outputs or "any number")
+    if found != expected and not (loss.outputs is None and found[:2] == expected[:2] and len(found) in (2, 3)):
+        raise ConfigurationError(
+            f"{setting}: for {batch} observations it returned the shape {found}, and --loss "
+            f"{importing.path_of(config.loss)} reads {expected}: (batch, actions"
+            + (")" if loss.outputs == 1 else ", outputs for each action)")
+        )
+
+
+def q_values(network: nn.Module, observation: NDArray[Any]) -> NDArray[np.float32]:
+    """Q-values of observations, computed on the network's device."""
+    device = next(network.parameters()).device
+    compute = network.q if isinstance(network, Network) else network
+    with torch.inference_mode():
+        q: NDArray[np.float32] = compute(torch.from_numpy(observation).to(device)).float().cpu().numpy()
+    return q
+
+
+_UPDATES = "updates"
+"""Name of the published tensor that counts the learner's updates."""
+
+
+def published(network: nn.Module, updates: int) -> dict[str, NDArray[Any]]:
+    """A network's tensors as the learner publishes them, with the number of updates that made them."""
+    tensors = {name: value.cpu().contiguous().numpy() for name, value in network.state_dict().items()}
+    return {**tensors, _UPDATES: np.array(updates, np.int64)}
+
+
+def load_published(network: nn.Module, tensors: Mapping[str, NDArray[Any]]) -> int:
+    """Loads what `published` returned, and returns the number of updates."""
+    network.load_state_dict({name: torch.tensor(value) for name, value in tensors.items() if name != _UPDATES})
+    return int(tensors[_UPDATES])

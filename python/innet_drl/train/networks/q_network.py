@@ -1,0 +1,93 @@
+"""Q-networks with a dueling head, over the torsos of `torsos`.
+
+The network of `breakout-paper` (32-64-64 filters, two streams of 512) has 3,292,837 parameters for 4 actions: the
+13.17 MB of Furukawa and Matsutani (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from innet_drl.train.networks.torsos import Torso
+
+
+class Network(nn.Module):
+    """What actors and learners compute with: outputs `[B, actions]` or `[B, actions, outputs]` of observations.
+
+    `make_network` sets how observations of the memory are read, and how outputs become Q-values.
+    """
+
+    read: Callable[[Tensor], Any] | None = None
+    """Observations of the memory to what the network was made for; `None` if they are that already."""
+    q_of: Callable[[Tensor], Tensor] | None = None
+    """Outputs to Q-values [B, actions]; `None` if they are Q-values already."""
+
+    def q(self, observation: Tensor) -> Tensor:
+        """Computes Q-values [B, actions] of observations of the memory."""
+        outputs: Tensor = self(observation)
+        return outputs if self.q_of is None else self.q_of(outputs)
+
+
+class QNetwork(Network):
+    """A torso under a dueling head: Q = V + A - mean(A) (Wang et al., 2016, equation 9).
+
+    Args:
+        torso: Features of observations.
+        hidden: Units of each stream.
+        actions: Number of actions.
+        layer_norm: Normalise the inputs and the hidden units of the head.
+        outputs: Numbers for each action: 1, or the atoms or quantiles of a distribution.
+    """
+
+    def __init__(self, torso: Torso, hidden: int, actions: int, layer_norm: bool, outputs: int = 1) -> None:
+        super().__init__()
+        self.torso = torso
+        self.shape = (-1, actions, outputs)
+        self.features_norm = nn.LayerNorm(torso.features) if layer_norm else nn.Identity()
+        self.hidden_norm = nn.LayerNorm(2 * hidden) if layer_norm else nn.Identity()
+        # The hidden layers of both streams are one matrix, whose first half is the value stream's.
+        self.streams = nn.Linear(torso.features, 2 * hidden)
+        self.value = nn.Linear(hidden, outputs)
+        self.advantage = nn.Linear(hidden, actions * outputs)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Computes outputs [B, actions], or [B, actions, outputs], of observations of the memory."""
+        if self.read is not None:
+            observation = self.read(observation)
+        hidden = self._hidden(observation)
+        # bfloat16 has 8 bits of precision: Q-values of 8 to 16 would be multiples of 1/16, and the best action a tie.
+        with torch.autocast(hidden.device.type, enabled=False):
+            value_stream, advantage_stream = hidden.float().chunk(2, dim=1)
+            advantage = self.advantage(advantage_stream)
+            value = self.value(value_stream)
+            if self.shape[-1] > 1:
+                advantage, value = advantage.view(self.shape), value.unsqueeze(1)
+            q: Tensor = value + advantage - advantage.mean(1, keepdim=True)
+        return q
+
+    def _hidden(self, observation: Any) -> Tensor:
+        return functional.relu(self.hidden_norm(self.streams(self.features_norm(self.torso(observation)))))
+
+
+class UserNetwork(Network):
+    """A module of the user's own, which gets float32 tensors.
+
+    Args:
+        module: Observations [B, ...], or a dictionary of them, to outputs [B, actions] or [B, actions, outputs].
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Computes the module's outputs of observations of the memory, in float32."""
+        given: Any = observation if self.read is None else self.read(observation)
+        floats = {key: part.float() for key, part in given.items()} if isinstance(given, dict) else given.float()
+        outputs: Tensor = self.module(floats)
+        return outputs.float()

@@ -1,0 +1,150 @@
+"""Torsos: features of images, of vectors, and of dictionaries of both."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor, cat, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
+
+
+def floating(values: Tensor) -> Tensor:
+    """The values in a floating dtype: theirs, or float32."""
+    return values if values.is_floating_point() else values.float()
+
+
+class ConvolutionTorso(nn.Module):
+    """Three convolutions (Mnih et al., 2015) over images [B, stack, height, width]; returns [B, features].
+
+    Args:
+        stack: Channels of the images.
+        channels: Filters of the convolutions.
+        height: At least `MIN_SIZE`.
+        width: At least `MIN_SIZE`.
+        scale: Largest value of a pixel, by which it divides.
+    """
+
+    MIN_SIZE = 36
+    """Smallest height and width for which the third convolution has an input of its size."""
+
+    def __init__(
+        self, stack: int, channels: tuple[int, int, int], height: int = 84, width: int = 84, scale: float = 255.0
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.first = nn.Conv2d(stack, channels[0], 8, 4)
+        self.second = nn.Conv2d(channels[0], channels[1], 4, 2)
+        self.third = nn.Conv2d(channels[1], channels[2], 3, 1)
+        rows, columns = (((size - 8) // 4 + 1 - 4) // 2 + 1 - 2 for size in (height, width))
+        self.features: int = rows * columns * channels[2]
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Computes features of images of 0 to `scale`."""
+        # The weights of the first layer are scaled in place of the 28,224 pixels of each sample.
+        scaled = functional.conv2d(floating(frames), self.first.weight / self.scale, self.first.bias, stride=4)
+        hidden = functional.relu(self.second(functional.relu(scaled)))
+        return functional.relu(self.third(hidden)).flatten(1)
+
+
+class VectorTorso(nn.Module):
+    """Linear layers over vectors [B, inputs], or flattened images; returns [B, features]."""
+
+    def __init__(self, inputs: int, layers: tuple[int, ...], scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        widths = (inputs, *layers)
+        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.features: int = widths[-1]
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Computes features of values of up to `scale`."""
+        vectors = floating(vectors).flatten(1)
+        if self.scale != 1.0:
+            vectors = vectors / self.scale
+        for linear in self.linears:
+            vectors = functional.relu(linear(vectors))
+        return vectors
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions whose result is added to their input (Espeholt et al., 2018, figure 3)."""
+
+    def __init__(self, channels: int, norm: Literal["none", "layer", "spectral"]) -> None:
+        super().__init__()
+        convolutions: list[nn.Module] = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        if norm == "spectral":
+            convolutions = [spectral_norm(convolution) for convolution in convolutions]
+        # One group of all channels: layer normalisation of an image of any size.
+        norms = [nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity() for _ in range(2)]
+        self.layers = nn.Sequential(norms[0], nn.ReLU(), convolutions[0], norms[1], nn.ReLU(), convolutions[1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Adds the block's result to its input [B, channels, height, width]."""
+        added: Tensor = images + self.layers(images)
+        return added
+
+
+class ImpalaTorso(nn.Module):
+    """Three sections of a convolution, a pooling and two residual blocks, for images of any size.
+
+    The network of Espeholt et al. (2018), figure 3, with a final pooling to 6x6, which makes the head independent of
+    the image's size, and spectral normalisation by choice (both as Clark et al., 2024, "Beyond the Rainbow").
+
+    Args:
+        stack: Channels of the images.
+        channels: Filters of each section.
+        height: Height of the images.
+        width: Width of the images.
+        norm: Normalisation in the residual blocks.
+        scale: Largest value of a pixel, by which it divides.
+    """
+
+    def __init__(
+        self,
+        stack: int,
+        channels: tuple[int, int, int],
+        height: int,
+        width: int,
+        norm: Literal["none", "layer", "spectral"] = "none",
+        scale: float = 255.0,
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        self.entries = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1) for before, after in itertools.pairwise((stack, *channels))
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(ResidualBlock(count, norm), ResidualBlock(count, norm)) for count in channels
+        )
+        # Each of the three poolings halves the size, rounded up.
+        pooled = tuple(min(6, -(-size // 8)) for size in (height, width))
+        self.pool = nn.AdaptiveMaxPool2d(pooled)
+        self.features: int = pooled[0] * pooled[1] * channels[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Computes features of images of 0 to `scale`."""
+        hidden = floating(images) / self.scale
+        for entry, blocks in zip(self.entries, self.blocks, strict=True):
+            hidden = blocks(functional.max_pool2d(entry(hidden), 3, 2, 1))
+        return functional.relu(self.pool(hidden)).flatten(1)
+
+
+class DictTorso(nn.Module):
+    """A torso for each key of a dictionary, their features joined."""
+
+    def __init__(self, torsos: Mapping[str, Torso]) -> None:
+        super().__init__()
+        self.keys = tuple(torsos)
+        # A module's name may not have dots.
+        self.torsos = nn.ModuleList(torsos.values())
+        self.features: int = sum(torso.features for torso in torsos.values())
+
+    def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Computes features of a dictionary of images and vectors."""
+        return cat([torso(parts[key]) for key, torso in zip(self.keys, self.torsos, strict=True)], 1)
+
+
+Torso = ConvolutionTorso | ImpalaTorso | VectorTorso | DictTorso

@@ -1,0 +1,160 @@
+"""Values of settings: their types, and files that have some of them."""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import numbers
+import re
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from innet_drl.train.errors import ConfigurationError
+
+_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path", type(None): "none"}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `1e-3` as a number, as YAML 1.2 does; in YAML 1.1 it is text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Reads a file of settings: TOML if its name ends in `.toml`, and YAML otherwise.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is no mapping of names to values.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"the settings {path} cannot be read: {reason}") from error
+    try:
+        values: Any = tomllib.loads(text) if path.suffix == ".toml" else yaml.load(text, _Loader)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "YAML"
+        raise ConfigurationError(f"{path} is not {kind}: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} has no settings, lines such as `learning_rate: 0.001`")
+    return values
+
+
+def conform(name: str, value: Any, hint: Any) -> Any:
+    """Returns a value as its setting's type has it: a list becomes a tuple, an integer a float, text a path.
+
+    Args:
+        name: Name of the setting, for the message.
+        value: The value.
+        hint: The setting's type. Types with other parts than numbers, text, paths, literals and tuples are not checked.
+
+    Raises:
+        ConfigurationError: The value has another type.
+    """
+    try:
+        return _conform(value, hint)
+    except TypeError:
+        raise ConfigurationError(f"{name} {value!r}: it must be {_describe(hint)}") from None
+
+
+def _conform(value: Any, hint: Any) -> Any:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _first(value, parts)
+    if origin is Literal:
+        if value in parts:
+            return value
+    elif origin is collections.abc.Callable:
+        if callable(value):
+            return value
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif origin is tuple:
+        if isinstance(value, tuple | list):
+            # A wrong number of parts is named by the bounds of the setting.
+            hints = [*parts, *parts[-1:] * len(value)] if parts[-1] is not Ellipsis else [parts[0]] * len(value)
+            return tuple(_conform(part, hint) for part, hint in zip(value, hints, strict=False))
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+    elif hint is int:
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            return int(value)
+    elif hint is float:
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return float(value)
+    elif hint is Path:
+        if isinstance(value, str | Path):
+            return Path(value)
+    elif hint in (str, type(None)):
+        if isinstance(value, hint):
+            return value
+    else:
+        return value
+    raise TypeError
+
+
+def _first(value: Any, hints: Iterable[Any]) -> Any:
+    """Returns the value as the first of several types has it."""
+    for hint in hints:
+        try:
+            return _conform(value, hint)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _describe(hint: Any) -> str:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(part) for part in parts)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, parts))
+    if origin is collections.abc.Callable:
+        return "a function or class"
+    if origin is dict:
+        return "a mapping of names to values"
+    if origin is tuple:
+        return f"a list, each {_describe(parts[0])}"
+    return _NAMES.get(hint, str(hint))
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values as YAML has them; a function or class becomes its import path `module:name`."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: convert(part) for key, part in value.items()}
+        if isinstance(value, tuple | list):
+            return [convert(part) for part in value]
+        if callable(value):
+            return import_path(value)
+        # Arguments of an environment may be objects of any kind.
+        return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+    return {name: convert(value) for name, value in values.items()}
+
+
+def import_path(value: Callable[..., Any]) -> str:
+    """Returns `module:name` of a function or class; of another callable, its class's."""
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    """Returns the end of a message about an unknown name: the closest known names, or `otherwise`."""
+    close = difflib.get_close_matches(name, list(known), n=2)
+    hint = f"did you mean {' or '.join(close)}?" if close else otherwise
+    return f": {hint}" if hint else ""

@@ -1,0 +1,212 @@
+"""Environments, networks and losses as a user would write them: found by import path, also in actor processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from innet_drl.batches import TorchBatch
+from innet_drl.train.config import Config
+
+BOX = spaces.Box(-1.0, 1.0, (3,))
+IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
+NESTED = spaces.Dict(
+    camera=IMAGE, arm=spaces.Dict(position=spaces.Box(-1, 1, (2,), np.float64), mode=spaces.Discrete(3, start=1))
+)
+
+OBSERVATIONS: dict[str, spaces.Space[Any]] = {
+    "vector of float64": spaces.Box(-1, 1, (5,), np.float64),
+    "vector of integers": spaces.Box(-3, 3, (4,), np.int64),
+    "vector of uint8": spaces.Box(0, 255, (128,), np.uint8),
+    "matrix of floats": spaces.Box(-1, 1, (4, 6)),
+    "number": spaces.Box(-1, 1, ()),
+    "image without channels": spaces.Box(0, 255, (40, 44), np.uint8),
+    "image, channels last": IMAGE,
+    "image, channels first": spaces.Box(0, 255, (3, 20, 24), np.uint8),
+    "image of booleans": spaces.Box(0, 1, (10, 10, 4), np.bool_),
+    "image of floats": spaces.Box(0, 1, (9, 9, 2)),
+    "stack of images": spaces.Box(0, 255, (4, 16, 16, 3), np.uint8),
+    "discrete": spaces.Discrete(6, start=2),
+    "several discrete": spaces.MultiDiscrete([3, 4], start=[1, 0]),
+    "bits": spaces.MultiBinary([2, 3]),
+    "dictionary": NESTED,
+    "tuple": spaces.Tuple((spaces.Discrete(3), BOX)),
+}
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(3),
+    "discrete with a start": spaces.Discrete(3, start=-1),
+    "several discrete": spaces.MultiDiscrete([3, 2], start=[1, 0]),
+    "bits": spaces.MultiBinary(3),
+}
+
+
+class Sampler(gymnasium.Env[Any, Any]):
+    """Returns samples of an observation space; games of `length` steps, of which every other is truncated."""
+
+    def __init__(self, observation: str = "vector of float64", action: str = "discrete", length: int = 7) -> None:
+        self.observation_space = OBSERVATIONS[observation]
+        self.action_space = ACTIONS[action]
+        self.length, self.steps, self.games = length, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        self.games += 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        ended = self.steps == self.length
+        cut = ended and self.games % 2 == 0
+        return self.observation_space.sample(), float(np.sum(action)), ended and not cut, cut, {}
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Observes how many steps it has taken, as an image or a vector; games of 5 steps are truncated."""
+
+    def __init__(self, images: bool = False) -> None:
+        shape, dtype = ((4, 4), np.uint8) if images else ((1,), np.float32)
+        self.observation_space = spaces.Box(0, 255, shape, dtype)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 1
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._observation(), 1.0, False, self.steps == 6, {}
+
+    def _observation(self) -> NDArray[Any]:
+        space: Any = self.observation_space
+        return np.full(space.shape, self.steps, space.dtype)
+
+
+class Doubled(gymnasium.RewardWrapper[Any, Any]):
+    """Rewards twice."""
+
+    def reward(self, reward: Any) -> float:
+        return 2.0 * float(reward)
+
+
+class Shifted(gymnasium.RewardWrapper[Any, Any]):
+    """Rewards one more."""
+
+    def reward(self, reward: Any) -> float:
+        return float(reward) + 1.0
+
+
+class Changing(Counter):
+    """Its third observation has another shape."""
+
+    def _observation(self) -> NDArray[Any]:
+        return np.zeros((2,) if self.steps == 3 else (1,), np.float32)
+
+
+def make_vector(num_envs: int, mode: str = "SAME_STEP", observation: str = "", images: bool = False) -> SyncVectorEnv:
+    def make() -> gymnasium.Env[Any, Any]:
+        return Sampler(observation) if observation else Counter(images)
+
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+def make_wrong_count(num_envs: int) -> SyncVectorEnv:
+    return make_vector(num_envs + 1)
+
+
+def make_raises(**_: Any) -> Any:
+    raise RuntimeError("no licence")
+
+
+def make_number() -> int:
+    return 3
+
+
+class Linear(nn.Module):
+    """Q-values of a flat observation, or outputs for each action."""
+
+    outputs = 0
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__()
+        self.shape = (actions, self.outputs) if self.outputs else (actions,)
+        self.layer = nn.Linear(int(np.prod(observation_space.shape)), int(np.prod(self.shape)))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        assert observation.dtype == torch.float32
+        q: Tensor = self.layer(observation.flatten(1)).unflatten(1, self.shape)
+        return q
+
+
+class LinearAtoms(Linear):
+    """51 outputs for each action."""
+
+    outputs = 51
+
+
+class LinearDict(nn.Module):
+    """Q-values of a dictionary."""
+
+    def __init__(self, observation_space: spaces.Dict, actions: int, config: Config) -> None:
+        super().__init__()
+        sizes = [int(np.prod(part.shape)) for part in observation_space.values() if part.shape is not None]
+        self.layer = nn.Linear(sum(sizes), actions)
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        q: Tensor = self.layer(torch.cat([part.flatten(1) for part in observation.values()], 1))
+        return q
+
+
+class OneTooMany(Linear):
+    """Returns a Q-value of an action that there is not."""
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__(observation_space, actions + 1, config)
+
+
+def network_raises(*_: Any) -> nn.Module:
+    raise RuntimeError("too small")
+
+
+def squared(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared error of Q-learning with the target network's own maximum."""
+    with torch.no_grad():
+        goal = batch.reward + batch.discount * target(batch.next_observation).max(1).values
+    q = online(batch.observation)
+    error = goal - q.gather(1, batch.action.long().unsqueeze(1)).squeeze(1)
+    return error.square(), error.abs(), q
+
+
+def squared_nan(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    loss, priority, q = squared(online, target, batch)
+    return loss * torch.nan, priority, q
+
+
+def squared_mean(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    loss, priority, q = squared(online, target, batch)
+    return loss.mean(), priority, q
+
+
+class LaterNan:
+    """A loss that is NaN from its third batch on."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+        self.batches += 1
+        return (squared if self.batches < 3 else squared_nan)(online, target, batch)
+
+
+later_nan = LaterNan()

@@ -1,0 +1,241 @@
+"""Environments by import path and function: arguments, wrappers, vector environments, autoreset modes, and faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+import brought
+from innet_drl.batches import TorchBatch
+from innet_drl.launch import local
+from innet_drl.train import environments
+from innet_drl.train.actor import Actor
+from innet_drl.train.environments import Environments
+from innet_drl.train.errors import ActorError, ConfigurationError, UnavailableEnvironmentError
+from innet_drl.train.flags import parse_train
+from innet_drl.train.learner import Learner
+from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
+from training import small
+
+
+def made(environment: Any, **changes: Any) -> Environments:
+    return environments.make(small(environment=environment, **changes), 2)
+
+
+def reward_of(envs: Environments) -> float:
+    envs.reset(0)
+    return float(envs.step(np.zeros(2, np.int64)).reward[0])
+
+
+def test_arguments_and_wrappers_are_flags() -> None:
+    flags = ["--environment", "brought:Counter", "--environment-args", "images=true"]
+    wrappers = ["--environment-wrappers", "brought:Doubled", "brought:Shifted"]
+    config = parse_train([*flags, *wrappers]).config
+    envs = environments.make(config, 2)
+    assert envs.spec.frame_shape == (4, 4)
+    # The first wrapper is the innermost one.
+    assert reward_of(envs) == 2.0 * 1.0 + 1.0
+
+
+def test_wrappers_around_an_id() -> None:
+    assert reward_of(made("CartPole-v1", environment_wrappers=(brought.Shifted, "brought:Doubled"))) == 4.0
+
+
+@pytest.mark.parametrize("setting", ["environment_args", "environment_wrappers"])
+def test_games_by_rom_take_neither(setting: str) -> None:
+    value: Any = {"mode": 1} if setting == "environment_args" else ("brought:Doubled",)
+    with pytest.raises(UnavailableEnvironmentError, match="ALE/Breakout-v5"):
+        made("atari/breakout", stack=4, **{setting: value})
+
+
+def played(config: Any, steps: int) -> tuple[Environments, TorchBatch, NDArray[np.float64], Learner]:
+    """All transitions of an actor, their priorities at birth, and the learner with the actor's network."""
+    import torch
+
+    envs = environments.make(config, config.environments)
+    torch.manual_seed(0)
+    learner = Learner(config, envs.spec)
+    settings = memory_settings(config, envs.spec, "t", learner.parameters())
+    with EmbeddedMemory.unserved(settings) as memory:
+        writer = memory.writer(0)
+        actor = Actor(config, 0, envs, learner.network, writer)
+        for _ in range(steps):
+            actor.step()
+        assert actor.report().games, "no episode has ended"
+        actor.close()
+        assert getattr(writer, "dropped_windows", 0) == 0
+        batch = memory.replay.sample("t", 1_000, make_view(config, envs.spec))
+        at_birth = batch.probabilities * memory.replay.stats()["tables"]["t"]["total_priority"]
+        tensors = TorchBatch(len(batch), {name: torch.tensor(a) for name, a in batch.items() if name != "key"})
+        return envs, tensors, at_birth, learner
+
+
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_truncated_games_bootstrap_from_their_last_observation(mode: str, stack: int, images: bool) -> None:
+    """Games count 1, 2, ... 6: the last transition leads to the observation of 6, which no reset replaces."""
+    arguments = {"mode": mode, "images": images}
+    config = small(
+        environment=brought.make_vector,
+        environment_args=arguments,
+        serial=True,
+        stack=stack,
+        n_step=1,
+        channels=(2, 2, 2),
+    )
+    _, batch, _, _ = played(config, 60)
+    frames = [
+        batch[name].numpy().reshape(len(batch), stack, -1)[:, :, 0] for name in ("observation", "next_observation")
+    ]
+    expected = {
+        tuple(tuple(max(0, last - back) for back in reversed(range(stack))) for last in (count, count + 1))
+        for count in range(1, 6)
+    }
+    found = {(tuple(map(int, now)), tuple(map(int, then))) for now, then in zip(*frames, strict=True)}
+    assert found == expected
+    assert (batch.discount > 0).all()
+
+
+@pytest.mark.parametrize("loss", ["double_q", "categorical", "quantile", "brought:squared"])
+@pytest.mark.parametrize("munchausen", [False, True])
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_a_priority_at_birth_is_the_learners(mode: str, munchausen: bool, loss: str) -> None:
+    config = small(
+        environment=brought.make_vector,
+        environment_args={"mode": mode, "observation": "dictionary"},
+        serial=True,
+        priority_exponent=1.0,
+        loss=loss,
+        munchausen=munchausen,
+        quantiles=7,
+        atoms=11,
+        channels=(2, 2, 2),
+    )
+    _, batch, at_birth, learner = played(config, 60)
+    np.testing.assert_allclose(at_birth, learner.update(batch).td_error.numpy(), atol=1e-5)
+    assert (batch.discount == 0).any()
+    assert at_birth.std() > 0.01
+
+
+def test_a_vector_environment_of_ones_own_needs_its_last_observations() -> None:
+    envs = made(brought.make_vector)
+    step = envs.vector.step
+
+    def forget(actions: Any) -> Any:
+        *results, _ = step(actions)
+        return *results, {}
+
+    envs.vector.step = forget
+    envs.reset(0)
+    with pytest.raises(UnavailableEnvironmentError, match=r"without info\['final_obs'\]"):
+        for _ in range(10):
+            envs.step(np.zeros(2, np.int64))
+
+
+def test_last_observations_may_be_one_array() -> None:
+    """ale-py has one array of all environments, where Gymnasium has an array of objects."""
+    # First: ale-py keeps the mode of its newest environment in the class's metadata.
+    spec = environments.make(small(environment="atari/breakout", stack=4), 1).spec
+    atari = AtariVectorEnv("breakout", 2, max_num_frames_per_episode=200, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = Environments(atari, spec)
+    envs.reset(0)
+    finals = [envs.step(np.zeros(2, np.int64)).final_observation for _ in range(60)]
+    ended = [final for final in finals if final is not None]
+    assert ended
+    assert ended[0].shape == (2, 4, 84, 84)
+
+
+def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
+    """A function of this test, which no process could import."""
+
+    def make(images: bool = False) -> gymnasium.Env[Any, Any]:
+        return brought.Counter(images)
+
+    config = small(
+        environment=make, async_environments=True, environments=1, steps=300, batch_size=16, evaluation_games=1
+    )
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is not None
+    assert result.evaluation.mean == 5.0
+    assert "<locals>.make" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ("brought:make_raises", "'brought:make_raises' cannot be made: it raises RuntimeError: no licence"),
+        ("brought:make_number", "--environment brought:make_number: it returned int: return a gymnasium.Env"),
+        ("brought:make_wrong_count", r"returned SyncVectorEnv of 3 for num_envs=2"),
+        ("brought:missing", "brought has no 'missing'"),
+        ("nothing_here:make", "there is no module 'nothing_here'"),
+        ("unheard-of-v0", r"factories of your own module:factory"),
+    ],
+)
+def test_a_factory_that_cannot_be_used_is_one_error(environment: str, message: str) -> None:
+    with pytest.raises((UnavailableEnvironmentError, ConfigurationError), match=message):
+        made(environment)
+
+
+def test_an_environment_that_changes_its_shapes_ends_the_run_at_once(tmp_path: Path) -> None:
+    """No actor is replaced: a replacement would end in the same way."""
+    for serial, error in ((True, UnavailableEnvironmentError), (False, ActorError)):
+        config = small(environment="brought:Changing", serial=serial)
+        with pytest.raises(error, match=r"--environment brought:Changing: its observations changed their shape .*Box"):
+            local.train(config, tmp_path / str(serial))
+
+
+class Shapeless(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """A vector environment that returns other shapes than it declares."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs = num_envs
+        self.single_observation_space = brought.BOX
+        self.single_action_space = brought.ACTIONS["discrete"]
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((self.num_envs, 4)), {}
+
+
+def test_a_vector_environment_of_other_shapes_than_it_declares_is_refused() -> None:
+    with pytest.raises(UnavailableEnvironmentError, match=r"Shapeless: it returned .* shape \(4,\).* says \(3,\)"):
+        made(Shapeless).reset(0)
+
+
+def test_an_error_of_a_step_names_the_environment() -> None:
+    def fails(self: Any, action: Any) -> Any:
+        raise ZeroDivisionError
+
+    envs = made(brought.Counter)
+    envs.vector.envs[0].step = fails.__get__(envs.vector.envs[0])
+    envs.reset(0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        envs.step(np.zeros(2, np.int64))
+    assert raised.value.__notes__ == ["--environment brought:Counter: its step raised this"]
+
+
+def test_a_video_of_an_environment_of_ones_own(tmp_path: Path) -> None:
+    from innet_drl.train import video
+    from innet_drl.train.networks import make_network
+
+    def make(render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        class Drawn(brought.Counter):
+            def render(self) -> Any:
+                return np.zeros((32, 32, 3), np.uint8)
+
+        drawn = Drawn()
+        drawn.render_mode = render_mode
+        return drawn
+
+    config = small(environment=make)
+    network = make_network(config, environments.make(config, 1).spec)
+    assert video.record(config, network, tmp_path / "game.mp4") == 5.0
