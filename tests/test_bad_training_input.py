@@ -261,6 +261,15 @@ def test_an_actor_whose_environment_cannot_be_made_is_not_replaced(monkeypatch: 
             running.reports(0)
 
 
+def test_an_actor_that_the_memory_refuses_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    with actors.Actors(small(actor_restarts=3), "ftp://nowhere", "apex", 0) as running:
+        wait(list(running._pipes))
+        with pytest.raises(ActorError, match=r"actor 0 cannot play: .*ftp"):
+            running.reports(0)
+        assert not running._pipes
+    assert not caplog.records
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     message = error_of(["train", *TINY, "--out", str(tmp_path / "file" / "run")], capsys)

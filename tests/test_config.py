@@ -177,7 +177,8 @@ def test_an_own_environment_inherits_nothing_of_breakout() -> None:
     assert flags.name == "LunarLander-v3"
     assert not flags.config.clip_rewards
     assert not flags.config.life_loss_ends
-    assert parse_train(["--environment", "atari/space_invaders"]).name == "space_invaders"
+    other = parse_train(["--environment", "atari/space_invaders"]).name
+    assert RunFolder.default_path(other).name.startswith("space_invaders-")
     assert parse_train(["--preset", "cartpole"]).name == "cartpole"
     with pytest.raises(ConfigurationError, match=r"--preset breakout is for Atari games.*--preset vector"):
         parse_train(["--preset", "breakout", "--environment", "LunarLander-v3"])

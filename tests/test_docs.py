@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,16 @@ def test_the_readmes_screen_of_python_runs() -> None:
     exec(screen, names)
     assert names["batch"].observation.shape == (32, 4, 84, 84)
     assert names["replay"].get_parameters("policy", newer_than=0).version == 1
+
+
+def test_the_program_of_the_training_page_trains_and_plays(tmp_path: Path) -> None:
+    chapter = (DOCUMENTS / "training.md").read_text().split("## From Python\n")[1]
+    program, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", chapter)
+    (tmp_path / "program.py").write_text(program)
+    ended = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "mean score" in ended.stdout
+    assert (tmp_path / "runs" / "first" / "best.safetensors").is_file()
 
 
 def test_every_metric_is_explained_in_the_order_of_a_line() -> None:

@@ -13,10 +13,11 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from innet_drl.train.display import plain_line
 from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
 from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
-from innet_drl.train.page import Page, logs_on_console, plain_line
+from innet_drl.train.page import Page, logs_on_console
 
 TABLE = {
     "items": 90,

@@ -12,9 +12,8 @@ import yaml
 
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.train.agent import load
 from innet_drl.train.config import Config
-from innet_drl.train.evaluation import load_agent
-from innet_drl.train.networks import QNetwork
 from innet_drl.train.run_folder import RunFolder
 from training import lines
 
@@ -61,11 +60,10 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
 
 
 def test_the_agent_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config, network, _ = load_agent(run)
-    assert isinstance(network, QNetwork)
-    assert config == Config.load(OLD_RUN / "config.yaml")
+    agent = load(run)
+    assert agent.config == Config.load(OLD_RUN / "config.yaml")
     average = RunFolder.open(run).latest_checkpoint().tensors["average.advantage.weight"]
-    assert network.advantage.weight.equal(average)
+    assert agent.network.state_dict()["advantage.weight"].equal(average)
     assert main(["evaluate", str(run), "--games", "2"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed.keys() == {"checkpoint", "mean", "scores", "epsilon", "episode_frames", "cut_off", "no_ops"}

@@ -17,7 +17,7 @@ from loguru import logger
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train import evaluation, trainer, video
+from innet_drl.train import evaluation, evaluation_schedule, trainer, video
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Metrics
@@ -168,9 +168,9 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
     def no_video(*arguments: Any, **options: Any) -> float:
         raise AssertionError("a video was begun")
 
-    monkeypatch.setattr(trainer, "evaluate", interrupt)
+    monkeypatch.setattr(evaluation_schedule, "evaluate", interrupt)
     monkeypatch.setattr(video, "record", no_video)
-    result = local.train(small(serial=True, steps=300, video=True), tmp_path / "run")
+    result = local.train(small(serial=True, steps=300, video=True), tmp_path / "run", signals=True)
     assert result.learner_updates > 0
     assert result.evaluation is None
     assert not (tmp_path / "run" / "evaluation.json").exists()

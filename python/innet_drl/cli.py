@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import difflib
 import importlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import innet_drl as innet
 
@@ -25,29 +23,13 @@ usage: innet-drl COMMAND [flags]
 
 commands:
   train      train an agent; the run is left in runs/<name>/
-  evaluate   play games with a run's newest checkpoint and print the scores as JSON
-  record     record a video of a game with a run's newest checkpoint
+  evaluate   play games with the agent of a run and print the scores as JSON
+  record     record a video of a game of the agent of a run
   bench      measure: bench paper is the evaluation of in-network experience sampling, bench gradients that of sums
              between learners
 
 innet-drl COMMAND --help lists the flags; innet-drl --version prints the release.
 """
-
-_TRAIN = (
-    "ale_py",
-    "cloudpickle",
-    "gymnasium",
-    "imageio_ffmpeg",
-    "loguru",
-    "rich",
-    "safetensors",
-    "tensorboard",
-    "torch",
-    "tyro",
-    "yaml",
-)
-EXTRAS = {**dict.fromkeys(_TRAIN, "train"), "lz4": "redis", "redis": "redis"}
-"""Extra of the package that installs a module."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,18 +60,13 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-    from innet_drl.train.errors import TrainingError
+    from innet_drl.train.errors import TrainingError, naming_extras
 
     try:
-        command(arguments)
+        with naming_extras({"lz4": "redis", "redis": "redis"}):
+            command(arguments)
     except (TrainingError, innet.ReplayError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        extra = None if error.name is None else EXTRAS.get(error.name.partition(".")[0])
-        if extra is None:
-            raise
-        print(f"error: {error.name} is not installed: pip install 'innet-drl[{extra}]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -107,16 +84,19 @@ def train(arguments: Sequence[str]) -> None:
         # The fork server imports torch at the same time as this process, in the next line.
         start_fork_server()
     from innet_drl.launch import local
-    from innet_drl.train.page import logs_on_console
+    from innet_drl.train.page import Page, logs_on_console
+    from innet_drl.train.run_folder import RunFolder
 
+    out = flags.resume or flags.out
     with logs_on_console():
-        if flags.resume is not None:
-            local.train(flags.config, flags.resume, resume=True)
-        elif flags.out is not None:
-            local.train(flags.config, flags.out)
-        else:
-            moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-            local.train(flags.config, Path("runs") / f"{flags.name}-{moment}", unused=True)
+        local.train(
+            flags.config,
+            out or RunFolder.default_path(flags.name),
+            resume=flags.resume is not None,
+            unused=out is None,
+            display=Page,
+            signals=True,
+        )
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -124,10 +104,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
+    from innet_drl.train.agent import load
     from innet_drl.train.evaluation import evaluate as play_games
-    from innet_drl.train.evaluation import load_agent
 
-    config, network, checkpoint = load_agent(flags.run)
+    agent = load(flags.run, best=flags.best)
+    config = agent.config
     config = dataclasses.replace(
         config,
         seed=flags.seed,
@@ -135,10 +116,10 @@ def evaluate(arguments: Sequence[str]) -> None:
         evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
         evaluation_frames=config.evaluation_frames if flags.frames is None else flags.frames,
     )
-    evaluation = play_games(config, network, seed=config.seed)
+    evaluation = play_games(config, agent.network, seed=config.seed)
     assert evaluation is not None
     print(evaluation, file=sys.stderr)
-    print(json.dumps({"checkpoint": str(checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
+    print(json.dumps({"checkpoint": str(agent.checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
 
 
 def record(arguments: Sequence[str]) -> None:
@@ -147,15 +128,15 @@ def record(arguments: Sequence[str]) -> None:
 
     flags = parse(RecordFlags, "record", arguments)
     from innet_drl.train import video
+    from innet_drl.train.agent import load
     from innet_drl.train.errors import writing
-    from innet_drl.train.evaluation import load_agent
     from innet_drl.train.run_folder import RunFolder
 
-    config, network, checkpoint = load_agent(flags.run)
-    config = dataclasses.replace(config, seed=flags.seed)
-    path = flags.to or RunFolder.open(flags.run).videos / f"{checkpoint.stem}-seed{flags.seed}.mp4"
+    agent = load(flags.run, best=flags.best)
+    config = dataclasses.replace(agent.config, seed=flags.seed)
+    path = flags.to or RunFolder.open(flags.run).videos / f"{agent.checkpoint.stem}-seed{flags.seed}.mp4"
     with writing(str(path), "choose another file with --to"):
-        score = video.record(config, network, path, seed=config.seed, seconds=flags.seconds)
+        score = video.record(config, agent.network, path, seed=config.seed, seconds=flags.seconds)
     print(f"score {score:g}: {path}")
 
 

@@ -3,6 +3,6 @@
 | file | subject |
 | --- | --- |
 | `local` | a whole training: memory, actors, learners and the first learner's loop |
-| `actors`, `learners` | processes of actors and learners: their main functions, start, restart and end |
+| `actors`, `learners`, `evaluator` | their processes: main functions, start, restart and end |
 | `processes` | fork server, signals and ends of processes |
 """

@@ -18,6 +18,7 @@ import torch
 import innet_drl as innet
 from innet_drl.launch.processes import (
     END_SIGNALS,
+    MAIN_GUARD,
     ProcessFailure,
     await_end,
     end_with_parent,
@@ -40,6 +41,8 @@ STOP_SECONDS = 10.0
 """Seconds that an actor may take to end before it is killed."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
+IMPORT_FAILED = 1
+"""Exit code of a process that raised before its main function, which sends every error."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError)
 """Errors of actors whose server was started again without their writers."""
 
@@ -188,15 +191,18 @@ class Actors:
         reports: list[ActorReport] = []
         for pipe in multiprocessing.connection.wait(list(self._pipes), timeout=0):
             assert isinstance(pipe, multiprocessing.connection.Connection)
+            failure, ended = None, False
             try:
-                while pipe.poll():
+                while not ended and pipe.poll():
                     message = pipe.recv()
                     if isinstance(message, ProcessFailure):
-                        self._replace(pipe, message, agent_steps)
-                        break
-                    reports.append(message)
+                        failure, ended = message, True
+                    else:
+                        reports.append(message)
             except EOFError:
-                self._replace(pipe, None, agent_steps)
+                ended = True
+            if ended:
+                self._replace(pipe, failure, agent_steps)
         return reports
 
     def _start(self, assignment: ActorAssignment) -> None:
@@ -214,6 +220,9 @@ class Actors:
         pipe.close()
         process = self._processes.pop(index)
         await_end(process, STOP_SECONDS)
+        if failure is None and process.exitcode == IMPORT_FAILED:
+            reason = f"its process ended before it began, and printed why: {MAIN_GUARD}"
+            failure = ProcessFailure(reason, fatal=True)
         reason = failure.message if failure else f"it ended with exit code {process.exitcode}"
         process.close()
         if failure is not None and failure.fatal:

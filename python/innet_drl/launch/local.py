@@ -7,26 +7,32 @@ learners connect to it; with `--replay` all of them connect to a server.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import cloudpickle
+import torch
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.launch.actors import Actors
+from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.learners import Learners
-from innet_drl.launch.processes import start_fork_server
+from innet_drl.launch.processes import forbid_in_children, start_fork_server
 from innet_drl.train import serial
-from innet_drl.train.config import Config
+from innet_drl.train.callbacks import Callback, Result
+from innet_drl.train.config import Config, flag
+from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, ProcessError, RelayError
 from innet_drl.train.memory import ReplayMemory, memory_class, memory_token
-from innet_drl.train.page import Page
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.targets import TargetsAhead
-from innet_drl.train.trainer import Result, Trainer
+from innet_drl.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +40,16 @@ WAIT_SECONDS = 0.5
 """Timeout of a batch, and the period at which the first learner checks its actors."""
 
 
-def train(config: Config, out: Path, *, resume: bool = False, unused: bool = False) -> Result:
+def train(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    unused: bool = False,
+    callbacks: Sequence[Callback] = (),
+    display: Callable[[str], Display] = Display,
+    signals: bool = False,
+) -> Result:
     """Trains, evaluates, records a video, and writes everything to the run's folder.
 
     Args:
@@ -42,17 +57,40 @@ def train(config: Config, out: Path, *, resume: bool = False, unused: bool = Fal
         out: The run's folder: a new one, or with `resume` an existing one.
         resume: Continue from the folder's newest checkpoint.
         unused: Where there is a folder `out` already, make `<out>-2`, `<out>-3`, ...
+        callbacks: Called on the way; they may end training.
+        display: Makes what shows the metrics, from a title.
+        signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
 
     Raises:
         TrainingError: A problem that the user can solve.
         innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
     """
+    forbid_in_children()
     folder = RunFolder.open(out) if resume else RunFolder.unused(out) if unused else RunFolder.new(out)
-    with folder.hold():
-        return _train(config, folder, resume=resume)
+    with folder.hold(), _torch_as_before():
+        return _train(config, folder, callbacks, display, resume=resume, signals=signals)
 
 
-def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
+@contextlib.contextmanager
+def _torch_as_before() -> Iterator[None]:
+    """Gives the caller its threads and random numbers of torch back, which a run sets."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _train(
+    config: Config,
+    folder: RunFolder,
+    callbacks: Sequence[Callback],
+    display: Callable[[str], Display],
+    *,
+    resume: bool,
+    signals: bool,
+) -> Result:
     out = folder.path
     resumed = folder.latest_checkpoint() if resume else None
     if config.replay_ca is not None and not config.replay_ca.is_file():
@@ -64,14 +102,15 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
     if config.learners > 1 and not memory_class(config.replay).learners_join:
         raise ConfigurationError(f"--learners {config.learners}: it must be 1 with --replay {config.replay}")
     if not config.serial:
+        _check_pickles(config)
         start_fork_server()
     title = f"{config.environment_name} in {out}"
-    with Page(title) as page:
+    with display(title) as shown:
         if not config.serial and config.replay != "embedded":
             # Before the trainer measures arithmetic, which takes seconds.
-            page.say(f"connecting to the replay memory at {config.replay}")
+            shown.say(f"connecting to the replay memory at {config.replay}")
             memory_class(config.replay).check(config.replay, memory_token(config), config.replay_ca)
-        with Trainer(config, folder, page, resumed) as trainer:
+        with Trainer(config, folder, shown, resumed, callbacks, signals=signals) as trainer:
             if config.serial:
                 serial.train(trainer)
             else:
@@ -79,10 +118,22 @@ def _train(config: Config, folder: RunFolder, *, resume: bool) -> Result:
             return trainer.finish()
 
 
+def _check_pickles(config: Config) -> None:
+    """Functions, classes and arguments of the settings reach other processes by pickle."""
+    for field in dataclasses.fields(config):
+        try:
+            cloudpickle.dumps(getattr(config, field.name))
+        except Exception as error:
+            raise ConfigurationError(
+                f"{flag(field.name)}: it cannot be pickled for the processes of the actors ({error}): make what "
+                "it holds inside of the function, name it as module:name, or train in one process (serial=True)"
+            ) from error
+
+
 def train_parallel(trainer: Trainer) -> None:
     """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
     config = trainer.config
-    trainer.page.say(f"starting the memory and {config.actors} actors")
+    trainer.display.say(f"starting the memory and {config.actors} actors")
     with (
         memory_class(config.replay).create(trainer.memory_settings()) as memory,
         contextlib.ExitStack() as running,
@@ -93,6 +144,8 @@ def train_parallel(trainer: Trainer) -> None:
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
         if trainer.learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(trainer.learner, batches))
+        if config.evaluation_period:
+            trainer.evaluations.evaluator = running.enter_context(Evaluator(config, trainer.spec))
         learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
         trainer.begin()
         try:
@@ -133,6 +186,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
+        trainer.evaluations.take()
         now = time.monotonic()
         if now - checked >= WAIT_SECONDS or batch is None:
             checked = now

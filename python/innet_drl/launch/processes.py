@@ -20,6 +20,8 @@ from typing import Any
 
 from innet_drl.train.errors import ProcessError
 
+MAIN_GUARD = "a script that trains does so under `if __name__ == '__main__':`, because actors import the script"
+
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that a terminal or a supervisor sends to every process of a run."""
 
@@ -61,6 +63,16 @@ def start_fork_server() -> None:
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def forbid_in_children() -> None:
+    """Refuses to train where a process of a run imports the caller's script.
+
+    Raises:
+        ProcessError: The script trains as soon as it is imported.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ProcessError(MAIN_GUARD)
 
 
 def start(

@@ -1,18 +1,120 @@
-"""Training with prioritized replay (Ape-X DQN). Needs the extra `train`.
+"""Training with prioritized replay (Ape-X DQN), from Python. Needs the extra `train`.
+
+    import innet_drl.train as train
+
+    result = train.run(train.preset("cartpole", seed=1))
+    agent = train.load(result.folder)
+    action = agent.act(observation)
+
+| name | subject |
+| --- | --- |
+| `preset`, `PRESETS`, `Config` | settings |
+| `run`, `Result` | a training run |
+| `Callback`, `StopTraining`, `Metrics`, `Evaluation` | what a run reports on its way, and how to end it |
+| `load`, `Agent` | a trained agent |
+
+A run takes over neither signals nor loggers, and gives torch's threads and random numbers back. It logs to `innet_drl`
+by `logging`.
 
 | files | subject |
 | --- | --- |
-| `config`, `presets`, `flags` | settings, settings to start from, the command line's flags |
-| `environments` | vector environments of Gymnasium and Atari |
-| `networks`, `losses` | Q-networks; the loss and TD errors of a batch |
+| `config`, `setting_values`, `presets`, `flags` | settings, their types and files, presets, flags |
+| `environments` | anything that Gymnasium makes or a factory returns |
+| `networks`, `losses`, `importing` | networks, losses, import paths of a user's own |
 | `exploration`, `actor` | epsilon-greedy exploration; playing and writing steps |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
 | `trainer`, `serial`, `journal` | one session of a run; the loop in one process; its repeatable memory |
-| `evaluation`, `video` | games of the trained agent |
+| `callbacks` | functions of the caller that a run calls |
+| `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
 | `run_folder`, `checkpoints` | files of a run |
-| `metrics`, `metrics_files`, `page` | metrics, their files, and the page in the terminal |
+| `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
 | `errors`, `machine` | errors of training; cores of the machine |
 
-`innet_drl.launch` runs actors and learners as processes.
+`innet_drl.launch` runs actors, learners and evaluations as processes.
 """
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from innet_drl.train.errors import naming_extras
+
+if TYPE_CHECKING:
+    from innet_drl.train.agent import Agent, load
+    from innet_drl.train.callbacks import Callback, Result, StopTraining
+    from innet_drl.train.config import Config
+    from innet_drl.train.evaluation import Evaluation
+    from innet_drl.train.metrics import Metrics
+    from innet_drl.train.presets import PRESETS, preset
+
+__all__ = [
+    "PRESETS",
+    "Agent",
+    "Callback",
+    "Config",
+    "Evaluation",
+    "Metrics",
+    "Result",
+    "StopTraining",
+    "load",
+    "preset",
+    "run",
+]
+
+_MODULES = {
+    "PRESETS": "presets",
+    "Agent": "agent",
+    "Callback": "callbacks",
+    "Config": "config",
+    "Evaluation": "evaluation",
+    "Metrics": "metrics",
+    "Result": "callbacks",
+    "StopTraining": "callbacks",
+    "load": "agent",
+    "preset": "presets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when they are used: the command line parses its flags before it imports torch.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with naming_extras():
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def run(
+    config: Config,
+    *,
+    callbacks: Sequence[Callback] = (),
+    folder: str | PathLike[str] | None = None,
+    resume: bool = False,
+) -> Result:
+    """Trains, evaluates the agent, records a video of it, and writes everything to the run's folder.
+
+    Call it in any thread. A script calls it under `if __name__ == "__main__":`, because actors, which are processes,
+    import the script.
+
+    Args:
+        config: The run's settings.
+        callbacks: Called on the way; they may end training.
+        folder: The run's folder; `runs/<environment>-<date>-<time>` by default.
+        resume: Continue the run of the folder from its newest checkpoint, with these settings.
+
+    Raises:
+        TrainingError: A problem that the caller can solve.
+        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
+    """
+    with naming_extras():
+        from innet_drl.launch import local
+        from innet_drl.train.errors import ConfigurationError
+        from innet_drl.train.run_folder import RunFolder
+    if resume and folder is None:
+        raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
+    out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)
+    return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)

@@ -207,7 +207,7 @@ class Config:
     """Aggregator of several learners' gradients: `embedded` is the first learner's process; an address
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
     learner_deadline: Positive = 300.0
-    """Seconds that a learner waits for the others before the run fails; they include evaluations and checkpoints."""
+    """Seconds that a learner waits for the others before the run fails; they include checkpoints."""
     learner_threads: Natural = 0
     """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
     targets_ahead: Literal["auto", "on", "off"] = "auto"
@@ -227,9 +227,9 @@ class Config:
     evaluation_frames: Count = 18_000
     """Emulator frames after which an evaluated game is truncated: 5 minutes of play (Mnih et al., 2015)."""
     evaluation_period: Natural = 0
-    """Updates between evaluations; 0 evaluates only at the end."""
+    """Updates between evaluations, which are played beside training; 0 evaluates only at the end."""
     target_return: float | None = None
-    """Mean return of an evaluation at which training ends."""
+    """Mean return of an evaluation at which training ends; `best.safetensors` is its agent."""
     video: bool = True
     """Record a game of the trained agent at the end."""
 
@@ -262,11 +262,6 @@ class Config:
             ("channels", len(self.channels) == 3, "of three convolutions"),
             ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
             ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
-            (
-                "environment",
-                callable(self.environment) or isinstance(self.environment, str),
-                "a name, an import path, or a function or class",
-            ),
             ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
             ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
             ("atoms", self.atoms >= 2, "at least 2"),

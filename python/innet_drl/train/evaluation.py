@@ -5,18 +5,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from innet_drl.train import environments
-from innet_drl.train.checkpoints import under
 from innet_drl.train.config import Config
 from innet_drl.train.exploration import choose
 from innet_drl.train.machine import cores
-from innet_drl.train.networks import Network, make_network, q_values
-from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.networks import q_values
 
 PARALLEL_GAMES = 10
 """Games played at a time; fewer leave cores idle, more wait longer for the last game."""
@@ -57,8 +56,27 @@ class Evaluation:
         )
 
 
+class Evaluator(Protocol):
+    """Plays evaluations beside training, one at a time."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether `begin` may be called."""
+
+    def begin(self, parameters: dict[str, NDArray[Any]]) -> None:
+        """Begins an evaluation of a network's arrays, which nothing may change meanwhile."""
+
+    def result(self) -> Evaluation | None:
+        """Returns the evaluation that has ended since the last call, without waiting."""
+
+
 def evaluate(
-    config: Config, network: nn.Module, *, seed: int = 0, stopped: Callable[[], bool] = lambda: False
+    config: Config,
+    network: nn.Module,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
     """Plays `config.evaluation_games` games.
 
@@ -69,11 +87,12 @@ def evaluate(
         config: The run's settings.
         network: The agent, on any device.
         seed: Seeds the games.
+        threads: Threads that step Atari environments; all cores by default.
         stopped: Called at every step; `True` ends the evaluation without a result.
     """
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES)
-    envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=cores())
+    envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=threads or cores())
     was_training = network.training
     network.eval()
     try:
@@ -109,18 +128,3 @@ def _play(
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
     limit, no_ops = (config.evaluation_frames, environments.ATARI_NO_OPS) if config.is_atari else (None, 0)
     return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off, no_ops)
-
-
-def load_agent(run: Path) -> tuple[Config, Network, Path]:
-    """Returns the settings, the network and the path of a run's newest checkpoint.
-
-    Raises:
-        RunFolderError: The folder has no run, or the run has no checkpoint.
-    """
-    folder = RunFolder.open(run)
-    config, checkpoint = folder.config(), folder.latest_checkpoint()
-    probe = environments.make(config, 1)
-    network = make_network(config, probe.spec)
-    probe.close()
-    network.load_state_dict(under("average.", checkpoint.tensors))
-    return config, network.eval(), checkpoint.path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 import yaml
 
-from innet_drl.train.config import Config, KeywordArguments
+from innet_drl.train.config import Config, KeywordArguments, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
-from innet_drl.train.presets import PRESETS
+from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
 
 PresetName = Literal["breakout", "breakout-paper", "cartpole", "vector"]
@@ -30,6 +30,8 @@ class TrainFlags:
     preset: PresetName = "breakout"
     """Settings to start from; every flag below changes one setting. With another `--environment` than an Atari game
     the default is `vector`."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """File of settings, YAML or TOML (`.toml`): it changes the preset, and flags change it."""
     out: Path | None = None
     """The run's folder; `runs/<name>-<date>-<time>` by default, with the name of the preset, or of the environment
     where that is not the preset's."""
@@ -38,18 +40,19 @@ class TrainFlags:
 
     @property
     def name(self) -> str:
-        """The first part of the name of a run's folder."""
-        if self.config.environment == PRESETS[self.preset].environment:
-            return self.preset
-        return re.sub(r"[^\w.-]+", "-", self.config.environment_name.removeprefix("atari/"))
+        """Name of the run: the preset, or the environment if it is not the preset's."""
+        own = self.config.environment != PRESETS[self.preset].environment
+        return self.config.environment_name if own else self.preset
 
 
 @dataclass(frozen=True)
 class EvaluateFlags:
-    """Play games with a run's newest checkpoint and print the scores as JSON."""
+    """Play games with the agent of a run's newest checkpoint and print the scores as JSON."""
 
     run: tyro.conf.Positional[Path]
     """The run's folder."""
+    best: bool = False
+    """Take the agent with the best evaluation of the run."""
     games: int | None = None
     """Games; the run's `evaluation_games` by default."""
     epsilon: float | None = None
@@ -62,10 +65,12 @@ class EvaluateFlags:
 
 @dataclass(frozen=True)
 class RecordFlags:
-    """Record a video of a game with a run's newest checkpoint."""
+    """Record a video of a game of the agent of a run's newest checkpoint."""
 
     run: tyro.conf.Positional[Path]
     """The run's folder."""
+    best: bool = False
+    """Take the agent with the best evaluation of the run."""
     to: Path | None = None
     """The mp4 to write; a file in the run's `videos/` by default."""
     seed: int = 0
@@ -130,33 +135,39 @@ def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
 def parse_train(arguments: Sequence[str]) -> TrainFlags:
     """Parses the flags of `innet-drl train`, which change the preset or the resumed run's settings.
 
+    A file of settings (`--config`) changes the preset or the run's settings before the flags do.
+
     Raises:
         ConfigurationError: Contradictory flags.
         RunFolderError: There is no run to resume.
         SystemExit: An unknown flag, or `--help`.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", choices=sorted(PRESETS))
+    first.add_argument("--preset")
     first.add_argument("--resume", type=Path)
-    first.add_argument("--environment", default="atari/")
+    first.add_argument("--config", type=Path)
+    first.add_argument("--environment")
     known, _ = first.parse_known_args(arguments)
+    changes = {} if known.config is None else read_settings(known.config)
     if known.resume is not None and known.preset is not None:
         raise ConfigurationError("--resume goes on with the run's own settings: leave --preset away")
-    is_atari = known.environment.startswith("atari/")
-    preset: PresetName = known.preset or ("breakout" if is_atari else "vector")
-    if PRESETS[preset].is_atari and not is_atari:
+    environment = known.environment or str(changes.get("environment", "atari/"))
+    is_atari = environment.startswith("atari/")
+    name: PresetName = known.preset or ("breakout" if is_atari else "vector")
+    chosen = preset(name)
+    if chosen.is_atari and not is_atari:
         from innet_drl.train.environments import atari_hint
 
         raise ConfigurationError(
-            f"--preset {preset} is for Atari games, and --environment {known.environment} is none (they are named "
-            f"atari/<game>): leave --preset away, or take --preset vector{atari_hint(known.environment)}"
+            f"--preset {name} is for Atari games, and --environment {environment} is none (they are named "
+            f"atari/<game>): leave --preset away, or take --preset vector{atari_hint(environment)}"
         )
-    config = PRESETS[preset] if known.resume is None else RunFolder.open(known.resume).config()
+    config = chosen if known.resume is None else RunFolder.open(known.resume).config()
     flags = tyro.cli(
         TrainFlags,
         prog="innet-drl train",
         args=list(arguments),
-        default=TrainFlags(config=config, preset=preset),
+        default=TrainFlags(config=dataclasses.replace(config, **changes), preset=name),
         registry=_REGISTRY,
     )
     if flags.resume is not None and flags.out is not None:

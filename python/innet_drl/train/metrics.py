@@ -23,7 +23,7 @@ class Metrics:
     """One line of `metrics.jsonl`. Values that do not exist yet are null."""
 
     time_s: float
-    """Seconds of training over all sessions of the run, without evaluations."""
+    """Seconds of training over all sessions of the run."""
     env_frames: int
     """Emulator frames played; equal to `agent_steps` outside Atari."""
     agent_steps: int

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -21,12 +20,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from innet_drl.train.display import Display, clock, number
 from innet_drl.train.metrics import Metrics
 
 SMALLEST_PAGE = (80, 18)
 """Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
-PLAIN_SECONDS = 10.0
-"""Seconds between plain lines, which a log keeps, unlike a page."""
 TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
 """Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
@@ -58,8 +56,8 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
         logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")
 
 
-class Page:
-    """The page of one run.
+class Page(Display):
+    """The page of one run, or plain lines where it does not fit.
 
     Args:
         title: Title of the page.
@@ -67,12 +65,11 @@ class Page:
     """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
-        self._title = title
+        super().__init__(title)
         self._console = console or rich.get_console()
         fits = all(has >= needs for has, needs in zip(self._console.size, SMALLEST_PAGE, strict=True))
         has_page = self._console.is_terminal and fits
         self._live = Live(console=self._console, auto_refresh=False) if has_page else None
-        self._last_line = -PLAIN_SECONDS
         self._shown: tuple[Metrics, dict[int, float], float | None] | None = None
 
     def __enter__(self) -> Self:
@@ -88,7 +85,7 @@ class Page:
     def say(self, what: str) -> None:
         """Shows the current phase of the start."""
         if self._live is not None:
-            self._live.update(Panel(Text(what, style="italic"), title=self._title), refresh=True)
+            self._live.update(Panel(Text(what, style="italic"), title=self.title), refresh=True)
 
     def show(
         self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None = None
@@ -97,9 +94,12 @@ class Page:
         self._shown = metrics, scores_by_actor, seconds_left
         if self._live is not None:
             self._live.update(self._render(metrics, scores_by_actor, note, seconds_left), refresh=True)
-        elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
-            self._last_line = time.monotonic()
-            _print(self._console, plain_line(metrics, note))
+        else:
+            super().show(metrics, scores_by_actor, note, seconds_left)
+
+    def print(self, line: str) -> None:
+        """Prints a plain line on the console."""
+        _print(self._console, line)
 
     def show_note(self, note: str, time_s: float) -> None:
         """Shows another note and time with the numbers of the last line; any thread may call it."""
@@ -115,27 +115,27 @@ class Page:
     def _render(
         self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None
     ) -> Panel:
-        left = "" if seconds_left is None else f", {_clock(seconds_left)} left"
+        left = "" if seconds_left is None else f", {clock(seconds_left)} left"
         numbers = Table.grid(padding=(0, 3))
         for _ in range(4):
             numbers.add_column()
         cells = [
-            ("time", _clock(metrics.time_s) + left),
+            ("time", clock(metrics.time_s) + left),
             ("frames", f"{metrics.env_frames:,}"),
             ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
             ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
             ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
             ("updates", f"{metrics.learner_updates:,}"),
-            ("score", _number(metrics.return_mean)),
-            ("best", _number(metrics.return_best)),
-            ("loss", _number(metrics.td_loss, 4)),
-            ("Q", _number(metrics.q_mean, 3)),
-            ("sample age", _number(metrics.sample_age, 0)),
-            ("lag", f"{_number(metrics.parameter_lag, 0)} updates"),
+            ("score", number(metrics.return_mean)),
+            ("best", number(metrics.return_best)),
+            ("loss", number(metrics.td_loss, 4)),
+            ("Q", number(metrics.q_mean, 3)),
+            ("sample age", number(metrics.sample_age, 0)),
+            ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
             ("drawn per step", f"{metrics.samples_per_insert:.2f}"),
             ("stale", f"{metrics.stale_updates:,}"),
             ("games", f"{metrics.games:,}"),
-            ("evaluation", _number(metrics.evaluation_mean)),
+            ("evaluation", number(metrics.evaluation_mean)),
         ]
         for row in range(0, len(cells), 4):
             numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4]))
@@ -153,7 +153,7 @@ class Page:
                 Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
                 Text(note, style="italic"),
             ),
-            title=self._title,
+            title=self.title,
         )
 
 
@@ -161,25 +161,6 @@ def _print(console: Console, message: Any) -> None:
     console.print(str(message).rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
 
 
-def plain_line(metrics: Metrics, note: str = "") -> str:
-    """The most important numbers in one line, for logs."""
-    return (
-        f"{_clock(metrics.time_s)}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
-        f"{metrics.learner_updates:,} updates ({metrics.learner_updates_per_s:,.1f}/s)  "
-        f"score {_number(metrics.return_mean)} (best {_number(metrics.return_best)})  "
-        f"loss {_number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
-    )
-
-
 def _shares(shares: dict[str, float]) -> str:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return "  ".join(f"{name} {value:.0%}" for name, value in ordered) or "-"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes:d}:{rest:02d}"
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"

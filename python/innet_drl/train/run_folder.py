@@ -5,6 +5,7 @@ runs/<name>/
     metrics.jsonl           one `innet_drl.train.metrics.Metrics` per line
     events.out.tfevents.*   the same metrics for TensorBoard
     evaluation.json         the scores of the evaluation after training
+    best.safetensors        the agent with the best evaluation
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
     journal/                the calls to the memory of a serial run, a file for each checkpoint
@@ -15,11 +16,13 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import itertools
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +56,7 @@ class RunFolder:
         self.videos = path / "videos"
         self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
+        self.best = path / "best.safetensors"
 
     @property
     def name(self) -> str:
@@ -84,6 +88,12 @@ class RunFolder:
                 if folder._make():
                     return folder
         raise AssertionError("the names have no end")
+
+    @classmethod
+    def default_path(cls, name: str) -> Path:
+        """The path `runs/<name>-<date>-<time>` of a new run; the name may be an environment's."""
+        short = re.sub(r"[^\w.-]+", "-", name.removeprefix("atari/"))
+        return Path("runs") / f"{short}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -206,8 +216,8 @@ class RunFolder:
         finally:
             self._continues = False
 
-    def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Writes a checkpoint atomically, then removes the oldest ones.
+    def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+        """Writes a checkpoint atomically, then removes the oldest ones; returns its path.
 
         Raises:
             RunFolderError: It cannot be written; earlier checkpoints stay whole.
@@ -217,6 +227,7 @@ class RunFolder:
             save_checkpoint(path, tensors, state)
             for old in sorted(self.checkpoints.glob("*.safetensors"))[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
+        return path
 
     def save_journal(self, number: int, tensors: dict[str, Tensor]) -> None:
         """Writes a file of a serial run's journal; the first one has the number 0.
@@ -278,6 +289,27 @@ class RunFolder:
         """
         with self.writing():
             (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
+
+    def save_best(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Writes the agent with the best evaluation, in place of the one before.
+
+        Raises:
+            RunFolderError: It cannot be written; the one before stays whole.
+        """
+        with self.writing():
+            save_checkpoint(self.best, tensors, state)
+
+    def best_agent(self) -> Checkpoint:
+        """Reads the agent with the best evaluation.
+
+        Raises:
+            RunFolderError: There was no evaluation, or the file is damaged.
+        """
+        if not self.best.is_file():
+            raise RunFolderError(
+                f"{self.path} has no evaluated agent: it was trained by an earlier release, or no evaluation has ended"
+            )
+        return load_checkpoint(self.best)
 
     def newest_checkpoint(self) -> Path | None:
         """Returns the path of the newest checkpoint; `None` if there is none."""

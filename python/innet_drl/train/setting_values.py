@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import difflib
 import numbers
 import re
@@ -74,6 +75,12 @@ def _conform(value: Any, hint: Any) -> Any:
     if origin is Literal:
         if value in parts:
             return value
+    elif origin is collections.abc.Callable:
+        if callable(value):
+            return value
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
     elif origin is tuple:
         if isinstance(value, tuple | list):
             # A wrong number of parts is named by the bounds of the setting.
@@ -115,6 +122,10 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(part) for part in parts)
     if origin is Literal:
         return "one of " + ", ".join(map(str, parts))
+    if origin is collections.abc.Callable:
+        return "a function or class"
+    if origin is dict:
+        return "a mapping of names to values"
     if origin is tuple:
         return f"a list, each {_describe(parts[0])}"
     return _NAMES.get(hint, str(hint))

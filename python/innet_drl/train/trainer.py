@@ -12,8 +12,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Self
 
@@ -24,17 +23,19 @@ from numpy.typing import NDArray
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import ReplayError
 from innet_drl.train import environments, video
+from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
+from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
-from innet_drl.train.evaluation import Evaluation, evaluate
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.numerics import choose_numerics
-from innet_drl.train.page import Page
 from innet_drl.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -67,19 +68,6 @@ SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_e
 """Settings that the saved steps and items of a memory depend on."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Outcome of a session."""
-
-    folder: Path
-    agent_steps: int
-    learner_updates: int
-    seconds: float
-    """Seconds of training over all sessions of the run, without evaluations and the video."""
-    evaluation: Evaluation | None
-    """The last evaluation; `None` if training was interrupted or made no update."""
-
-
 class _Interrupted(BaseException):
     """A signal during a call of the memory. Raised by the signal's handler, so that it ends the call."""
 
@@ -90,25 +78,36 @@ class Trainer:
     Args:
         config: The run's settings.
         folder: Its folder.
-        page: Page that shows the metrics.
+        display: Shows the metrics.
         resumed: The checkpoint to continue from.
+        callbacks: Called on the way; they may end training.
+        signals: End training at SIGINT and SIGTERM, if this is the main thread.
 
     Raises:
         UnavailableEnvironmentError: The environment cannot be made.
         ConfigurationError: There is no such device, or the checkpoint has another network.
     """
 
-    def __init__(self, config: Config, folder: RunFolder, page: Page, resumed: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        display: Display,
+        resumed: Checkpoint | None = None,
+        callbacks: Sequence[Callback] = (),
+        *,
+        signals: bool = False,
+    ) -> None:
         self.config = config
         self.folder = folder
         # A server tells runs apart by their folders' names. An embedded memory has one name for all runs: samples
         # depend on the name.
         self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
-        self.page = page
+        self.display = display
         self.resumed = resumed
         self.interrupted = False
         self.note = "starting"
-        page.say(f"making {config.environment_name}")
+        display.say(f"making {config.environment_name}")
         probe = environments.make(config, 1)
         self.spec = probe.spec
         self.restorable = probe.restorable
@@ -116,7 +115,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
-        page.say("measuring which arithmetic is the fastest here")
+        display.say("measuring which arithmetic is the fastest here")
         self.learner.use(choose_numerics(config, self.spec))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
         self.stopwatch = Stopwatch()
@@ -126,8 +125,17 @@ class Trainer:
         self._last_line: Metrics | None = None
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
-        self._reached_target = False
-        self._evaluated: tuple[int, Evaluation] | None = None
+        self.evaluations = EvaluationSchedule(
+            config,
+            folder,
+            self.learner,
+            self.meter,
+            lambda evaluation, agent_steps: self._call("on_evaluation", evaluation, agent_steps),
+            lambda: self.interrupted,
+        )
+        self._callbacks = callbacks
+        self._stopped = False
+        self._signals = signals
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self._table: dict[str, Any] | None = None
         self._asked: float | None = None
@@ -135,8 +143,8 @@ class Trainer:
         self._watch = threading.Thread(target=self._watch_calls, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
-        # Handlers belong to the main thread; a program that trains in another one handles signals itself.
-        if threading.current_thread() is threading.main_thread():
+        # Handlers belong to the main thread.
+        if self._signals and threading.current_thread() is threading.main_thread():
             for name in (signal.SIGINT, signal.SIGTERM):
                 self._previous_handlers[name] = signal.signal(name, self._interrupt)
         self._watch.start()
@@ -165,6 +173,15 @@ class Trainer:
                 self.folder.snapshot.unlink(missing_ok=True)
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
         self.folder.begin(self.config)
+        self._call("on_start", self.config, self.folder.path)
+
+    def _call(self, method: str, *arguments: object) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, method)(*arguments)
+            except StopTraining as stop:
+                logger.info("training is ended by %s: %s", type(callback).__name__, str(stop) or "no reason given")
+                self._stopped = True
 
     @property
     def keeps_memory(self) -> bool:
@@ -192,7 +209,7 @@ class Trainer:
     def say(self, note: str) -> None:
         """Shows a note on the run's state on the page."""
         self.note = note
-        self.page.show_note(note, self.meter.time_s)
+        self.display.show_note(note, self.meter.time_s)
 
     def _watch_calls(self) -> None:
         while not self._ended.wait(SILENT_SECONDS / 2):
@@ -230,11 +247,12 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether training has reached its time, steps or target, or was interrupted by a signal."""
+        """Whether training has reached its time, steps or target, or was ended by a signal or a callback."""
         config = self.config
         return (
             self.interrupted
-            or self._reached_target
+            or self._stopped
+            or self.evaluations.reached_target
             or (config.minutes is not None and self.meter.session_s >= 60 * config.minutes)
             or (config.steps is not None and self.meter.agent_steps >= config.steps)
         )
@@ -285,28 +303,13 @@ class Trainer:
         return due
 
     def evaluate_if_due(self) -> None:
-        """Evaluates after every `evaluation_period` updates; reaching the target return ends training."""
-        config = self.config
-        if not config.evaluation_period or self.learner.updates % config.evaluation_period:
-            return
-        evaluation = self.evaluate()
-        if evaluation is None:
-            return
-        self._reached_target = config.target_return is not None and evaluation.mean >= config.target_return
-        logger.info("after %s updates: %s", f"{self.learner.updates:,}", evaluation)
+        """Evaluates after every `evaluation_period` updates: beside training if there is an evaluator."""
+        self.evaluations.begin_if_due()
+        self.stopwatch.lap("evaluate")
 
     def evaluate(self) -> Evaluation | None:
         """Evaluates the average of the newest parameters; `None` if a signal interrupts it."""
-        if self._evaluated is not None and self._evaluated[0] == self.learner.updates:
-            return self._evaluated[1]
-        started = time.perf_counter()
-        evaluation = evaluate(
-            self.config, self.learner.average, seed=self.config.seed, stopped=lambda: self.interrupted
-        )
-        self.meter.leave_out(time.perf_counter() - started)
-        if evaluation is not None:
-            self._evaluated = (self.learner.updates, evaluation)
-            self.meter.evaluation_mean = evaluation.mean
+        evaluation = self.evaluations.evaluate()
         self.stopwatch.lap("evaluate")
         return evaluation
 
@@ -350,8 +353,7 @@ class Trainer:
         Raises:
             RunFolderError: They cannot be written.
         """
-        scores = {"agent_steps": self.meter.agent_steps, "learner_updates": self.learner.updates}
-        self.folder.save_evaluation({**scores, "mean": evaluation.mean, **dataclasses.asdict(evaluation)})
+        self.folder.save_evaluation(self.evaluations.agent().report(evaluation))
         assert self._last_line is not None
         metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
         self._write(metrics)
@@ -403,11 +405,14 @@ class Trainer:
             "meter": self.meter.state(),
             **(state or {}),
         }
-        self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state)
+        path = self.folder.save_checkpoint(
+            self.meter.agent_steps, self.learner.tensors() | (tensors or {}), whole_state
+        )
         if memory is not None and self.keeps_memory:
             self.folder.save_memory(memory)
         self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
+        self._call("on_checkpoint", path)
 
     def _write(self, metrics: Metrics) -> None:
         """Writes pending lines of metrics, then this one, and shows it."""
@@ -420,7 +425,8 @@ class Trainer:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
         scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.page.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
+        self.display.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
+        self._call("on_metrics", metrics)
 
     def _write_pending_lines(self) -> None:
         assert self._files is not None
@@ -475,9 +481,11 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {best}"
         )
-        logger.info("evaluation: %s", evaluation or "none")
         logger.info("everything is in %s; go on with --resume %s", self.folder.path, self.folder.path)
-        return Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation)
+        best_mean = self.evaluations.best_mean
+        result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
+        self._call("on_end", result)
+        return result
 
     def _record_video(self) -> None:
         path = self.folder.videos / f"{self.meter.agent_steps:012d}.mp4"

@@ -94,7 +94,7 @@ class Environments:
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         """Takes one action in each environment, int64 [N], or resets it if its game ended at the last step."""
-        taken: Any = actions if self._actions is None else self._actions.act(actions)
+        taken = self.numbered(actions)
         try:
             observation, reward, terminated, truncated, info = self.vector.step(taken)
         except Exception as error:
@@ -202,6 +202,21 @@ class Environments:
         cartpole.prev_done = np.array(state["ended"], np.bool_)
         cartpole.np_random.bit_generator.state = state["random"]
         self._ended = cartpole.prev_done.copy()
+
+    def frames(self, observations: Any) -> NDArray[Any]:
+        """Returns observations [N, ...] as the environments return them as frames [N, *frame_shape], without stacks."""
+        if self._encode is None:
+            return np.ascontiguousarray(observations, self.spec.frame_dtype)
+        return self._encode(observations)
+
+    def numbered(self, numbers: NDArray[np.int64]) -> Any:
+        """Returns the actions [N] of the environment's space with these numbers."""
+        return numbers if self._actions is None else self._actions.act(numbers)
+
+    @property
+    def stacks(self) -> bool:
+        """Whether frames are stacked here, and not by the environments themselves."""
+        return self._stacks is not None
 
     def close(self) -> None:
         """Frees the environments."""

@@ -1,0 +1,109 @@
+"""A trained agent: read from the folder of a run, it chooses actions."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from innet_drl.train import environments
+from innet_drl.train.checkpoints import under
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Environments
+from innet_drl.train.exploration import choose
+from innet_drl.train.networks import Network, make_network, q_values
+from innet_drl.train.run_folder import RunFolder
+
+
+class Agent:
+    """A trained agent on the CPU. `load` reads one.
+
+    Args:
+        config: The run's settings.
+        network: The agent's network.
+        environment: Environments of the run, which may be closed: they know the spaces.
+        checkpoint: The file that it was read from.
+    """
+
+    def __init__(self, config: Config, network: Network, environment: Environments, checkpoint: Path) -> None:
+        self.config = config
+        self.network = network.eval()
+        self.checkpoint = checkpoint
+        self._environment = environment
+        self._space: spaces.Space[Any] = environment.vector.single_observation_space
+
+    def act(self, observation: Any, *, epsilon: float = 0.0, random: np.random.Generator | None = None) -> Any:
+        """Returns the best action for an observation, or an array of actions for a batch of observations.
+
+        Observations and actions are those of the environment's spaces: one action of a `Discrete` space is an `int`.
+        With `config.stack` above 1 an observation is the last `stack` of them, the oldest first: [stack, ...], or
+        [N, stack, ...] in a batch. Atari games return observations that are stacked already.
+
+        Args:
+            observation: What the environment or the vector environment returned.
+            epsilon: Probability of a random action in place of the best one.
+            random: Source of the random actions; a fresh one by default.
+
+        Raises:
+            ValueError: The observation has another shape than the environment's space.
+        """
+        spec = self._environment.spec
+        stack = (spec.stack,) if self._environment.stacks else ()
+        leading = _leading(self._space, observation)
+        is_batch = len(leading) > len(stack)
+        if leading[is_batch:] != stack:
+            raise ValueError(
+                f"an observation of {self._space} is {stack or 'one'} of them, or a batch, and this is one of {leading}"
+            )
+        frames = self._environment.frames(_flattened(self._space, observation))
+        q = q_values(self.network, frames.reshape(-1, *spec.observation_shape))
+        numbers = choose(q, np.full(len(q), epsilon), random or np.random.default_rng())
+        actions = self._environment.numbered(numbers)
+        if is_batch:
+            return actions
+        return actions[0].item() if np.ndim(actions[0]) == 0 else actions[0]
+
+
+def load(run: str | PathLike[str], *, best: bool = False) -> Agent:
+    """Reads the trained agent of a run.
+
+    Args:
+        run: The run's folder.
+        best: Take the agent with the best evaluation; by default it is the one of the newest checkpoint.
+
+    Raises:
+        RunFolderError: The folder has no run, or the run has no checkpoint, or none with an evaluation.
+        UnavailableEnvironmentError: The run's environment cannot be made here.
+    """
+    folder = RunFolder.open(Path(run))
+    config, checkpoint = folder.config(), folder.best_agent() if best else folder.latest_checkpoint()
+    environment = environments.make(config, 1)
+    network = make_network(config, environment.spec)
+    environment.close()
+    network.load_state_dict(under("average.", checkpoint.tensors))
+    return Agent(config, network, environment, checkpoint.path)
+
+
+def _leading(space: spaces.Space[Any], observation: Any) -> tuple[int, ...]:
+    """Dimensions of an observation before those of its space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        key: Any = next(iter(space.spaces)) if isinstance(space, spaces.Dict) else 0
+        return _leading(space.spaces[key], observation[key])
+    shape: tuple[int, ...] = np.shape(observation)
+    own = space.shape or ()
+    dimensions = len(shape) - len(own)
+    if dimensions < 0 or shape[dimensions:] != own:
+        raise ValueError(f"the observation has the shape {shape}: it must be {own}, or a batch of them")
+    return shape[:dimensions]
+
+
+def _flattened(space: spaces.Space[Any], observation: Any) -> Any:
+    """The observation with its leading dimensions as one."""
+    if isinstance(space, spaces.Dict):
+        return {key: _flattened(inner, observation[key]) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_flattened(inner, part) for inner, part in zip(space.spaces, observation, strict=True))
+    return np.reshape(observation, (-1, *(space.shape or ())))

@@ -1,0 +1,63 @@
+"""Callbacks: functions of the caller that a run calls, and that may end it.
+
+class Watch(train.Callback):
+def on_evaluation(self, evaluation, agent_steps):
+if evaluation.mean > 400:
+raise train.StopTraining("good enough")
+
+train.run(train.preset("cartpole"), callbacks=[Watch()])
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from innet_drl.train.config import Config
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.metrics import Metrics
+
+
+class StopTraining(Exception):  # noqa: N818 - it is no error, as StopIteration
+    """Raised by a callback, it ends training as `steps` or `minutes` do: with checkpoint, evaluation and result.
+
+    The message is the reason, for the log. Any other exception of a callback ends the run at once, without a
+    checkpoint, and reaches the caller of `run`.
+    """
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of a session."""
+
+    folder: Path
+    agent_steps: int
+    learner_updates: int
+    seconds: float
+    """Seconds of training over all sessions of the run, without the evaluation after training and the video."""
+    evaluation: Evaluation | None
+    """The evaluation after training; `None` if training was interrupted or made no update."""
+    best_mean: float | None = None
+    """Mean score of the best evaluation of the run, whose agent is in `best.safetensors`."""
+
+
+class Callback:
+    """Base class of callbacks: override the methods that you need.
+
+    They are called in the thread that called `run`, between updates: the learner waits for them.
+    """
+
+    def on_start(self, config: Config, folder: Path) -> None:
+        """Training begins; the run's folder exists."""
+
+    def on_metrics(self, metrics: Metrics) -> None:
+        """A line of metrics was written."""
+
+    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
+        """An evaluation has ended, of the agent after `agent_steps`; the one after training included."""
+
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint was written."""
+
+    def on_end(self, result: Result) -> None:
+        """The run has ended without an error. `StopTraining` does nothing here."""

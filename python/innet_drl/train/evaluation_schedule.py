@@ -1,0 +1,140 @@
+"""Evaluations of a run: when one is due, played in line or beside training, and the best agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from innet_drl.train.config import Config
+from innet_drl.train.errors import RunFolderError
+from innet_drl.train.evaluation import Evaluation, Evaluator, evaluate
+from innet_drl.train.learner import Learner
+from innet_drl.train.metrics import Meter
+from innet_drl.train.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedAgent:
+    """The trained agent at one moment of training."""
+
+    tensors: dict[str, Tensor]
+    """Averaged weights, copied to the CPU."""
+    agent_steps: int
+    learner_updates: int
+
+    def parameters(self) -> dict[str, NDArray[Any]]:
+        """Returns the weights as an evaluator takes them."""
+        return {name: value.numpy() for name, value in self.tensors.items()}
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Returns the tensors as they are named in a checkpoint."""
+        return {f"average.{name}": value for name, value in self.tensors.items()}
+
+    def report(self, evaluation: Evaluation) -> dict[str, Any]:
+        """Returns its evaluation with the moment of training, as plain JSON values."""
+        moment = {"agent_steps": self.agent_steps, "learner_updates": self.learner_updates}
+        return {**moment, "mean": evaluation.mean, **dataclasses.asdict(evaluation)}
+
+
+class EvaluationSchedule:
+    """Evaluates a learner's agent after every `evaluation_period` updates, and keeps the best one.
+
+    Args:
+        config: The run's settings.
+        folder: The run's folder, which has the best agent of earlier sessions.
+        learner: The learner.
+        meter: Metrics; the time of evaluations in line is left out.
+        report: Called with each evaluation, and the agent steps at which its agent was taken.
+        interrupted: Ends an evaluation in line without a result when it returns true.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        learner: Learner,
+        meter: Meter,
+        report: Callable[[Evaluation, int], None],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self.evaluator: Evaluator | None = None
+        """Plays evaluations beside training; without one they are played in line."""
+        self.reached_target = False
+        """Whether an evaluation of this session reached the target return."""
+        self.best_mean = folder.best_agent().state["mean"] if folder.best.is_file() else None
+        """Mean score of the run's best evaluation."""
+        self._config = config
+        self._folder = folder
+        self._learner = learner
+        self._meter = meter
+        self._report = report
+        self._interrupted = interrupted
+        self._due = False
+        self._evaluating: EvaluatedAgent | None = None
+        self._last: tuple[int, Evaluation] | None = None
+
+    def begin_if_due(self) -> None:
+        """Begins an evaluation if one is due, or plays it in line; call it after each update.
+
+        An evaluation that is due while another one is played begins after it.
+        """
+        period = self._config.evaluation_period
+        self._due |= period > 0 and self._learner.updates % period == 0
+        if not self._due:
+            return
+        if self.evaluator is None:
+            self._due = False
+            self.evaluate()
+        elif self.evaluator.idle:
+            self._due = False
+            self._evaluating = self.agent()
+            self.evaluator.begin(self._evaluating.parameters())
+
+    def take(self) -> None:
+        """Takes the result of an evaluation beside training, if one has ended; does not wait."""
+        evaluation = None if self.evaluator is None else self.evaluator.result()
+        if evaluation is not None:
+            assert self._evaluating is not None
+            self._record(evaluation, self._evaluating)
+
+    def evaluate(self) -> Evaluation | None:
+        """Evaluates the newest agent in line, unless that is done; `None` if it was interrupted."""
+        if self._last is not None and self._last[0] == self._learner.updates:
+            return self._last[1]
+        started = time.perf_counter()
+        config = self._config
+        evaluation = evaluate(config, self._learner.average, seed=config.seed, stopped=self._interrupted)
+        if evaluation is not None:
+            self._record(evaluation, self.agent())
+        self._meter.leave_out(time.perf_counter() - started)
+        return evaluation
+
+    def agent(self) -> EvaluatedAgent:
+        """Returns a copy of the newest agent, the average of the learner's weights."""
+        state = self._learner.average.state_dict()
+        tensors = {name: value.detach().cpu().clone() for name, value in state.items()}
+        return EvaluatedAgent(tensors, self._meter.agent_steps, self._learner.updates)
+
+    def _record(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
+        target = self._config.target_return
+        self._last = (agent.learner_updates, evaluation)
+        self._meter.evaluation_mean = evaluation.mean
+        logger.info("after %s updates: %s", f"{agent.learner_updates:,}", evaluation)
+        if evaluation.mean > (-math.inf if self.best_mean is None else self.best_mean):
+            try:
+                with self._folder.continuing():
+                    self._folder.save_best(agent.checkpoint(), agent.report(evaluation))
+                self.best_mean = evaluation.mean
+            except RunFolderError as error:
+                logger.warning("the best agent could not be kept: %s", error)
+        self.reached_target |= target is not None and evaluation.mean >= target
+        self._report(evaluation, agent.agent_steps)
