@@ -73,7 +73,9 @@ def played(config: Any, steps: int) -> tuple[Environments, TorchBatch, NDArray[n
         assert getattr(writer, "dropped_windows", 0) == 0
         batch = memory.replay.sample("t", 1_000, make_view(config, envs.spec))
         at_birth = batch.probabilities * memory.replay.stats()["tables"]["t"]["total_priority"]
-        tensors = TorchBatch(len(batch), {name: torch.tensor(a) for name, a in batch.items() if name != "key"})
+        tensors = TorchBatch(
+            len(batch), {name: torch.tensor(a) for name, a in batch.as_dict().items() if name != "ids"}
+        )
         return envs, tensors, at_birth, learner
 
 
@@ -93,7 +95,8 @@ def test_truncated_games_bootstrap_from_their_last_observation(mode: str, stack:
     )
     _, batch, _, _ = played(config, 60)
     frames = [
-        batch[name].numpy().reshape(len(batch), stack, -1)[:, :, 0] for name in ("observation", "next_observation")
+        getattr(batch, name).numpy().reshape(len(batch), stack, -1)[:, :, 0]
+        for name in ("observation", "next_observation")
     ]
     expected = {
         tuple(tuple(max(0, last - back) for back in reversed(range(stack))) for last in (count, count + 1))

@@ -225,9 +225,9 @@ class Learner:
         self, batch: TorchBatch, names: tuple[str, ...], targets: Mapping[str, Tensor] | None = None
     ) -> TorchBatch:
         """The batch with these observations as networks read them, and with targets."""
-        return TorchBatch(
-            len(batch), {**batch, **{name: self._prepare(batch[name]) for name in names}, **(targets or {})}
-        )
+        tensors = batch.as_dict()
+        prepared = {name: self._prepare(tensors[name]) for name in names}
+        return TorchBatch(len(batch), {**tensors, **prepared, **(targets or {})})
 
     def _prepare(self, observation: Tensor) -> Tensor:
         if self.spec.is_image:
