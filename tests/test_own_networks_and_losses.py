@@ -167,7 +167,7 @@ def computed(config: Any, outputs: int) -> tuple[dict[str, Any], dict[str, torch
     arrays, batch, online, target = batch_of(outputs)
     loss = make_loss(config)
     targets = loss.targets(batch, online, target)
-    return arrays, targets, loss(online, target, TorchBatch(3, {**batch, **targets}))
+    return arrays, targets, loss(online, target, TorchBatch(3, {**batch.as_dict(), **targets}))
 
 
 MUNCHAUSEN = {"munchausen": True, "munchausen_temperature": 0.5, "munchausen_floor": -0.4, "munchausen_scale": 0.8}
