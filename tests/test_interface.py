@@ -425,3 +425,29 @@ def test_definitions_are_values() -> None:
         "b": innet.Column("int8", (3,)),
         "c": innet.Column("bool", ()),
     }
+
+
+def test_a_table_has_the_view_of_calls_that_name_none(make_replay: MakeReplay) -> None:
+    sequences = innet.Sequences(4, period=2, observation="frame", state=("action",))
+    own = [table("a", view=VIEW), table("b", view=sequences), table("c", view=innet.Window(1, 2)), table("d")]
+    replay = make_replay(own)
+    assert [replay.table(each.name).view for each in own] == [VIEW, sequences, innet.Window(1, 2), None]
+    # A definition without a view asks for any; one with another view differs.
+    replay.create_table(table("a"))
+    with pytest.raises(errors.TableDiffersError, match=r"view is .*n: 3.*asked for .*before: 1"):
+        replay.create_table(table("a", view=innet.Window(1, 2)))
+    for each in own[:3]:
+        with replay.writer(each.name, 1) as writer:
+            for t in range(20):
+                writer.append(**step(t))
+        named, unnamed = replay.sample(each.name, 16, each.view), replay.sample(each.name, 16)
+        shapes = [{name: array.shape for name, array in batch.as_dict().items()} for batch in (named, unnamed)]
+        assert shapes[0] == shapes[1]
+        with replay.batches(each.name, 16) as batches:
+            assert next(batches).as_dict().keys() == named.as_dict().keys()
+    assert replay.sample("a", 4, innet.NStep(stack=2, n=1, observation="frame")).observation.shape[1] == 2
+    for call in (lambda: replay.writer("d", 1), lambda: replay.sample("d", 1), lambda: replay.batches("d", 1)):
+        with pytest.raises(errors.ConfigError, match='table "d" has no view of its own'):
+            call()
+    with pytest.raises(errors.SchemaError, match="observation"):
+        innet.Table("e", {"action": "int64", "reward": "float32"}, 10, view=innet.NStep())

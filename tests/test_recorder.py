@@ -46,7 +46,7 @@ def spaces(env: Any) -> tuple[Any, Any]:
 
 
 def memory(env: Any) -> innet.Memory:
-    return innet.Memory([innet.Table.from_spaces("t", *spaces(env), capacity=5000)], seed=1)
+    return innet.Memory([innet.Table.from_spaces("t", *spaces(env), capacity=5000, view=VIEW)], seed=1)
 
 
 def check(batch: innet.Batch, lengths: list[int]) -> None:
@@ -76,7 +76,7 @@ def vector(mode: AutoresetMode) -> SyncVectorEnv:
 def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: AutoresetMode) -> None:
     env = vector(mode)
     with memory(env) as replay:
-        writer = replay.writer("t", 3, VIEW, chunk_steps=5)
+        writer = replay.writer("t", 3, chunk_steps=5)
         with innet.Recorder(env, writer) as recorder:
             recorder.reset(seed=0)
             for step in range(60):
@@ -84,7 +84,7 @@ def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: Autorese
             assert recorder.single_action_space.n == 1000
             writer.flush()
             assert writer.dropped_windows == 0
-        check(replay.sample("t", 2000, VIEW), [4, 5, 6])
+        check(replay.sample("t", 2000), [4, 5, 6])
 
 
 def test_a_single_environment_is_recorded() -> None:
@@ -107,7 +107,7 @@ def test_a_single_environment_is_recorded() -> None:
             recorder.step(1)
             recorder.reset()
             recorder.step(0)
-        batch = replay.sample("t", 2000, VIEW)
+        batch = replay.sample("t", 2000)
         assert not ((batch.observation[:, 1] == 5) & (batch.observation[:, 2] == 1)).any(), "nothing follows this step"
         check(batch, [4])
 

@@ -123,6 +123,7 @@ class Table:
             `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted before they were
             sampled leave fewer samples than the ratio expects: writers then continue as soon as a request waits for
             more.
+        view: View of writers and samples that name none.
 
     Raises:
         TableError: A field that cannot be used; the message says what it may be.
@@ -143,6 +144,7 @@ class Table:
         min_size: int = 1,
         samples_per_insert: float = 0.0,
         slack: float = 0.0,
+        view: NStep | Sequences | Window | None = None,
     ) -> Self: ...
     @classmethod
     def from_spaces(
@@ -209,6 +211,9 @@ class Table:
     @property
     def slack(self) -> float:
         """Sampled items by which the ratio may be off, either way; 0 is derived."""
+    @property
+    def view(self) -> NStep | Sequences | Window | None:
+        """View of writers and samples that name none."""
 
 @final
 class NStep:
@@ -861,7 +866,7 @@ class Replay(_ContextManager):
         self,
         table: str,
         num_envs: int,
-        view: NStep | Sequences | Window,
+        view: NStep | Sequences | Window | None = None,
         *,
         name: str = "",
         chunk_steps: int = 50,
@@ -872,7 +877,8 @@ class Replay(_ContextManager):
         Args:
             table: The table's name.
             num_envs: Environments that are stepped together.
-            view: The view of the items, which fixes their windows. Samples may use narrower views.
+            view: The view of the items, which fixes their windows; `None` is the table's. Samples may use narrower
+                views.
             name: Display name in errors, logs and statistics.
             chunk_steps: Steps of an environment that are packed and sent together, 1 to 65536:
                 `num_envs * (chunk_steps + 1)` is at most the table's capacity.
@@ -886,7 +892,7 @@ class Replay(_ContextManager):
         self,
         table: str,
         batch_size: int,
-        view: NStep | Sequences | Window,
+        view: NStep | Sequences | Window | None = None,
         *,
         beta: float = 0.4,
         normalize: Literal["batch", "memory"] = "batch",
@@ -902,7 +908,8 @@ class Replay(_ContextManager):
         Args:
             table: The table's name.
             batch_size: Items to sample. The random samplers choose with replacement; see `Table` for the others.
-            view: How to make arrays of their windows; not wider than the view they were written with.
+            view: How to make arrays of their windows, not wider than the view they were written with; `None` is the
+                table's.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: Return what there is at the deadline instead of an error.
@@ -919,7 +926,7 @@ class Replay(_ContextManager):
         self,
         table: str,
         batch_size: int,
-        view: NStep | Sequences | Window,
+        view: NStep | Sequences | Window | None = None,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,
@@ -948,7 +955,7 @@ class Replay(_ContextManager):
         self,
         table: str,
         batch_size: int,
-        view: NStep | Sequences | Window,
+        view: NStep | Sequences | Window | None = None,
         *,
         beta: float | Callable[[], float] = 0.4,
         prefetch: int = 4,

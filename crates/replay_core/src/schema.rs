@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::view_spec::ViewSpec;
 
 /// Defines [`Dtype`] from a table: variant, name, Rust's type and its conversion to float64.
 macro_rules! dtypes {
@@ -226,6 +227,9 @@ pub struct TableConfig {
     /// in sampled items, either way. 0 derives it, see [`Self::effective_slack`].
     #[serde(default)]
     pub slack: f64,
+    /// View of writers and samples that name none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<ViewSpec>,
 }
 
 fn default_priority_exponent() -> f64 {
@@ -293,6 +297,7 @@ impl TableConfig {
             min_size: default_min_size(),
             samples_per_insert: 0.0,
             slack: 0.0,
+            view: None,
         }
     }
 
@@ -404,7 +409,7 @@ impl TableConfig {
                 self.samples_per_insert.max(1.0)
             ));
         }
-        Ok(())
+        self.view.iter().try_for_each(|view| view.validate(self))
     }
 
     /// Index of the column with this name.
@@ -465,7 +470,21 @@ impl TableConfig {
         (self.samples_per_insert * inserts).max(4096.0).min(most)
     }
 
-    /// The differences between this definition and `asked`, field by field; `None` when they agree.
+    /// The view of a writer or a sample: the one that it names, else the table's.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where there is neither.
+    pub fn view_or_own(&self, named: Option<ViewSpec>) -> Result<ViewSpec> {
+        named.or_else(|| self.view.clone()).ok_or_else(|| {
+            Error::Config(format!(
+                "table {:?} has no view of its own: name one here, or make the table with `view`",
+                self.name
+            ))
+        })
+    }
+
+    /// The differences between this definition and `asked`, field by field; `None` when they agree. A definition without a
+    /// view asks for any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         let mut out = Vec::new();
         let mut field = |name: &str, have: &dyn fmt::Debug, want: &dyn fmt::Debug| {
@@ -482,6 +501,9 @@ impl TableConfig {
         }
         compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
         compare!(live_max_priority max_times_sampled min_size samples_per_insert slack);
+        if asked.view.is_some() {
+            compare!(view);
+        }
         (!out.is_empty()).then(|| out.join("; "))
     }
 

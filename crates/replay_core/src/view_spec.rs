@@ -1,6 +1,8 @@
 //! Definitions of views: the arrays that a client makes of sampled windows, and so the extents of a writer's windows.
 //! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 use crate::schema::{Column, TableConfig};
 
@@ -10,12 +12,14 @@ pub const REWARD: &str = "reward";
 pub const ACTION: &str = "action";
 
 /// Padding of an observation stack before the first observation of an episode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Padding {
     /// Zeros, as `AtariVectorEnv` does.
     #[default]
     Zero,
     /// The first observation again, as Gymnasium's `FrameStackObservation` does by default.
+    #[serde(rename = "repeat")]
     RepeatFirst,
 }
 
@@ -30,7 +34,8 @@ pub enum Padding {
 /// | every other column | column's | `[B, *shape]` | at the anchor |
 ///
 /// Where `discount` is 0, `next_observation` is not to be used: every row after the anchor counts as zeros.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct NStep {
     /// The column of observations.
     pub observation: String,
@@ -58,7 +63,8 @@ pub struct NStep {
 /// | `terminated`, `truncated`, `first` | bool | `[B, T]` | flags of the step |
 /// | columns in `state` | column's | `[B, *shape]` | at the first step |
 /// | every other column | column's | `[B, T, *shape]` | |
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sequences {
     /// The column of observations.
     pub observation: String,
@@ -81,7 +87,8 @@ pub struct Sequences {
 /// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
 /// there is no row, and bool arrays `[B, before + 1 + after]`: `mask` (the row exists), `terminated`,
 /// `truncated`, `first`, `final` (a final row: only its observation is set).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Window {
     /// Rows before the anchor; at most 16384.
     pub before: u16,
@@ -89,11 +96,26 @@ pub struct Window {
     pub after: u16,
 }
 
-/// The definition of a view. Every batch also has, per item, `weight` (float32), `probability`
-/// (float64), `key` (uint64) and `age` (uint32), each `[B]`.
-#[derive(Debug, Clone, PartialEq)]
+/// Transitions of one step on single observations.
+impl Default for NStep {
+    fn default() -> Self {
+        NStep {
+            observation: "observation".into(),
+            stack: 1,
+            n: 1,
+            gamma: 0.99,
+            padding: Padding::Zero,
+        }
+    }
+}
+
+/// The definition of a view. Every batch also has, per item, `weights` (float32), `probabilities`
+/// (float64), `ids` (uint64: keys) and `ages` (uint32), each `[B]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ViewSpec {
     /// Transitions over n steps.
+    #[serde(rename = "n_step")]
     NStep(NStep),
     /// Windows for recurrent agents.
     Sequences(Sequences),

@@ -356,6 +356,8 @@ impl ServerConfig {
 mod tests {
     use replay_core::schema::Codec;
 
+    use replay_core::view::{NStep, Padding, ViewSpec};
+
     use super::*;
 
     pub(super) fn read(text: &str) -> Result<ServerConfig> {
@@ -406,6 +408,31 @@ mod tests {
         assert_eq!(codec("shape = [8, 8]"), Codec::Lz4);
         assert_eq!(codec("shape = [8, 8]\ncodec = \"none\""), Codec::None);
         assert_eq!(codec("codec = \"zstd\""), Codec::Zstd);
+    }
+
+    #[test]
+    fn a_table_may_have_a_view() {
+        let columns = ["observation", "reward"]
+            .map(|name| format!("[[tables.columns]]\nname = {name:?}\ndtype = \"float32\"\n"));
+        let view = |view: &str| {
+            let text = format!(
+                "[[tables]]\nname = \"t\"\ncapacity = 9\nview = {view}\n{}",
+                columns.concat()
+            );
+            let config = read(&text)?;
+            config.validate()?;
+            Ok::<_, Error>(config.tables[0].view.clone().unwrap())
+        };
+        let three = view("{ n_step = { n = 3, padding = \"repeat\" } }").unwrap();
+        let defaults = NStep {
+            n: 3,
+            padding: Padding::RepeatFirst,
+            ..NStep::default()
+        };
+        assert_eq!(three, ViewSpec::NStep(defaults));
+        let wrong = view("{ n_step = { steps = 3 } }").unwrap_err().to_string();
+        assert!(wrong.contains("steps"), "{wrong}");
+        assert!(view("{ n_step = { n = 0 } }").is_err());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use replay_core::schema::{Codec, Column, TableConfig};
 use replay_core::view::{ACTION, REWARD};
 
 use crate::class::{attributes, value_class};
+use crate::view::{self, ViewArgument};
 use crate::{dtype, error, integer};
 
 /// A named array that every step has one value of.
@@ -119,11 +120,11 @@ impl PyTable {
         signature = (
             name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized",
             priority_exponent = 0.6, priority_unit_log2 = -19, live_max_priority = false, max_times_sampled = 0,
-            min_size = 1, samples_per_insert = 0.0, slack = 0.0
+            min_size = 1, samples_per_insert = 0.0, slack = 0.0, view = None
         ),
         text_signature = "(name, columns, capacity, *, capacity_bytes=0, sampler='prioritized', \
                           priority_exponent=0.6, priority_unit_log2=-19, live_max_priority=False, \
-                          max_times_sampled=0, min_size=1, samples_per_insert=0.0, slack=0.0)"
+                          max_times_sampled=0, min_size=1, samples_per_insert=0.0, slack=0.0, view=None)"
     )]
     fn new(
         py: Python<'_>,
@@ -139,6 +140,7 @@ impl PyTable {
         #[pyo3(from_py_with = integer::min_size)] min_size: u64,
         samples_per_insert: f64,
         slack: f64,
+        view: Option<ViewArgument>,
     ) -> PyResult<Self> {
         let columns = columns
             .items()?
@@ -163,6 +165,7 @@ impl PyTable {
             min_size,
             samples_per_insert,
             slack,
+            view: view.map(|view| view.0),
         };
         config
             .validate()
@@ -235,11 +238,13 @@ attributes! { PyTable, |table, py|
     samples_per_insert: f64 = table.config.samples_per_insert;
     /// Sampled items by which the ratio may be off, either way; 0 is derived.
     slack: f64 = table.config.slack;
+    /// View of writers and samples that name none.
+    view: PyResult<Option<Bound<'py, PyAny>>> = table.config.view.as_ref().map(|spec| view::to_python(py, spec)).transpose();
 }
 
 value_class!(PyTable:
     "name", "columns", "capacity", "capacity_bytes", "sampler", "priority_exponent", "priority_unit_log2",
-    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack");
+    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack", "view");
 
 /// A column from a `Column`, a `(dtype, shape)` pair or a dtype.
 fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {

@@ -179,3 +179,12 @@ impl<'py> FromPyObject<'_, 'py> for ViewArgument {
         }
     }
 }
+
+/// A view of a table as the value that Python made it from.
+pub fn to_python<'py>(py: Python<'py>, view: &ViewSpec) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match view.clone() {
+        ViewSpec::NStep(view) => Bound::new(py, PyNStep(view))?.into_any(),
+        ViewSpec::Sequences(view) => Bound::new(py, PySequences(view))?.into_any(),
+        ViewSpec::Window(view) => Bound::new(py, PyWindow(view))?.into_any(),
+    })
+}

@@ -233,6 +233,8 @@ struct TableConfig {
   slack @10 :Float64;
   liveMaxPriority @11 :Bool;
   # items without a priority take the largest of the live items, not the largest ever
+  view @12 :Text;
+  # JSON of the view of writers and samples that name none; empty without one
 }
 
 struct OpenWriter {

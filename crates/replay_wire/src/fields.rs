@@ -15,6 +15,7 @@ use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
+use replay_core::view::ViewSpec;
 
 /// Longest list in a message: Cap'n Proto counts elements in 29 bits.
 const MAX_LIST: usize = (1 << 29) - 1;
@@ -138,7 +139,7 @@ same_fields! {
     challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
     table_config: TableConfig {
         name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, live_max_priority,
-        max_times_sampled, min_size, samples_per_insert, slack; columns: "the columns of a table"
+        max_times_sampled, min_size, samples_per_insert, slack, view; columns: "the columns of a table"
     }
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }
@@ -198,6 +199,32 @@ macro_rules! numbers {
 }
 
 numbers!(bool u16 u32 i32 u64 f64);
+
+/// As JSON, which clients of other languages read, too.
+impl Field for Option<ViewSpec> {
+    type Read<'a> = capnp::Result<text::Reader<'a>>;
+    type Written<'a> = String;
+
+    fn read(text: Self::Read<'_>) -> Result<Self> {
+        let text = String::read(text)?;
+        if text.is_empty() {
+            return Ok(None);
+        }
+        serde_json::from_str(&text).map(Some).map_err(|error| {
+            Error::Protocol(format!(
+                "the view {text:?} of a table cannot be read: {error}"
+            ))
+        })
+    }
+
+    fn write(&self) -> Result<String> {
+        let Some(view) = self else {
+            return Ok(String::new());
+        };
+        serde_json::to_string(view)
+            .map_err(|error| Error::Config(format!("the view of a table cannot be sent: {error}")))
+    }
+}
 
 impl Field for String {
     type Read<'a> = capnp::Result<text::Reader<'a>>;

@@ -24,13 +24,19 @@ use crate::writer::PyWriter;
 use crate::{array, class, error, integer, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
-pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Decoder>)>>;
+pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Reading>)>>;
 
-/// View and options of a decoder.
+/// The view that a sample names, if any, and the options of its decoder.
 #[derive(Clone, PartialEq)]
 pub(super) struct DecoderKey {
-    view: ViewSpec,
+    view: Option<ViewSpec>,
     options: DecodeOptions,
+}
+
+/// A view, and the decoder for it.
+pub(super) struct Reading {
+    view: ViewSpec,
+    decoder: Arc<Decoder>,
 }
 
 /// Number of decoders kept for each table.
@@ -54,31 +60,34 @@ impl PyReplay {
         self.decoders().remove(table);
     }
 
-    fn decoder(
+    /// How to read samples of a table, by the view that they name or else by the table's.
+    fn reading(
         &self,
         py: Python<'_>,
         table: &str,
-        reading: DecoderKey,
+        key: DecoderKey,
         deadline: Option<Instant>,
-    ) -> PyResult<Arc<Decoder>> {
-        let known = |views: &Vec<(DecoderKey, Arc<Decoder>)>| {
-            let found = views.iter().find(|(known, _)| *known == reading);
-            found.map(|(_, decoder)| decoder.clone())
+    ) -> PyResult<Arc<Reading>> {
+        let known = |kept: &Vec<(DecoderKey, Arc<Reading>)>| {
+            let found = kept.iter().find(|(known, _)| *known == key);
+            found.map(|(_, reading)| reading.clone())
         };
-        if let Some(decoder) = self.decoders().get(table).and_then(known) {
-            return Ok(decoder);
+        if let Some(reading) = self.decoders().get(table).and_then(known) {
+            return Ok(reading);
         }
-        let decoder = self.backend.call_until(py, deadline, |backend, wait| {
+        let reading = self.backend.call_until(py, deadline, |backend, wait| {
             let config = backend.replay.table_config(table, wait)?;
-            Decoder::new(&config, &reading.view, reading.options).map(Arc::new)
+            let view = config.view_or_own(key.view.clone())?;
+            let decoder = Decoder::new(&config, &view, key.options).map(Arc::new)?;
+            Ok(Arc::new(Reading { view, decoder }))
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
         if kept.len() == DECODERS_PER_TABLE {
             kept.remove(0);
         }
-        kept.push((reading, decoder.clone()));
-        Ok(decoder)
+        kept.push((key, reading.clone()));
+        Ok(reading)
     }
 
     fn sampler(
@@ -86,7 +95,7 @@ impl PyReplay {
         py: Python<'_>,
         table: &str,
         batch_size: u32,
-        view: ViewSpec,
+        view: Option<ViewArgument>,
         normalize: &str,
         allow_short: bool,
         threads: Option<usize>,
@@ -97,19 +106,20 @@ impl PyReplay {
             ("memory", Normalization::Memory),
         ];
         let normalization = error::choice(py, "normalize", normalize, choices)?;
-        let request = SampleRequest {
-            allow_short,
-            min_probability: normalization == Normalization::Memory,
-            ..SampleRequest::new(table, batch_size, &view)
-        };
         let options = DecodeOptions {
             normalization,
             threads: threads.unwrap_or_else(unpacking_threads),
         };
-        let decoder = self.decoder(py, table, DecoderKey { view, options }, deadline)?;
+        let view = view.map(|view| view.0);
+        let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
+        let request = SampleRequest {
+            allow_short,
+            min_probability: normalization == Normalization::Memory,
+            ..SampleRequest::new(table, batch_size, &reading.view)
+        };
         Ok(DecodedSampler {
             replay: self.replay(py)?,
-            decoder,
+            decoder: reading.decoder.clone(),
             request,
         })
     }
@@ -119,15 +129,15 @@ impl PyReplay {
 impl PyReplay {
     /// Opens a writer for `num_envs` environments.
     #[pyo3(
-        signature = (table, num_envs, view, *, name = "", chunk_steps = 50, timeout = wait::TIMEOUT),
-        text_signature = "($self, table, num_envs, view, *, name='', chunk_steps=50, timeout=60.0)"
+        signature = (table, num_envs, view = None, *, name = "", chunk_steps = 50, timeout = wait::TIMEOUT),
+        text_signature = "($self, table, num_envs, view=None, *, name='', chunk_steps=50, timeout=60.0)"
     )]
     fn writer(
         &self,
         py: Python<'_>,
         table: &str,
         #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
-        view: ViewArgument,
+        view: Option<ViewArgument>,
         name: &str,
         #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
         timeout: Option<f64>,
@@ -138,26 +148,26 @@ impl PyReplay {
         };
         let closing = self.backend.closing().clone();
         let opened = options.name.clone();
-        let (config, writer) = self.call(py, timeout, |replay, wait| {
+        let (config, view, writer) = self.call(py, timeout, |replay, wait| {
             let config = replay.table_config(table, wait)?;
-            let writer =
-                Writer::over_channel(config.clone(), num_envs, &view.0, options, |open| {
-                    replay.open_writer(open, wait)
-                })?;
-            Ok((config, writer))
+            let view = config.view_or_own(view.map(|view| view.0))?;
+            let writer = Writer::over_channel(config.clone(), num_envs, &view, options, |open| {
+                replay.open_writer(open, wait)
+            })?;
+            Ok((config, view, writer))
         })?;
         Ok(PyWriter::new(
-            config, writer, opened, num_envs, &view.0, closing,
+            config, writer, opened, num_envs, &view, closing,
         ))
     }
 
     /// Samples `batch_size` items.
     #[pyo3(
         signature = (
-            table, batch_size, view, *, beta = 0.4, normalize = "batch", allow_short = false, timeout =
+            table, batch_size, view = None, *, beta = 0.4, normalize = "batch", allow_short = false, timeout =
             wait::TIMEOUT, threads = None
         ),
-        text_signature = "($self, table, batch_size, view, *, beta=0.4, normalize='batch', allow_short=False, \
+        text_signature = "($self, table, batch_size, view=None, *, beta=0.4, normalize='batch', allow_short=False, \
                           timeout=60.0, threads=None)"
     )]
     fn sample(
@@ -165,7 +175,7 @@ impl PyReplay {
         py: Python<'_>,
         table: &str,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        view: ViewArgument,
+        view: Option<ViewArgument>,
         beta: f64,
         normalize: &str,
         allow_short: bool,
@@ -178,7 +188,7 @@ impl PyReplay {
             py,
             table,
             batch_size,
-            view.0,
+            view,
             normalize,
             allow_short,
             threads,
@@ -206,10 +216,10 @@ impl PyReplay {
     /// Samples batches repeatedly, decoding ahead of the reader.
     #[pyo3(
         signature = (
-            table, batch_size, view, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
+            table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
             normalize = "batch", timeout = wait::TIMEOUT, threads = None
         ),
-        text_signature = "($self, table, batch_size, view, *, beta=0.4, prefetch=4, device=None, \
+        text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
                           normalize='batch', timeout=60.0, threads=None)"
     )]
     fn batches<'py>(
@@ -217,7 +227,7 @@ impl PyReplay {
         py: Python<'py>,
         table: &str,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
-        view: ViewArgument,
+        view: Option<ViewArgument>,
         beta: Beta,
         #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
@@ -227,7 +237,7 @@ impl PyReplay {
     ) -> PyResult<Bound<'py, PyAny>> {
         let deadline = wait::deadline(py, timeout)?;
         let sampler = self.sampler(
-            py, table, batch_size, view.0, normalize, false, threads, deadline,
+            py, table, batch_size, view, normalize, false, threads, deadline,
         )?;
         let description = format!("{batch_size} items of table {table:?} {}", self.location);
         let closing = self.backend.closing().clone();

@@ -9,6 +9,7 @@ use gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
 use replay_core::error::ErrorCode;
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
+use replay_core::view::{NStep, ViewSpec};
 use replay_wire::*;
 
 fn dtype() -> impl Strategy<Value = Dtype> {
@@ -38,10 +39,13 @@ prop_compose! {
         sampler in prop::sample::select(vec![
             Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
         ]),
+        view in option::of((any::<u16>(), 0.0f64..1.0).prop_map(|(n, gamma)| {
+            ViewSpec::NStep(NStep { n, gamma, ..NStep::default() })
+        })),
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, view,
         }
     }
 }
