@@ -3,8 +3,8 @@
     python examples/apex_single_file.py                # until 20 greedy games reach 475 on average
     python examples/apex_single_file.py --actors 4
 
-Sections and algorithms named in the comments are the paper's. The main process is the learner (algorithm 2) and holds the
-replay memory, which it serves on a Unix socket; each actor (algorithm 1) is a process that connects there.
+Sections and algorithms named in the comments are the paper's. The main process is the learner (algorithm 2) and holds
+the replay memory, which it serves on a Unix socket; each actor (algorithm 1) is a process that connects there.
 """
 
 import argparse
@@ -59,15 +59,15 @@ class Settings:
     def table(self) -> innet.Table:
         """The definition of the memory."""
         with gymnasium.make(self.game) as env:
-            return innet.Table.from_spaces(
-                "apex",
-                env.observation_space,
-                env.action_space,
-                self.capacity,
-                priority_exponent=self.priority_exponent,
-                min_size=self.min_size,
-                samples_per_insert=self.samples_per_insert,
-            )
+            spaces = env.observation_space, env.action_space
+        return innet.Table.from_spaces(
+            "apex",
+            *spaces,
+            self.capacity,
+            priority_exponent=self.priority_exponent,
+            min_size=self.min_size,
+            samples_per_insert=self.samples_per_insert,
+        )
 
 
 class DuelingNetwork(nn.Module):
@@ -101,9 +101,9 @@ def make_network(settings: Settings) -> DuelingNetwork:
     """The network for the game's spaces."""
     with gymnasium.make(settings.game) as env:
         space, actions = env.observation_space, env.action_space
-        assert isinstance(space, gymnasium.spaces.Box)
-        assert isinstance(actions, gymnasium.spaces.Discrete)
-        return DuelingNetwork(int(np.prod(space.shape)), int(actions.n))
+    assert isinstance(space, gymnasium.spaces.Box)
+    assert isinstance(actions, gymnasium.spaces.Discrete)
+    return DuelingNetwork(int(np.prod(space.shape)), int(actions.n))
 
 
 def run_actor(settings: Settings, server: str, actor: int) -> None:
@@ -169,7 +169,7 @@ def run_learner(settings: Settings, replay: innet.Replay, network: DuelingNetwor
             error = goal - network(batch.observation).gather(1, batch.action[:, None]).squeeze(1)
             loss = (batch.weights * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 40.0)
             optimizer.step()
             # Lines 7 and 8: the new priorities. Ids of transitions that were evicted meanwhile are ignored.

@@ -1,8 +1,8 @@
 """The prioritized DQN of dqn_cartpole.py with an actor and a learner in processes of their own, around a server.
 
-    python examples/client_server.py                                      # starts a server of its own
-    innet-replay serve --listen innet://127.0.0.1:7710
-    python examples/client_server.py --server innet://127.0.0.1:7710
+python examples/client_server.py                                      # starts a server of its own
+innet-replay serve --listen innet://127.0.0.1:7710
+python examples/client_server.py --server innet://127.0.0.1:7710
 """
 
 import argparse
@@ -17,8 +17,7 @@ from dqn_cartpole import BATCH_SIZE, GAME, GOAL, NUM_ENVS, TABLE, VIEW, Learner,
 
 import innet_drl as innet
 
-# The memory keeps the replay ratio: 32 transitions are sampled for each new one, as in the loop of one process. The process
-# that is ahead waits for the other one.
+# Transitions sampled for each new one, as in dqn_cartpole.py: the process that is ahead waits for the other one.
 RATIO = 32.0
 
 
@@ -28,33 +27,33 @@ def run_actor(server: str, seed: int) -> None:
     rng, network, version = np.random.default_rng(seed), make_network(), 0
     envs = gymnasium.make_vec(GAME, NUM_ENVS, vectorization_mode="vector_entry_point")
     # Both processes name the table, and the first one to connect makes it.
-    with innet.connect(server, tables=make_table(samples_per_insert=RATIO)) as replay:
-        with innet.Recorder(envs, replay.writer(TABLE, NUM_ENVS, VIEW, name="actor", chunk_steps=10)) as recorder:
-            observation, _ = recorder.reset(seed=seed)
-            for step in itertools.count(0, NUM_ENVS):
-                # `None`, in a short message, where the actor has the newest version.
-                parameters = replay.get_parameters(TABLE, newer_than=version)
-                if parameters is not None:
-                    version = parameters.version
-                    network.load_state_dict({name: torch.as_tensor(value) for name, value in parameters.tensors.items()})
-                observation, *_ = recorder.step(act(network, observation, max(0.05, 1.0 - step / 10_000), rng))
+    replay = innet.connect(server, tables=make_table(samples_per_insert=RATIO))
+    with replay, innet.Recorder(envs, replay.writer(TABLE, NUM_ENVS, VIEW, chunk_steps=10)) as recorder:
+        observation, _ = recorder.reset(seed=seed)
+        for step in itertools.count(0, NUM_ENVS):
+            # `None`, in a short message, where the actor has the newest version.
+            parameters = replay.get_parameters(TABLE, newer_than=version)
+            if parameters is not None:
+                version = parameters.version
+                network.load_state_dict({name: torch.as_tensor(value) for name, value in parameters.tensors.items()})
+            observation, *_ = recorder.step(act(network, observation, max(0.05, 1.0 - step / 10_000), rng))
 
 
 def learn(server: str, steps: int) -> None:
     """Learns from batches that are decoded ahead, publishes parameters, and ends with the goal or the last step."""
     learner, start = Learner(), time.monotonic()
-    with innet.connect(server, tables=make_table(samples_per_insert=RATIO)) as replay:
-        with replay.batches(TABLE, BATCH_SIZE, VIEW, device="cpu") as batches:
-            for update, batch in enumerate(batches, 1):
-                replay.update_priorities(TABLE, batch.ids, learner.update(batch))
-                if update % 10 == 0:
-                    replay.put_parameters(TABLE, learner.network.state_dict())
-                last = update * BATCH_SIZE >= steps * RATIO
-                if update % 1_000 == 0 or last:
-                    score = evaluate(learner.network)
-                    print(f"update {update}: greedy mean {score:.1f}, {time.monotonic() - start:.0f} s", flush=True)
-                    if score >= GOAL or last:
-                        return
+    replay = innet.connect(server, tables=make_table(samples_per_insert=RATIO))
+    with replay, replay.batches(TABLE, BATCH_SIZE, VIEW, device="cpu") as batches:
+        for update, batch in enumerate(batches, 1):
+            replay.update_priorities(TABLE, batch.ids, learner.update(batch))
+            if update % 10 == 0:
+                replay.put_parameters(TABLE, learner.network.state_dict())
+            last = update * BATCH_SIZE >= steps * RATIO
+            if update % 1_000 == 0 or last:
+                score = evaluate(learner.network)
+                print(f"update {update}: greedy mean {score:.1f}, {time.monotonic() - start:.0f} s", flush=True)
+                if score >= GOAL or last:
+                    return
 
 
 def main() -> None:

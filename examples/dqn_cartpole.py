@@ -1,7 +1,7 @@
 """Prioritized double DQN learns CartPole in one process: a network, a loss and a loop around a replay memory.
 
-    python examples/dqn_cartpole.py                  # until 20 greedy games reach 475 on average, about a minute
-    python examples/dqn_cartpole.py --uniform        # all transitions with equal probability, to compare
+python examples/dqn_cartpole.py                  # until 20 greedy games reach 475 on average, about a minute
+python examples/dqn_cartpole.py --uniform        # all transitions with equal probability, to compare
 """
 
 import argparse
@@ -25,9 +25,9 @@ VIEW = innet.NStep(n=3, gamma=0.99)
 def make_table(uniform: bool = False, **settings: Any) -> innet.Table:
     """The definition of the memory: columns from the game's spaces, one row a step."""
     with gymnasium.make(GAME) as env:
-        sampler = "uniform" if uniform else "prioritized"
         spaces = env.observation_space, env.action_space
-        return innet.Table.from_spaces(TABLE, *spaces, 50_000, sampler=sampler, min_size=MIN_SIZE, **settings)
+    sampler = "uniform" if uniform else "prioritized"
+    return innet.Table.from_spaces(TABLE, *spaces, 50_000, sampler=sampler, min_size=MIN_SIZE, **settings)
 
 
 def make_network() -> nn.Module:
@@ -73,12 +73,13 @@ class Learner:
         # The weights correct for the items that prioritized sampling prefers.
         loss = (batch.weights * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
         self.optimizer.step()
         for old, new in zip(self.target.parameters(), self.network.parameters(), strict=True):
             old.data.lerp_(new.data, 0.01)
-        return error.detach().abs().numpy()
+        priorities: NDArray[np.float32] = error.detach().abs().numpy()
+        return priorities
 
 
 def main() -> None:

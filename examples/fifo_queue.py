@@ -1,10 +1,10 @@
-"""On-policy learning with a queue: every sequence is used once, by an actor-critic on CartPole.
+"""On-policy learning with a queue: every sequence is sampled once, by an actor-critic on CartPole.
 
     python examples/fifo_queue.py
 
 A table with the sampler "fifo" and `max_times_sampled=1` is a queue: an update takes the oldest sequences, and they are
-gone. A sequence may have begun before the last update: the probabilities of its actions at that time are stored with it,
-and the loss corrects for the difference (PPO: Schulman et al., 2017).
+gone. A sequence may have begun before the last update: the probabilities of its actions at that time are stored with
+it, and the loss corrects for the difference (PPO: Schulman et al., 2017).
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.distributions import Categorical
 import innet_drl as innet
 
 GAME, GAMMA, LAMBDA, GOAL = "CartPole-v1", 0.99, 0.95, 475.0
-NUM_ENVS, LENGTH, BATCH_SIZE = 16, 32, 64
+NUM_ENVS, LENGTH, BATCH_SIZE, EPOCHS = 16, 16, 32, 8
 VIEW = innet.Sequences(LENGTH, gamma=GAMMA)
 
 
@@ -35,7 +35,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Categorical, Tensor]:
         """The distribution of actions, and the values."""
-        return Categorical(logits=self.policy(observation)), self.value(observation).squeeze(-1)  # type: ignore[no-untyped-call]
+        return Categorical(logits=self.policy(observation)), self.value(observation).squeeze(-1)
 
 
 def loss_of(network: ActorCritic, batch: Any) -> Tensor:
@@ -53,13 +53,14 @@ def loss_of(network: ActorCritic, batch: Any) -> Tensor:
             advantage[:, t] = following
         goal = advantage + value[:, :-1]
     played = batch.mask
-    log_probability = policy.log_prob(torch.cat([batch.action, batch.action[:, -1:]], 1))[:, :-1]  # type: ignore[no-untyped-call]
+    log_probability = policy.log_prob(torch.cat([batch.action, batch.action[:, -1:]], 1))[:, :-1]
     ratio = (log_probability - batch.log_probability).exp()[played]
     advantage = advantage[played]
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    entropy = policy.entropy()[:, :-1][played].mean()  # type: ignore[no-untyped-call]
-    return 10.0 * nn.functional.mse_loss(value[:, :-1][played], goal[played]) - gain - 0.01 * entropy
+    entropy = policy.entropy()[:, :-1][played].mean()
+    loss: Tensor = nn.functional.mse_loss(value[:, :-1][played], goal[played]) - gain - 0.01 * entropy
+    return loss
 
 
 def main() -> None:
@@ -96,11 +97,13 @@ def main() -> None:
                     writer.flush()
                 while writer.items - taken >= BATCH_SIZE:
                     taken += BATCH_SIZE
-                    loss = loss_of(network, next(batches))
-                    optimizer.zero_grad()
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    nn.utils.clip_grad_norm_(network.parameters(), 0.5)
-                    optimizer.step()
+                    batch = next(batches)
+                    for _ in range(EPOCHS):
+                        loss = loss_of(network, batch)
+                        optimizer.zero_grad()
+                        loss.backward()  # type: ignore[no-untyped-call]
+                        nn.utils.clip_grad_norm_(network.parameters(), 0.5)
+                        optimizer.step()
                 if (step // NUM_ENVS) % 1_000 == 0:
                     score, waiting = np.mean(envs.return_queue), replay.stats()["tables"]["queue"]["items"]
                     print(

@@ -96,14 +96,15 @@ def update(network: Network, target: Network, optimizer: torch.optim.Optimizer, 
     error = (goal - q[:, :-1].gather(2, batch.action[:, BURN_IN:, None]).squeeze(2)) * mask
     loss = (batch.weights * error.square().sum(1) / mask.sum(1)).mean()
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     optimizer.step()
     for old, new in zip(target.parameters(), network.parameters(), strict=True):
         old.data.lerp_(new.data, 0.01)
     error = error.detach().abs()
     # The largest error and the mean error, mixed as in the paper.
-    return 0.9 * error.amax(1) + 0.1 * error.sum(1) / mask.sum(1)
+    priorities: Tensor = 0.9 * error.amax(1) + 0.1 * error.sum(1) / mask.sum(1)
+    return priorities
 
 
 def main() -> None:

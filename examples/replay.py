@@ -1,6 +1,6 @@
 """A replay memory in one process: record an environment, sample a batch, set priorities.
 
-    python examples/replay.py
+python examples/replay.py
 """
 
 import argparse
@@ -21,7 +21,7 @@ view = innet.NStep(n=3, gamma=0.99)  # transitions of three steps
 with innet.Memory(table, seed=0) as replay:
     with innet.Recorder(env, replay.writer("cartpole", 1, view)) as recorder:
         recorder.reset(seed=0)
-        for _ in range(steps):
+        for _step in range(steps):
             _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
             if terminated or truncated:
                 recorder.reset()
@@ -35,4 +35,6 @@ with innet.Memory(table, seed=0) as replay:
     # The weights correct the loss for the preference: a fall counts less, as it is sampled more often.
     batch = replay.sample("cartpole", 4_096, view, beta=1.0)
     falls = batch.discount == 0
-    print(f"falls in a batch: {falls.mean():.0%}; weight {batch.weights[falls].min():.2f}, others {batch.weights.max()}")
+    print(
+        f"falls in a batch: {falls.mean():.0%}; weight {batch.weights[falls].min():.2f}, others {batch.weights.max()}"
+    )

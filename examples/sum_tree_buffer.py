@@ -4,8 +4,9 @@
     python examples/sum_tree_buffer.py --device cuda     # the tensors on a GPU
 
 The game is the blind cliffwalk of Schaul et al. (2016, section 3.1): a walk of n steps with two actions in each state.
-The wrong one ends the walk, and only the last right one is rewarded. The buffer holds every possible walk, so the reward
-is in one of 2^(n+1) - 2 transitions. Prioritized sampling finds it, and what follows from it, in far fewer updates.
+The wrong one ends the walk, and only the last right one is rewarded. The buffer holds every possible walk, so the
+reward is in one of 2^(n+1) - 2 transitions. Prioritized sampling finds it, and what follows from it, in far fewer
+updates.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def updates_until_learned(length: int, exponent: float, limit: int, device: str,
     q = torch.zeros(length + 1, 2, device=device)  # the last row, at -1, is the end: it stays 0
     right = gamma ** torch.arange(length - 1, -1, -1, device=device)
     for update in range(1, limit + 1):
-        # Beta is 0 in a table of a deterministic game, whose values do not average outcomes; a network needs 0.4 or more.
+        # Beta is 0: a table of values of a deterministic game averages no outcomes. A network needs 0.4 or more.
         batch, weights, indexes = buffer.sample(16, beta=0.0)
         goal = batch["reward"] + gamma * q[batch["following"]].amax(1)
         error = goal - q[batch["state"], batch["action"]]
