@@ -1,0 +1,108 @@
+"""The examples: each runs as a user would run it, and shows what its first lines promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import innet_drl as innet
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run_example(name: str, *flags: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+    return ended.stdout
+
+
+def percentages(output: str) -> list[int]:
+    return [int(percent) for percent in re.findall(r"(\d+)%", output)]
+
+
+def means(output: str) -> list[float]:
+    return [float(mean) for mean in re.findall(r"(?:mean|games|mean score) (\d+\.\d)", output)]
+
+
+def test_a_raised_priority_is_sampled_more_often_and_weighs_less() -> None:
+    output = run_example("replay.py", "--steps", "2000")
+    before, after = percentages(output)
+    assert after > 1.3 * before
+    assert re.search(r"weight 0\.\d+, others 1\.0", output)
+
+
+# A random policy keeps the pole up for 22 steps, and one that always pushes to the same side for 9.
+CHANCE = 22.0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [(), ("--uniform",)], ids=["prioritized", "uniform"])
+def test_dqn_learns_in_one_process(flags: tuple[str, ...]) -> None:
+    scores = means(run_example("dqn_cartpole.py", "--steps", "16000", *flags))
+    assert len(scores) == 4
+    assert max(scores) > 4 * CHANCE
+
+
+@pytest.mark.timeout(300)
+def test_an_actor_and_a_learner_learn_over_a_server(tmp_path: Path) -> None:
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/server") as server:
+        scores = means(run_example("client_server.py", "--steps", "12000", "--server", server.addresses[0]))
+        assert memory.parameters()["cartpole"] >= 300
+        assert memory.stats()["tables"]["cartpole"]["inserted_items"] > 10_000
+    assert max(scores) > 4 * CHANCE
+
+
+@pytest.mark.timeout(300)
+def test_ape_x_learns_with_several_actors() -> None:
+    output = run_example("apex_single_file.py", "--actors", "3", "--steps", "4000")
+    assert max(means(output)) > 3 * CHANCE
+    assert len(means(output)) == 4
+
+
+@pytest.mark.timeout(300)
+def test_stored_states_answer_what_a_feed_forward_network_cannot() -> None:
+    assert max(percentages(run_example("r2d2_sequences.py", "--steps", "20000"))) > 90
+    assert max(percentages(run_example("r2d2_sequences.py", "--steps", "20000", "--feed-forward"))) < 60
+
+
+def test_prioritized_indexes_of_own_tensors_learn_in_fewer_updates() -> None:
+    output = run_example("sum_tree_buffer.py", "--length", "9", "--steps", "4000")
+    prioritized, uniform = (int(updates) for updates in re.findall(r": learned after (\d+) updates", output))
+    assert 2 * prioritized < uniform
+
+
+@pytest.mark.timeout(300)
+def test_a_queue_trains_on_policy_and_holds_no_sequence_twice() -> None:
+    output = run_example("fifo_queue.py", "--steps", "96000")
+    assert max(means(output)) > 4 * CHANCE
+    # Sequences that wait are fewer than a batch: the learner takes all others.
+    assert all(int(waiting) < 32 for waiting in re.findall(r"(\d+) sequences wait", output))
+
+
+def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp_path: Path) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    (program,) = [code for code in re.findall(r"(?ms)^```python\n(.*?)^```$", readme) if "innet.Memory(" in code]
+    address = f"unix://{tmp_path}/server"
+    # Addresses of the command line replace those of the file, whose port may be in use on this machine.
+    main = "from innet_drl.server_cli import main; main()"
+    command = [sys.executable, "-c", main, "serve", "--config", str(EXAMPLES / "server.toml")]
+    server = subprocess.Popen([*command, "--listen", address])
+    try:
+        remote, changed = re.subn(r"innet\.Memory\(\[?(\w+)\]?\)", rf"innet.connect({address!r}, tables=[\1])", program)
+        assert changed == 1
+        names: dict[str, Any] = {}
+        exec(remote, names)
+        with innet.connect(address) as replay:
+            assert list(replay.tables()) == [names["table"].name]
+            assert replay.stats()["tables"]["apex"]["inserted_items"] > 0
+        names["replay"].close()
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
