@@ -56,13 +56,23 @@ def test_the_readmes_program_runs() -> None:
     assert names["replay"].stats()["tables"]["cartpole"]["updated_priorities"] > 0
 
 
+def test_the_program_for_continuous_actions_runs() -> None:
+    chapter = (DOCUMENTS / "environments.md").read_text().split("### Continuous actions\n")[1]
+    program, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", chapter)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert names["batch"].action.shape == (64, 1)
+
+
 def anchors(text: str) -> set[str]:
     """Anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text))
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", sorted([*DOCUMENTS.parent.glob("*.md"), *DOCUMENTS.glob("*.md")]), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", sorted([*DOCUMENTS.parent.glob("*.md"), *DOCUMENTS.glob("*.md")]), ids=lambda p: p.name
+)
 def test_links_between_pages_have_a_target(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         path, _, anchor = link.partition("#")
