@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import doctest
+import inspect
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
+from innet_drl import train
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
 from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
@@ -45,12 +48,89 @@ def test_every_statistic_is_explained() -> None:
     assert explained == stats.keys() | stats["tables"]["t"].keys() | stats["server"].keys()
 
 
-def test_the_readmes_screen_of_python_runs() -> None:
-    (screen,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS.parent / "README.md").read_text())
+def test_the_readmes_program_runs() -> None:
+    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS.parent / "README.md").read_text())
     names: dict[str, Any] = {}
-    exec(screen, names)
-    assert names["batch"].observation.shape == (32, 4, 84, 84)
-    assert names["replay"].get_parameters("policy", newer_than=0).version == 1
+    exec(program, names)
+    assert names["batch"].observation.shape == (64, 4)
+    assert names["replay"].stats()["tables"]["cartpole"]["updated_priorities"] > 0
+
+
+def test_the_program_for_continuous_actions_runs() -> None:
+    chapter = (DOCUMENTS / "environments.md").read_text().split("### Continuous actions\n")[1]
+    program, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", chapter)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert names["batch"].action.shape == (64, 1)
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*DOCUMENTS.parent.glob("*.md"), *DOCUMENTS.glob("*.md")]), ids=lambda p: p.name
+)
+def test_links_between_pages_have_a_target(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (DOCUMENTS / "README.md").read_text()))
+    assert linked == {page.name for page in DOCUMENTS.glob("*.md")} - {"README.md"}
+
+
+# Objects that the page on migration calls by these names.
+OBJECTS: dict[str, Any] = {
+    "agent": train.Agent,
+    "batch": innet.Batch,
+    "innet": innet,
+    "memory": innet.Memory,
+    "recorder": innet.Recorder,
+    "replay": innet.Replay,
+    "train": train,
+    "tree": innet.SumTree,
+    "writer": innet.Writer,
+}
+
+
+def our_code() -> list[str]:
+    """Python on our side of the page on migration."""
+    rows = re.findall(r"(?m)^\| .* \| (.*) \|$", (DOCUMENTS / "migrating.md").read_text())
+    code = [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
+    return [code for code in code if code.partition(".")[0] in OBJECTS]
+
+
+@pytest.mark.parametrize("code", sorted(set(our_code())))
+def test_names_of_the_page_on_migration_exist(code: str) -> None:
+    def resolve(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return OBJECTS[node.id]
+        if isinstance(node, ast.Call):  # a method of what a constructor makes
+            return resolve(node.func)
+        assert isinstance(node, ast.Attribute), ast.unparse(node)
+        return getattr(resolve(node.value), node.attr)
+
+    for node in ast.walk(ast.parse(code, mode="eval")):
+        if isinstance(node, ast.Attribute):
+            resolve(node)
+        if isinstance(node, ast.Call):
+            function = resolve(node.func)
+            if function is innet.Writer.append:  # its keyword arguments are columns
+                continue
+            # Both pass other keyword arguments on.
+            passed_on = {train.preset: Config, innet.Table.from_spaces: innet.Table}.get(function)
+            named = set(inspect.signature(function).parameters)
+            if passed_on:
+                named |= set(inspect.signature(passed_on).parameters)
+            unknown = {keyword.arg for keyword in node.keywords} - named
+            assert not unknown, f"{ast.unparse(node.func)} has no argument {unknown}"
 
 
 def test_the_program_of_the_training_page_trains_and_plays(tmp_path: Path) -> None:
