@@ -29,7 +29,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
-    commands |= {"all": everything, "away": away, "connections": connections, "growth": growth, "hostile": hostile, "sweep": sweep, "table": table}
+    commands |= {
+        "all": everything,
+        "away": away,
+        "connections": connections,
+        "growth": growth,
+        "hostile": hostile,
+        "sweep": sweep,
+        "table": table,
+    }
     tyro.extras.subcommand_cli_from_dict(commands, description=__doc__)
 
 

@@ -24,10 +24,12 @@ ATTACK_S = 2.0
 """Longest wait of an attack for the server."""
 FLOOD = 200
 LENGTHS = (0, 1, 100, 70_000)
-NUMBERS = {"float": (0.0, -1.0, 1e300, float("inf"), float("nan"))}
+NUMBERS: dict[str, tuple[float, ...]] = {"float": (0.0, -1.0, 1e300, float("inf"), float("nan"))}
 NUMBERS |= {f"int{bits}": (0, 1, -1, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
 NUMBERS |= {
-    f"uint{bits}": tuple(each for each in (0, 1, 7, 2**16 - 1, 2**24, 2**31, 2**32 - 1, 2**63, 2**64 - 1) if each < 2**bits)
+    f"uint{bits}": tuple(
+        each for each in (0, 1, 7, 2**16 - 1, 2**24, 2**31, 2**32 - 1, 2**63, 2**64 - 1) if each < 2**bits
+    )
     for bits in (8, 16, 32, 64)
 }
 NUMBERS |= {"float32": NUMBERS["float"], "float64": NUMBERS["float"], "bool": (False, True)}
@@ -237,7 +239,7 @@ class Attacker:
             for number in range(64):
                 for kind in ("emptyTable", "dropTable"):
                     with suppress(ServerError):
-                        client.call(**{kind: f"{self._tables[0]}-{number}"})
+                        client.call(b"", deadline_ms=0, **{kind: f"{self._tables[0]}-{number}"})
 
 
 def attack(address: Address, token: str, tables: list[str], until: float, seed: int, result: Connection) -> None:

@@ -41,7 +41,10 @@ def write(address: str) -> None:
     written = 0
     with innet.connect(address, tables=[TABLE], reconnect_for=3600) as memory:
         while True:
-            with contextlib.suppress(innet.errors.ExpiredError), memory.writer("queue", 1, VIEW, timeout=None) as writer:
+            with (
+                contextlib.suppress(innet.errors.ExpiredError),
+                memory.writer("queue", 1, VIEW, timeout=None) as writer,
+            ):
                 while True:
                     for tag in range(written, written + PUSH):
                         writer.append(tag=np.array([tag]), terminated=[False], truncated=[False], timeout=None)
@@ -100,7 +103,9 @@ def doubled(address: str) -> int:
     return len(together) - len(np.unique(together))
 
 
-def once(server: Server, how: str, program: Program, progress: Callable[[], int], message: str) -> dict[str, float | None]:
+def once(
+    server: Server, how: str, program: Program, progress: Callable[[], int], message: str
+) -> dict[str, float | None]:
     """One server that is away twice: the first time it comes back, the second time a signal ends the program.
 
     Raises:
@@ -146,7 +151,10 @@ def away(times: int = 20) -> None:
         for under, message in (("writer", WRITER), ("training", RUN)):
             taken = []
             for _ in range(times):
-                with tempfile.TemporaryDirectory() as folder, Server(f"unix://{folder}/s", "--log-level=error") as server:
+                with (
+                    tempfile.TemporaryDirectory() as folder,
+                    Server(f"unix://{folder}/s", "--log-level=error") as server,
+                ):
                     if under == "writer":
                         code = f"from benchmarks.away import write; write({server.address!r})"
                         program = Program("-c", code)

@@ -72,20 +72,23 @@ def paced(until: float, per_s: float) -> Iterator[None]:
 def act(address: str, actor: int, per_s: float, pipe: Connection) -> None:
     """Writes steps, each tagged with its actor and number, into both tables, and waits until they are there."""
     pushes: list[tuple[float, float]] = []
-    with innet.connect(address, token=TOKENS["actor"]) as memory:
-        with memory.writer("replay", 1, VIEW) as replay, memory.writer("queue", 1, VIEW) as queue:
-            tag = actor << 32
+    with (
+        innet.connect(address, token=TOKENS["actor"]) as memory,
+        memory.writer("replay", 1, VIEW) as replay,
+        memory.writer("queue", 1, VIEW) as queue,
+    ):
+        tag = actor << 32
 
-            def push(writer: innet.Writer) -> None:
-                for at in range(tag, tag + PUSH):
-                    frame = np.full((1, 32, 32), at % 251, np.uint8)
-                    writer.append(tag=np.array([at]), frame=frame, terminated=[False], truncated=[False])
-                writer.flush()
+        def push(writer: innet.Writer) -> None:
+            for at in range(tag, tag + PUSH):
+                frame = np.full((1, 32, 32), at % 251, np.uint8)
+                writer.append(tag=np.array([at]), frame=frame, terminated=[False], truncated=[False])
+            writer.flush()
 
-            for _ in paced(begun(pipe), per_s / PUSH):
-                timed(pushes, lambda: push(replay))
-                timed(pushes, lambda: push(queue))
-                tag += PUSH
+        for _ in paced(begun(pipe), per_s / PUSH):
+            timed(pushes, lambda: push(replay))
+            timed(pushes, lambda: push(queue))
+            tag += PUSH
     pipe.send((np.array(pushes), tag - (actor << 32)))
 
 
@@ -140,12 +143,11 @@ class Process:
 
 def of(times: Times, begin: float, end: float) -> Times:
     """The durations of what began within a time."""
-    return times[(begin <= times[:, 0]) & (times[:, 0] < end), 1]
+    durations: Times = times[(begin <= times[:, 0]) & (times[:, 0] < end), 1]
+    return durations
 
 
-def hostile(
-    minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: float = 50.0, seed: int = 0
-) -> None:
+def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: float = 50.0, seed: int = 0) -> None:
     """Rate and waits of eight actors and a learner: alone, beside a hostile actor, and beside a hostile operator.
 
     Args:
@@ -175,7 +177,9 @@ def hostile(
             if role is not None:
                 # An actor may write into every table; an operator could drop those of the others by right.
                 tables = ["hostile", "blocked"] + (["replay", "queue"] if role == "actor" else [])
-                attacker = Process(attacks.attack, (host, int(port)), TOKENS[role], tables, end - min(2.0, third / 2), seed)
+                attacker = Process(
+                    attacks.attack, (host, int(port)), TOKENS[role], tables, end - min(2.0, third / 2), seed
+                )
                 attacked = attacker.result
             time.sleep(max(0.0, end - time.monotonic()))
             parts.append({"attacked": attacked, "peak": processes.peak_bytes(server.pid)})
@@ -204,4 +208,6 @@ def hostile(
     report.closing("hostile", "innet", goal="more than 0.5 of the rate alone", ratio=ratio, met=ratio > 0.5, **told)
     report.closing("hostile", "innet", goal="p99 under 1000 ms", ratio=p99 / 1e3, met=p99 < 1e3)
     report.closing("hostile", "innet", goal="at most 1.1 x the memory limits", ratio=memory, met=memory < 1.1)
-    report.closing("hostile", "innet", goal="no step lost or doubled", lost=lost, doubled=doubled, met=not lost + doubled)
+    report.closing(
+        "hostile", "innet", goal="no step lost or doubled", lost=lost, doubled=doubled, met=not lost + doubled
+    )
