@@ -32,6 +32,10 @@ TRAINING_PATIENCE_S, WRITING_PATIENCE_S = 60.0, 20.0
 """Longest times to work again or to end."""
 SILENT_S = 3.0
 """Longest time for a message: what said nothing until then says nothing."""
+WRITER, TRAINING = "writer", "training"
+MESSAGES = {WRITER: "waiting up to", TRAINING: "waiting for the replay memory"}
+NAMED = {("killed", WRITER), ("killed", TRAINING), ("stopped", TRAINING)}
+"""What is told that its server is away: a stopped one keeps its connections, so that a writer cannot know of it."""
 GOALS = {"said_s": 1.0, "ended_s": 3.0}
 
 
@@ -103,21 +107,20 @@ def doubled(address: str) -> int:
     return len(together) - len(np.unique(together))
 
 
-def once(
-    server: Server, how: str, program: Program, progress: Callable[[], int], message: str
-) -> dict[str, float | None]:
+def once(server: Server, how: str, program: Program, progress: Callable[[], int], kind: str) -> dict[str, float | None]:
     """One server that is away twice: the first time it comes back, the second time a signal ends the program.
 
     Raises:
         AssertionError: The program did not begin.
     """
-    patience = WRITING_PATIENCE_S if message == WRITER else TRAINING_PATIENCE_S
+    patience = WRITING_PATIENCE_S if kind == WRITER else TRAINING_PATIENCE_S
     assert seconds(lambda: progress() > 20, TRAINING_PATIENCE_S) is not None, program.text[-2_000:]
     times: dict[str, float | None] = {}
     for away in ("first", "last"):
         printed = len(program.text)
         server.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-        said = seconds(lambda printed=printed: message in program.text[printed:], SILENT_S)  # type: ignore[misc]
+        longest = SILENT_S if (how, kind) in NAMED else SILENT_S / 4
+        said = seconds(lambda printed=printed: MESSAGES[kind] in program.text[printed:], longest)  # type: ignore[misc]
         times.setdefault("said_s", said)
         if away == "last":
             break
@@ -128,34 +131,29 @@ def once(
             server.send(signal.SIGCONT)
         reached = progress()
         times["works_s"] = seconds(lambda reached=reached: progress() > reached, patience)  # type: ignore[misc]
-        if message == WRITER:
+        if kind == WRITER:
             times["doubled"] = doubled(server.address)
     program.process.send_signal(signal.SIGINT)
     times["ended_s"] = seconds(lambda: program.process.poll() is not None, patience)
     return times
 
 
-WRITER = "waiting up to"
-RUN = "waiting for the replay memory"
-
-
-def away(times: int = 20) -> None:
+def away(times: int = 20, under: tuple[str, ...] = (WRITER, TRAINING)) -> None:
     """Seconds until a server that is away is named, until Ctrl-C ends what waits for it, until work goes on.
-
-    A stopped server keeps its connections, so that a writer cannot know of it and says nothing.
 
     Args:
         times: Of each: killed and stopped, under a writer and under a training run.
+        under: `writer`, `training` or both.
     """
     for how in ("killed", "stopped"):
-        for under, message in (("writer", WRITER), ("training", RUN)):
+        for kind in under:
             taken = []
             for _ in range(times):
                 with (
                     tempfile.TemporaryDirectory() as folder,
                     Server(f"unix://{folder}/s", "--log-level=error") as server,
                 ):
-                    if under == "writer":
+                    if kind == WRITER:
                         code = f"from benchmarks.away import write; write({server.address!r})"
                         program = Program("-c", code)
                     else:
@@ -164,8 +162,8 @@ def away(times: int = 20) -> None:
                         program = Program("-c", main, "train", *flags.split(), "--replay", server.address)
                     metrics = Path(folder) / "run" / "metrics.jsonl"
 
-                    def progress(program: Program = program, metrics: Path = metrics, under: str = under) -> int:
-                        if under == "writer":
+                    def progress(program: Program = program, metrics: Path = metrics, kind: str = kind) -> int:
+                        if kind == WRITER:
                             return int("0" + program.text.rpartition("written ")[2].partition("\r")[0])
                         try:
                             return int(json.loads(metrics.read_text().splitlines()[-1])["learner_updates"])
@@ -173,14 +171,14 @@ def away(times: int = 20) -> None:
                             return 0
 
                     try:
-                        taken.append(once(server, how, program, progress, message))
+                        taken.append(once(server, how, program, progress, kind))
                     finally:
                         program.end()
-            _report(how, under, taken)
+            _report(how, kind, taken)
 
 
-def _report(how: str, under: str, taken: list[dict[str, float | None]]) -> None:
-    system = f"{under}, server {how}"
+def _report(how: str, kind: str, taken: list[dict[str, float | None]]) -> None:
+    system = f"{kind}, server {how}"
     for name in taken[0]:
         values = [each[name] for each in taken]
         known = [each for each in values if each is not None]
@@ -191,7 +189,7 @@ def _report(how: str, under: str, taken: list[dict[str, float | None]]) -> None:
         if known:
             median = float(np.median(known))
             report.line("away", system, median, "s", until=name.removesuffix("_s"), longest=longest, missing=missing)
-        if name in GOALS and (name, under, how) != ("said_s", "writer", "stopped"):
+        if name in GOALS and (name != "said_s" or (how, kind) in NAMED):
             goal = f"{name.removesuffix('_s')} within {GOALS[name]:g} s"
             met = not missing and longest < GOALS[name]
             report.closing("away", system, goal=goal, ratio=longest / GOALS[name], missing=missing, met=met)
