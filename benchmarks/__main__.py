@@ -13,10 +13,12 @@ from typing import Any
 import tyro
 
 from benchmarks import recording, report
+from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
 from benchmarks.growth import growth
+from benchmarks.hostile import hostile
 from benchmarks.sweep import sweep
 from benchmarks.table import RESULTS, table
 
@@ -27,7 +29,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
-    commands |= {"all": everything, "connections": connections, "growth": growth, "sweep": sweep, "table": table}
+    commands |= {
+        "all": everything,
+        "away": away,
+        "connections": connections,
+        "growth": growth,
+        "hostile": hostile,
+        "sweep": sweep,
+        "table": table,
+    }
     tyro.extras.subcommand_cli_from_dict(commands, description=__doc__)
 
 

@@ -32,3 +32,9 @@ def resident_bytes(process: int) -> int:
     """Memory of a process that is in RAM now."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def peak_bytes(process: int) -> int:
+    """Most memory that a process has had in RAM at once."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -34,7 +34,15 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if name != "INNET_TOKEN"}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
-        assert "ready" in self._process.stdout.readline()
+        ready = self._process.stdout.readline()
+        assert " ready on " in ready, ready
+        # With port 0 the system chose one, which the next process gets, too.
+        self.address = ready.split()[-1]
+
+    @property
+    def pid(self) -> int:
+        """Of the newest process."""
+        return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal."""

@@ -13,9 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks import report
+from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
 from benchmarks.growth import standing
+from benchmarks.hostile import hostile
 from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.systems import Service
 from benchmarks.table import filled
@@ -270,3 +272,19 @@ def test_tables_of_recorded_lines() -> None:
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(AssertionError, match="figures"):
         filled("no marks", defaultdict(list))
+
+
+def test_honest_clients_beside_a_hostile_one_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile(minutes=0.05, steps_per_s=500.0)
+    *rows, _rate, _p99, _memory, steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["attacks"] is None for row in rows] == [True, False, False]
+    assert all(row["value"] > 0 for row in rows)
+    assert (steps["lost"], steps["doubled"], steps["met"]) == (0, 0, True)
+
+
+def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    away(times=1, under=("writer",))
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    works = [line["missing"] for line in told if line.get("until") == "works"]
+    assert works == [0, 0]
+    assert [line["doubled"] for line in told if "doubled" in line] == [0, 0]

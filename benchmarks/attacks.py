@@ -1,0 +1,259 @@
+"""A hostile client that knows a token of the server, for `benchmarks.hostile`."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from wire_client import FIRST, SCHEMA, ServerError, WireClient
+
+THREADS = 4
+ATTACK_S = 2.0
+"""Longest wait of an attack for the server."""
+FLOOD = 200
+LENGTHS = (0, 1, 100, 70_000)
+NUMBERS: dict[str, tuple[float, ...]] = {"float": (0.0, -1.0, 1e300, float("inf"), float("nan"))}
+NUMBERS |= {f"int{bits}": (0, 1, -1, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+NUMBERS |= {
+    f"uint{bits}": tuple(
+        each for each in (0, 1, 7, 2**16 - 1, 2**24, 2**31, 2**32 - 1, 2**63, 2**64 - 1) if each < 2**bits
+    )
+    for bits in (8, 16, 32, 64)
+}
+NUMBERS |= {"float32": NUMBERS["float"], "float64": NUMBERS["float"], "bool": (False, True)}
+KINDS = [kind for kind in SCHEMA.Request.schema.union_fields if kind not in ("hello", "authenticate")]
+
+Address = tuple[str, int]
+
+
+class Attacker:
+    """Attacks in an order of chance.
+
+    Args:
+        address: The server's.
+        token: What proves the role.
+        tables: Names of tables that the requests use.
+        seed: Of the order and the contents.
+    """
+
+    def __init__(self, address: Address, token: str, tables: list[str], seed: int) -> None:
+        self._address, self._token, self._tables = address, token, tables
+        self._random = random.Random(seed)
+        self.attacks = (
+            *(self.extreme,) * 3,
+            self.mutated,
+            self.flood,
+            self.half_handshakes,
+            self.unread,
+            self.wide_writer,
+            self.many_links,
+            self.long_waits,
+            self.large_frames,
+            self.many_tables,
+        )
+
+    def attack(self) -> str:
+        """One attack; returns its name."""
+        chosen = self._random.choice(self.attacks)
+        # A server that refuses, closes or does not answer is what an attacker lives with.
+        with suppress(OSError, ServerError, AssertionError, KeyError):
+            chosen()
+        return chosen.__name__
+
+    @contextmanager
+    def _client(self) -> Iterator[WireClient]:
+        with WireClient(self._address, self._token) as client:
+            client.socket.settimeout(ATTACK_S)
+            yield client
+
+    def _socket(self) -> socket.socket:
+        return socket.create_connection(self._address, ATTACK_S)
+
+    def _value(self, kind: str, type_: Any, schema: Any, name: str, lengths: tuple[int, ...] = LENGTHS) -> Any:
+        """A value of a field: as small or large as its type has it; what is in a list is short, as the list is long."""
+        chosen = self._random
+        if kind == "text":
+            own = chosen.random() < 0.8 and name in ("table", "name", "emptyTable", "dropTable", "describeTable")
+            return chosen.choice(self._tables) if own else "x" * chosen.choice(lengths)
+        if kind == "data":
+            return chosen.randbytes(chosen.choice(lengths))
+        if kind == "struct":
+            return self._fields(schema, lengths)
+        if kind == "enum":
+            return chosen.choice(list(schema.enumerants))
+        if kind == "list":
+            element = type_.list.elementType
+            inner = schema.elementType if element.which() in ("struct", "enum") else None
+            # Equal elements, as making different ones would keep this process busy instead of the server.
+            return [self._value(element.which(), element, inner, "", (0, 1))] * chosen.choice(lengths)
+        return chosen.choice(NUMBERS[kind])
+
+    def _fields(self, schema: Any, lengths: tuple[int, ...]) -> dict[str, Any]:
+        fields = {}
+        for name, field in schema.fields.items():
+            type_ = field.proto.slot.type
+            nested = field.schema if type_.which() in ("struct", "enum", "list") else None
+            fields[name] = self._value(type_.which(), type_, nested, name, lengths)
+        return fields
+
+    def _request(self) -> dict[str, Any]:
+        kind = self._random.choice(KINDS)
+        field = SCHEMA.Request.schema.fields[kind]
+        type_ = field.proto.slot.type
+        if type_.which() == "void":
+            return {kind: None}
+        return {kind: self._value(type_.which(), type_, field.schema if type_.which() == "struct" else None, kind)}
+
+    def extreme(self) -> None:
+        """Requests of every kind with fields at their limits, many of them without reading an answer between."""
+        with self._client() as client:
+            for _ in range(20):
+                payload = self._random.randbytes(self._random.choice(LENGTHS))
+                client.send(payload, deadline_ms=self._random.choice((0, 1, 2**32 - 1)), **self._request())
+            for _ in range(20):
+                client.receive()
+
+    def mutated(self) -> None:
+        """Frames with flipped bits and lengths, before and after the handshake."""
+        for _ in range(20):
+            control = bytearray(SCHEMA.Request.new_message(id=1, **self._request()).to_bytes())
+            lengths = struct.pack("<II", len(control), self._random.choice((0, 0, 8, 2**32 - 1)))
+            frame = bytearray(lengths + control)
+            for _ in range(self._random.choice((1, 8, 64))):
+                frame[self._random.randrange(min(len(frame), 512))] ^= 1 << self._random.randrange(8)
+            with ExitStack() as stack:
+                if self._random.random() < 0.5:
+                    connection = stack.enter_context(self._client()).socket
+                else:
+                    connection = stack.enter_context(self._socket())
+                connection.settimeout(0.05)
+                with suppress(OSError):
+                    connection.sendall(frame[: self._random.choice((len(frame), len(frame) // 2))])
+                    connection.recv(1 << 16)
+
+    def flood(self) -> None:
+        """Connections that say nothing."""
+        with ExitStack() as stack:
+            for _ in range(FLOOD):
+                stack.enter_context(self._socket())
+            time.sleep(ATTACK_S / 4)
+
+    def half_handshakes(self) -> None:
+        """Connections that say hello and no more."""
+        with ExitStack() as stack:
+            for _ in range(FLOOD):
+                client = stack.enter_context(WireClient(self._address, handshake=False))
+                client.socket.settimeout(ATTACK_S)
+                client.send(hello=SCHEMA.Hello.new_message(protocol=3, release="x", nonce=bytes(32)))
+            time.sleep(ATTACK_S / 4)
+
+    def unread(self) -> None:
+        """Requests for large replies that are not read."""
+        with ExitStack() as stack:
+            for _ in range(8):
+                client = stack.enter_context(self._client())
+                for _ in range(64):
+                    client.send(getParameters=SCHEMA.GetParameters.new_message(name="hostile"))
+                    client.send(sample=SCHEMA.Sample.new_message(table="hostile", count=65_536))
+                    client.send(stats=None)
+            time.sleep(ATTACK_S)
+
+    def _open(self, client: WireClient, table: str, writer: int, streams: int = 1, before: int = 0) -> int:
+        opened = {"table": table, "writer": writer, "name": "hostile", "streams": streams, "windowBefore": before}
+        return int(client.call(openWriter=SCHEMA.OpenWriter.new_message(**opened))[0].writer.epoch)
+
+    def wide_writer(self) -> None:
+        """Writers of as many streams as there may be, in each table."""
+        for table in self._tables:
+            with suppress(ServerError), self._client() as client:
+                self._open(client, table, self._random.getrandbits(64), self._random.choice((32_768, 65_536)))
+
+    def many_links(self) -> None:
+        """A push of chunks of one row, with items whose windows span all of them; and samples of them."""
+        rows, writer = 30_000, self._random.getrandbits(64)
+        with self._client() as client:
+            epoch = self._open(client, "hostile", writer, before=65_535)
+            chunk = struct.pack("<Bq", FIRST, -1)
+            chunks = [{"stream": 0, "rows": 1, "firstStep": step, "bytes": 9} for step in range(rows)]
+            items = [{"anchor": rows - 1, "stream": 0, "before": rows - 1, "after": 0, "priority": 1e30}] * 70_000
+            push = {"table": "hostile", "writer": writer, "epoch": epoch, "sequence": 1}
+            client.send(chunk * rows, push=SCHEMA.Push.new_message(**push, chunks=chunks, items=items))
+            for _ in range(16):
+                client.send(sample=SCHEMA.Sample.new_message(table="hostile", count=65_536, before=65_535))
+            for _ in range(17):
+                client.receive()
+
+    def long_waits(self) -> None:
+        """Pushes and samples with the longest deadline, to a table that lets none through."""
+        with ExitStack() as stack:
+            for _ in range(16):
+                client, writer = stack.enter_context(self._client()), self._random.getrandbits(64)
+                epoch = self._open(client, "blocked", writer)
+                for step in range(64):
+                    item = [{"anchor": step, "stream": 0, "before": 0, "after": 0}]
+                    chunk = [{"stream": 0, "rows": 1, "firstStep": step, "bytes": 9}]
+                    push = {"table": "blocked", "writer": writer, "epoch": epoch, "sequence": step + 1}
+                    message = SCHEMA.Push.new_message(**push, chunks=chunk, items=item)
+                    client.send(struct.pack("<Bq", 0, -1), deadline_ms=2**32 - 1, push=message)
+                waiting = stack.enter_context(self._client())
+                for _ in range(64):
+                    sample = SCHEMA.Sample.new_message(table="blocked", count=1)
+                    waiting.send(deadline_ms=2**32 - 1, sample=sample)
+            time.sleep(ATTACK_S)
+
+    def large_frames(self) -> None:
+        """Payloads of the longest frame, and some that never end."""
+        with ExitStack() as stack:
+            for _ in range(4):
+                client = stack.enter_context(self._client())
+                put = SCHEMA.PutParameters.new_message(name=self._random.choice(("hostile", "other")))
+                control = SCHEMA.Request.new_message(id=1, putParameters=put).to_bytes()
+                length = self._random.choice((1 << 20, 15 << 20))
+                client.socket.sendall(struct.pack("<II", len(control), length) + control)
+                header = b'{"x":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
+                header = (header % (length - 128, length - 128)).ljust(120)
+                whole = struct.pack("<Q", 120) + header + bytes(length - 128)
+                client.socket.sendall(whole[: self._random.choice((length, length // 2))])
+
+    def many_tables(self) -> None:
+        """Tables until the memory limit refuses, which are emptied and dropped."""
+        column = [{"name": "x", "dtype": "uint8", "shape": [1], "codec": "none"}]
+        with self._client() as client:
+            for number in range(64):
+                name, capacity = f"{self._tables[0]}-{number}", self._random.choice((1, 1 << 16, 1 << 20, 1 << 24))
+                limits = {"capacity": capacity, "capacityBytes": 1 << 20, "priorityUnitLog2": -19, "minSize": 1}
+                with suppress(ServerError):
+                    client.call(createTable=SCHEMA.TableConfig.new_message(name=name, columns=column, **limits))
+            for number in range(64):
+                for kind in ("emptyTable", "dropTable"):
+                    with suppress(ServerError):
+                        client.call(b"", deadline_ms=0, **{kind: f"{self._tables[0]}-{number}"})
+
+
+def attack(address: Address, token: str, tables: list[str], until: float, seed: int, result: Connection) -> None:
+    """Attacks with several threads until the time comes, and sends how often it attacked in which way."""
+    counts: Counter[str] = Counter()
+
+    def attacking(number: int) -> None:
+        attacker = Attacker(address, token, tables, seed * THREADS + number)
+        while time.monotonic() < until:
+            counts[attacker.attack()] += 1
+
+    threads = [threading.Thread(target=attacking, args=(number,)) for number in range(THREADS)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    result.send(dict(counts))
