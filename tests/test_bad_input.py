@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -430,7 +431,7 @@ def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import signal, sys, innet_drl as innet
+import signal, sys, threading, time, innet_drl as innet
 from steps import VIEW, step, table
 
 # Where the tests run in the background, a shell has had Ctrl-C ignored, and Python takes that over.
@@ -452,13 +453,35 @@ def write():
         writer.flush()
 
 
+def ready_once_blocked():
+    while not memory.stats()["tables"]["t"]["blocked_pushes"]:
+        time.sleep(0.01)
+    print("ready", flush=True)
+
+
+def block():
+    blocked = lambda: memory.stats()["tables"]["t"]["blocked_pushes"]
+    threading.Thread(target=ready_once_blocked).start()
+    try:
+        with writer:
+            try:
+                write()
+            finally:
+                before = blocked()
+    except KeyboardInterrupt:
+        assert blocked() == before, "the end of the block has tried to push again"
+        raise
+
+
 calls = {
+    "block": block,
     "sample": lambda: replay.sample("t", 4, VIEW),
     "batches": lambda: next(batches),
     "write": write,
 }
 try:
-    print("ready", flush=True)
+    if call != "block":
+        print("ready", flush=True)
     calls[call]()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -467,8 +490,10 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("where", ["process", "server"])
-@pytest.mark.parametrize("call", ["sample", "batches", "write"])
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [*itertools.product(["process", "server"], ["sample", "batches", "write"]), ("process", "block")],
+)
 def test_ctrl_c_ends_a_wait(tmp_path: Path, where: str, call: str) -> None:
     arguments = [where if where == "process" else f"{tmp_path}/s", call]
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{INTERRUPTED}"
@@ -505,6 +530,7 @@ def test_one_table_needs_no_list(tmp_path: Path) -> None:
         innet.Memory(3)  # type: ignore[arg-type]
 
 
+SPACE = gymnasium.spaces.Discrete(2)
 STUB = Path(_core.__file__).parent / "_core.pyi"
 
 
@@ -531,6 +557,10 @@ def test_an_integer_out_of_range_is_named_in_every_signature(make_replay: MakeRe
     parameters = _core.ParameterServer
     made: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
         "Table": (innet.Table, {"name": "t", "columns": {"a": "uint8"}, "capacity": 1}),
+        "Table.from_spaces": (
+            innet.Table.from_spaces,
+            {"name": "t", "observation_space": SPACE, "action_space": SPACE, "capacity": 1},
+        ),
         "NStep": (innet.NStep, {}),
         "Sequences": (innet.Sequences, {"length": 2}),
         "Window": (innet.Window, {"before": 0, "after": 0}),

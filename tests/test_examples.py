@@ -101,7 +101,7 @@ def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp
         exec(remote, names)
         with innet.connect(address) as replay:
             assert list(replay.tables()) == [names["table"].name]
-            assert replay.stats()["tables"]["apex"]["inserted_items"] > 0
+            assert replay.stats()["tables"]["cartpole"]["inserted_items"] > 0
         names["replay"].close()
     finally:
         server.terminate()

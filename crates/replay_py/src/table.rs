@@ -181,7 +181,7 @@ impl PyTable {
         name: &str,
         observation_space: &Bound<'py, PyAny>,
         action_space: &Bound<'py, PyAny>,
-        capacity: u64,
+        #[pyo3(from_py_with = integer::capacity)] capacity: u64,
         columns: Option<&Bound<'py, PyMapping>>,
         settings: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {

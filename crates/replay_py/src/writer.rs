@@ -37,7 +37,7 @@ pub struct PyWriter {
 struct WriterState {
     turns: Turns<Writer>,
     counters: Mutex<WriterCounters>,
-    /// The last call ended at its deadline. Relaxed accesses: it is a flag on its own.
+    /// The last call ended at its deadline or by a signal. Relaxed accesses: it is a flag on its own.
     late: AtomicBool,
 }
 
@@ -53,7 +53,8 @@ impl WriterState {
     fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer) -> Result<()>) -> Result<()> {
         let mut writer = self.turns.take(wait)?;
         let done = work(&mut writer);
-        let late = done.as_ref().err().map(Error::code) == Some(ErrorCode::Deadline);
+        let code = done.as_ref().err().map(Error::code);
+        let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));
         self.late.store(late, Ordering::Relaxed);
         done
     }
@@ -197,8 +198,8 @@ attributes! { PyWriter, |writer, py|
 
 context_manager!(PyWriter, |writer, py, failed| match failed {
     true => {
-        // After a deadline the caller has waited for this memory already. Errors are ignored: they would hide the block's
-        // exception.
+        // After a deadline or Ctrl-C in a call the caller has waited for this memory already. Errors are ignored: they would
+        // hide the block's exception.
         if !writer.is_late(py) {
             let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
         }
