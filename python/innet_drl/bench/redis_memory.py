@@ -150,13 +150,13 @@ class RedisWriter:
         self._buffer = bytearray(messages.layout.nbytes)
         self._arrays = messages.layout.views(self._buffer)
 
-    def append(self, **row: Any) -> None:
+    def append(self, *, timeout: float | None = None, **row: Any) -> None:
         """Takes a row, and pushes the messages that it completes."""
         self._builder.add(row)
         while self._builder.fill(self._arrays):
             self._sender.push(self._buffer)
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Does nothing: pushes are answered before `append` returns."""
 
     def close(self, timeout: float | None = None) -> None:

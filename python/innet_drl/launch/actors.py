@@ -127,7 +127,7 @@ def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connecti
                 if vector_steps % config.chunk_steps == 0:
                     # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
                     # old parameters, by as many pushes as the writer would hold in flight.
-                    writer.flush()
+                    writer.flush(timeout=None)
                     actor.stopwatch.lap("write")
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     pipe.send(actor.report())

@@ -101,6 +101,8 @@ class Actor:
             truncated=step.truncated & ~terminated,
             first=self._first,
             q=q,
+            # The run decides how long to wait for a server or a slow learner.
+            timeout=None,
             **({"final": self._final} if step.final_observation is None else self._last_observations(step)),
         )
         self.stopwatch.lap("write")

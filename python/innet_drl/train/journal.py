@@ -43,9 +43,9 @@ class Journal:
         self._keys: list[NDArray[np.int64]] = []
         self._priorities: list[NDArray[np.float64]] = []
 
-    def append(self, **row: Any) -> None:
+    def append(self, *, timeout: float | None = None, **row: Any) -> None:
         """Writes a row and records it."""
-        self._writer.append(**row)
+        self._writer.append(**row, timeout=timeout)
         self._rows.append({name: np.array(value) for name, value in row.items()})
         self._draws_after_row.append(0)
 
@@ -57,9 +57,9 @@ class Journal:
         self._keys.append(keys.view(np.int64).copy())
         self._priorities.append(priorities.copy())
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Waits until all sent rows are in the memory."""
-        self._writer.flush()
+        self._writer.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Closes the writer."""

@@ -100,11 +100,11 @@ class MemorySettings:
 class RowWriter(Protocol):
     """Takes the rows of one actor: `innet_drl.Writer`, or a replacement."""
 
-    def append(self, *, terminated: Any, truncated: Any, first: Any, **columns: Any) -> None:
-        """Takes one row of every environment."""
+    def append(self, *, terminated: Any, truncated: Any, first: Any, timeout: float | None, **columns: Any) -> None:
+        """Takes one row of every environment within `timeout` seconds."""
 
-    def flush(self) -> None:
-        """Waits until all sent rows have arrived."""
+    def flush(self, timeout: float | None) -> None:
+        """Waits up to `timeout` seconds until all sent rows have arrived."""
 
     def close(self, timeout: float | None = None) -> None:
         """Sends the remaining rows within `timeout` seconds."""
@@ -281,7 +281,7 @@ class ServerMemory(ReplayMemory):
 
     def get_parameters(self, newer_than: int = 0) -> innet.Parameters | None:
         """Returns the newest parameters, or `None` if their version is not above `newer_than`."""
-        return self.replay.get_parameters(self._name, newer_than=newer_than)
+        return self.replay.get_parameters(self._name, newer_than=newer_than, timeout=None)
 
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
