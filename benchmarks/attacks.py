@@ -183,7 +183,7 @@ class Attacker:
                 self._open(client, table, self._random.getrandbits(64), self._random.choice((32_768, 65_536)))
 
     def many_links(self) -> None:
-        """Pushes of chunks of one row, with items whose windows span all of them, and samples of them: too many, and few."""
+        """Pushes and samples of windows that span thousands of chunks of one row: too many of them, and few."""
         rows, writer = 16_000, self._random.getrandbits(64)
         with self._client() as client:
             epoch = self._open(client, "hostile", writer, before=rows - 1)
