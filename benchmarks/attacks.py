@@ -82,7 +82,7 @@ class Attacker:
         return socket.create_connection(self._address, ATTACK_S)
 
     def _value(self, kind: str, type_: Any, schema: Any, name: str, lengths: tuple[int, ...] = LENGTHS) -> Any:
-        """A value of a field: as small or large as its type has it; what is in a list is short, as the list is long."""
+        """A value of a field at the limits of its type; elements of lists are short, as lists are long."""
         chosen = self._random
         if kind == "text":
             own = chosen.random() < 0.8 and name in ("table", "name", "emptyTable", "dropTable", "describeTable")

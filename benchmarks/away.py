@@ -35,7 +35,7 @@ SILENT_S = 3.0
 WRITER, TRAINING = "writer", "training"
 MESSAGES = {WRITER: "waiting up to", TRAINING: "waiting for the replay memory"}
 NAMED = {("killed", WRITER), ("killed", TRAINING), ("stopped", TRAINING)}
-"""What is told that its server is away: a stopped one keeps its connections, so that a writer cannot know of it."""
+"""Programs that can know of it: a stopped server keeps its connections, so a bare writer cannot."""
 GOALS = {"said_s": 1.0, "ended_s": 3.0}
 
 
@@ -139,7 +139,7 @@ def once(server: Server, how: str, program: Program, progress: Callable[[], int]
 
 
 def away(times: int = 20, under: tuple[str, ...] = (WRITER, TRAINING)) -> None:
-    """Seconds until a server that is away is named, until Ctrl-C ends what waits for it, until work goes on.
+    """Seconds until a server that is away is named, until Ctrl-C ends a program that waits, until work continues.
 
     Args:
         times: Of each: killed and stopped, under a writer and under a training run.

@@ -1,4 +1,4 @@
-"""Eight actors and a learner beside a hostile client that knows a token: what is left to them."""
+"""Eight actors and a learner beside a hostile client that knows a token: their rates and waits."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ def of(times: Times, begin: float, end: float) -> Times:
 
 
 def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: float = 50.0, seed: int = 0) -> None:
-    """Rate and waits of eight actors and a learner: alone, beside a hostile actor, and beside a hostile operator.
+    """Rates and waits of eight actors and a learner: alone, beside a hostile actor, beside a hostile operator.
 
     Args:
         minutes: Length of the three together.
-        steps_per_s: What each actor writes into each table; 0 is as much as it can.
-        batches_per_s: What the learner samples and updates; 0 is as much as it can.
+        steps_per_s: Steps that each actor writes into each table; 0 sets no pace.
+        batches_per_s: Batches that the learner samples and updates; 0 sets no pace.
         seed: Of the attacks.
     """
     third = minutes * 20

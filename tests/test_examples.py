@@ -90,7 +90,7 @@ def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp
     readme = (EXAMPLES.parent / "README.md").read_text()
     (program,) = [code for code in re.findall(r"(?ms)^```python\n(.*?)^```$", readme) if "innet.Memory(" in code]
     address = f"unix://{tmp_path}/server"
-    # Addresses of the command line replace those of the file, whose port may be in use on this machine.
+    # Addresses of the command line replace the file's, whose port may be in use on this machine.
     main = "from innet_drl.server_cli import main; main()"
     command = [sys.executable, "-c", main, "serve", "--config", str(EXAMPLES / "server.toml")]
     server = subprocess.Popen([*command, "--listen", address])

@@ -174,7 +174,7 @@ MUNCHAUSEN = {"munchausen": True, "munchausen_temperature": 0.5, "munchausen_flo
 
 
 def munchausen_terms(now: Any, then: Any, action: Any) -> tuple[Any, Any, Any]:
-    """Reward added to each transition, next policy, and what each next action's value is raised by."""
+    """Reward added to each transition, next policy, and the term added to each next action's value."""
     log_now, log_then = (0.5 * np.log(softmax(q / 0.5)) for q in (now, then))
     added = 0.8 * np.clip(log_now[np.arange(3), action], -0.4, 0.0)
     assert added.min() == pytest.approx(-0.32)

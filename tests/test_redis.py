@@ -152,7 +152,7 @@ def test_several_learners_have_no_redis(tmp_path: Path) -> None:
 
 
 def test_a_run_of_an_earlier_release_goes_on_with_its_messages(tmp_path: Path) -> None:
-    """They were settings of their own; those of other memories are dropped."""
+    """They were settings of their own; settings of other memories are dropped."""
     old = tmp_path / "config.yaml"
     small(replay="redis://127.0.0.1:1").save(old)
     settings = old.read_text() + "message: stacks\nmessage_transitions: 50\n"

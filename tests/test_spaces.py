@@ -161,7 +161,7 @@ def test_environments_of_gymnasium(name: str, shape: tuple[int, ...] | None) -> 
 
 
 def test_an_atari_game_of_gymnasium_keeps_its_defaults() -> None:
-    """Colour frames of 210x160, four a step, sticky actions of 0.25, and not those of ale-py's vector environment."""
+    """Colour frames of 210x160, four a step, sticky actions of 0.25, unlike ale-py's vector environment."""
     envs = environments.make(of("ALE/Breakout-v5"), 1)
     assert envs.spec.frame_shape == (3, 210, 160)
     assert (envs.spec.frames_per_step, envs.spec.actions) == (4, 4)

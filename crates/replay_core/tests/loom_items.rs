@@ -72,7 +72,7 @@ impl Memory {
         inserted.is_some()
     }
 
-    /// Samples once, in the order of steps of `table/sample.rs`. What is taken is all of the sampled item.
+    /// Samples once, in the order of steps of `table/sample.rs`: all words are of the sampled item.
     fn take(&self) -> Option<(ItemKey, Claim)> {
         let mut sampled = Vec::new();
         self.items.tree.sample_batch(&[0.0], &mut sampled);
@@ -179,7 +179,7 @@ fn a_slot_is_handed_on_by_its_last_sample() {
     the_last_sample_frees_the_slot();
 }
 
-/// Who has set a sample aside finds the mass that it is of.
+/// A reader that has reserved a sample finds its mass in the tree.
 fn a_reserved_sample_has_its_mass() {
     model(|| {
         let memory = Arc::new(Memory::new(1));

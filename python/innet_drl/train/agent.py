@@ -38,7 +38,7 @@ class Agent:
     def act(self, observation: Any, *, epsilon: float = 0.0, random: np.random.Generator | None = None) -> Any:
         """Returns the best action for an observation, or an array of actions for a batch of observations.
 
-        Observations and actions are those of the environment's spaces: one action of a `Discrete` space is an `int`.
+        Observations and actions have the types of the environment's spaces: an action of a `Discrete` space is an `int`.
         With `config.stack` above 1 an observation is the last `stack` of them, the oldest first: [stack, ...], or
         [N, stack, ...] in a batch. Atari games return observations that are stacked already.
 
@@ -88,7 +88,7 @@ def load(run: str | PathLike[str], *, best: bool = False) -> Agent:
 
 
 def _leading(space: spaces.Space[Any], observation: Any) -> tuple[int, ...]:
-    """Dimensions of an observation before those of its space."""
+    """Leading dimensions of an observation, before the dimensions of its space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         key: Any = next(iter(space.spaces)) if isinstance(space, spaces.Dict) else 0
         return _leading(space.spaces[key], observation[key])

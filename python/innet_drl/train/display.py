@@ -1,4 +1,4 @@
-"""What a run shows on the way: here lines of a log. The command line's page is in `page.py`."""
+"""Progress of a run, as lines of a log. The command line's page is in `page.py`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ impl MaxPriority {
         }
     }
 
-    /// Forgets all priorities but those of live items, when the table is emptied.
+    /// Forgets the priorities of items that are gone, when the table is emptied.
     pub fn reset(&self) {
         self.ever.store(0, Ordering::Relaxed);
     }

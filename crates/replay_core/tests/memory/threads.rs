@@ -154,7 +154,7 @@ fn no_item_is_sampled_more_often_than_it_may_be() {
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    // Whoever finds nothing left of all samples is done.
+                    // A reader that finds no sample left is done.
                     while stat(&table, "sampled_items") < u64::from(ITEMS * MOST) {
                         let asked = SampleRequest {
                             allow_short: true,

@@ -1,4 +1,4 @@
-//! Samples that are damaged or do not go together: what does not decode is left out and named, and nothing panics.
+//! Samples that are damaged or contradict each other: items that do not decode are left out and named, and nothing panics.
 
 use bytes::Bytes;
 use proptest::prelude::*;

@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(config.gradient_limits().window, 8);
     }
 
-    /// Token and TLS are those of the connections, and do not make datagrams safe.
+    /// Token and TLS protect connections, not datagrams.
     #[test]
     fn datagrams_that_leave_the_machine_need_a_trusted_network() {
         let safe = "listen = [\"innets://127.0.0.1:1\"]\ntoken = \"x\"\ntls_cert = \"c\"\ntls_key = \"k\"\n";

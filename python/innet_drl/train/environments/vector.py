@@ -125,7 +125,7 @@ class Environments:
         )
 
     def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> NDArray[Any]:
-        """Observations with their stacks; those of `fresh` environments are the first of a game."""
+        """Observations with their stacks; `fresh` environments have the first observation of a game."""
         if self._encode is None:
             # Always the same memory layout: sums over another layout round differently.
             return np.ascontiguousarray(observation, self.spec.frame_dtype)

@@ -1,7 +1,7 @@
 """The contract of losses: what a batch of transitions costs, their priorities, and the Q-values that actors play by.
 
 The priority of a transition is |TD error| of its Q-value, r + discount * max Q(s') - Q(s, a), for every loss of this
-package: with equal parameters it is what the writer computes from an actor's Q-values when the transition is made.
+package: with equal parameters it equals the priority that the writer computes from an actor's Q-values at birth.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Loss(abc.ABC):
         return outputs
 
     def targets(self, batch: TorchBatch, online: Outputs, target: Outputs) -> dict[str, Tensor]:
-        """Computes what needs no gradient; it joins the batch, perhaps in a thread that is an update ahead.
+        """Computes the tensors that need no gradient; they join the batch, perhaps in a thread one update ahead.
 
         Args:
             batch: Transitions; arrays of the memory, with observations as networks read them.

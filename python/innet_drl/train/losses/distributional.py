@@ -15,7 +15,7 @@ from innet_drl.train.losses.q_learning import Munchausen
 
 
 class DistributionalLoss(Loss):
-    """What both have in common: the next action is chosen as in double Q-learning, by mean returns."""
+    """Base of both: the next action is chosen as in double Q-learning, by mean returns."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-//! Checks of the parts of a machine that a server on F-Stack needs; `kernel` has those of one on the kernel's sockets. All but
+//! Checks of the parts of a machine that a server on F-Stack needs; `kernel` checks for a server on the kernel's sockets. All but
 //! the number of cores is read from files, so that tests can make up a machine.
 
 mod kernel;

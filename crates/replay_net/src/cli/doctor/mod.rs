@@ -16,7 +16,7 @@ use crate::stack::StackName;
 use crate::stack::fstack_config::Config;
 use replay_core::error::Result;
 
-/// Check whether this machine can serve with these settings, which are those of serve.
+/// Check whether this machine can serve; takes the settings of serve.
 ///
 /// Prints one line for each part, `ok` or `missing`, with advice below each missing one, and changes nothing. With --stack
 /// kernel these are the parts for the kernel's sockets, with --stack fstack or --stack-config those for F-Stack (for a network

@@ -74,7 +74,7 @@ impl Machine {
         });
         let Some((left, of)) = available.into_iter().chain(group).min() else {
             return Ok(format!(
-                "{} for tables and replies; what is available is unknown",
+                "{} for tables and replies; the available memory is unknown",
                 mib(wanted)
             ));
         };
