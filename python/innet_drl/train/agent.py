@@ -38,7 +38,7 @@ class Agent:
     def act(self, observation: Any, *, epsilon: float = 0.0, random: np.random.Generator | None = None) -> Any:
         """Returns the best action for an observation, or an array of actions for a batch of observations.
 
-        Observations and actions have the types of the environment's spaces: an action of a `Discrete` space is an `int`.
+        Observations and actions have the types of the environment's spaces: a `Discrete` action is an `int`.
         With `config.stack` above 1 an observation is the last `stack` of them, the oldest first: [stack, ...], or
         [N, stack, ...] in a batch. Atari games return observations that are stacked already.
 
