@@ -72,7 +72,13 @@ proptest! {
         let original = gradients(workers.into(), length, seed);
         let sum = |seed, faults| {
             let mut network = Network::new(seed, faults, AggregatorLimits::default());
-            let mut joined = network.join_all(&requests(workers, |r| r.arithmetic = Arithmetic::Fixed));
+            // Losses in a row may take longer than the usual deadline.
+            network.deadline = Duration::from_secs(1000);
+            let deadline = network.deadline;
+            let mut joined = network.join_all(&requests(workers, |r| {
+                r.arithmetic = Arithmetic::Fixed;
+                r.deadline = deadline;
+            }));
             let mut vectors = original.clone();
             for result in network.sum(&mut joined, &mut vectors, false) {
                 result.unwrap();

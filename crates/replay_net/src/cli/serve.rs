@@ -199,7 +199,7 @@ mod tests {
         let config = config(&["--config", path], None).unwrap();
         config.validate().unwrap();
         let tables: Vec<&str> = config.tables.iter().map(|t| t.name.as_str()).collect();
-        assert_eq!((config.listen.len(), tables), (2, vec!["apex"]));
+        assert_eq!((config.listen.len(), tables), (2, vec!["cartpole"]));
     }
 
     #[test]
