@@ -99,7 +99,9 @@ def learn(address: str, per_s: float, pipe: Connection) -> None:
     with innet.connect(address, token=TOKENS["learner"]) as memory:
         for _ in paced(begun(pipe), per_s):
             batch = timed(samples, lambda: memory.sample("replay", BATCH, VIEW))
-            assert (batch.frame[:, :, 0, 0] == batch.tag % 251).all(), "a step that nobody wrote was sampled"
+            assert (batch.frame[:, :, 0, 0] == batch.tag % 251).all(), (
+                "the frame of a sampled step is not the one of its tag"
+            )
             memory.update_priorities("replay", batch.ids, random.random(BATCH))
     pipe.send((np.array(samples), None))
 
@@ -112,7 +114,9 @@ def audit(address: str, pipe: Connection) -> None:
         while total is None or len(tags) * PUSH < total:
             try:
                 batch = memory.sample("queue", PUSH, VIEW, timeout=5)
-                assert (batch.frame[:, :, 0, 0] == batch.tag % 251).all(), "a step that nobody wrote was sampled"
+                assert (batch.frame[:, :, 0, 0] == batch.tag % 251).all(), (
+                    "the frame of a sampled step is not the one of its tag"
+                )
                 tags.append(batch.tag.ravel().copy())
             except innet.errors.DeadlineError:
                 if total is not None:
@@ -175,7 +179,7 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: 
         for role, end in zip((None, "actor", "operator"), ends, strict=True):
             attacked = None
             if role is not None:
-                # An actor may write into every table; an operator could drop those of the others by right.
+                # Actors may write into every table. Operators may drop every table, so the honest ones are not attacked.
                 tables = ["hostile", "blocked"] + (["replay", "queue"] if role == "actor" else [])
                 attacker = Process(
                     attacks.attack, (host, int(port)), TOKENS[role], tables, end - min(2.0, third / 2), seed
