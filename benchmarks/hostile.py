@@ -179,7 +179,8 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: 
         for role, end in zip((None, "actor", "operator"), ends, strict=True):
             attacked = None
             if role is not None:
-                # Actors may write into every table. Operators may drop every table, so the honest ones are not attacked.
+                # Actors may write into every table.
+                # Operators may drop every table, so those of the honest clients are not attacked.
                 tables = ["hostile", "blocked"] + (["replay", "queue"] if role == "actor" else [])
                 attacker = Process(
                     attacks.attack, (host, int(port)), TOKENS[role], tables, end - min(2.0, third / 2), seed
