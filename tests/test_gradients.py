@@ -25,7 +25,7 @@ from innet_drl.gradients import GradientWorker
 from steps import table
 
 WORKER = Path(__file__).parent / "gradient_worker.py"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "gradients.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "explanation" / "gradients.md"
 T = TypeVar("T")
 
 

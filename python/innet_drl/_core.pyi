@@ -1007,7 +1007,7 @@ class Replay(_ContextManager):
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
 
-        `docs/api.md` explains every key.
+        `docs/reference/api.md` explains every key.
         """
     def join_gradients(
         self,
@@ -1026,7 +1026,7 @@ class Replay(_ContextManager):
         """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
-        a connection of its own, and leaves the job when it ends. See `docs/gradients.md`.
+        a connection of its own, and leaves the job when it ends. See `docs/explanation/gradients.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
@@ -1067,7 +1067,7 @@ class Replay(_ContextManager):
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker
         begins with the weights of update 0; one that comes later calls `GradientUpdates.restart`.
-        See `docs/distributed.md`.
+        See `docs/how-to/data-parallel.md`.
 
         Args:
             job: The job's name, at most 64 bytes.

@@ -45,7 +45,7 @@ impl TableCounters {
 }
 
 impl Table {
-    /// Gauges, and counters since the table was made, by the names of `docs/api.md`. `bytes` (live and pinned) has
+    /// Gauges, and counters since the table was made, by the names of `docs/reference/api.md`. `bytes` (live and pinned) has
     /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, before the exponent, is null while none
     /// was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
