@@ -1,7 +1,7 @@
 """Hook of the documentation site: the pages and files that it takes from outside `docs/`.
 
 Pages at the root of the repository are pages of the site, too. Other files that a page links to (sources, raw data,
-pictures) are copied into the site. Links are rewritten for both, so that one link works in the repository and in the site.
+pictures) are copied into the site. One link works in the repository and in the site.
 """
 
 import os

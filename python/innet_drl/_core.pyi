@@ -1007,7 +1007,7 @@ class Replay(_ContextManager):
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
 
-        `docs/reference/api.md` explains every key.
+        `docs/reference/statistics.md` explains every key.
         """
     def join_gradients(
         self,
@@ -1026,7 +1026,7 @@ class Replay(_ContextManager):
         """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
-        a connection of its own, and leaves the job when it ends. See `docs/explanation/gradients.md`.
+        a connection of its own, and leaves the job when it ends. See `docs/how-to/gradients.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
