@@ -1,4 +1,4 @@
-"""Recorded results as a dated report, as tables of two READMEs, and as pictures: `python -m benchmarks table`."""
+"""Recorded results as a dated report, a short table and pictures: `python -m benchmarks table`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from benchmarks.growth import AXES
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
 """A report is `DATE-SUBJECT.md`; its raw data are in the folder `DATE-SUBJECT`."""
-READMES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+README = ROOT / "benchmarks" / "README.md"
+LINKING = (ROOT / "README.md", README)
+"""Pages with links to the newest report."""
 
 LIMITS = {
     "memory copy": (1, "copies 13.17 MB"),
@@ -43,7 +45,7 @@ def today(subject: str) -> Path:
 
 
 def table() -> None:
-    """Writes the report of the newest results, their table in the READMEs, and the pictures."""
+    """Writes the report of the newest results, their table in the README beside this file, and the pictures."""
     folder = max(each for each in REPORTS.glob("*-replay") if each.is_dir())
     of: dict[str, list[Line]] = defaultdict(list)
     for text in (folder / "results.jsonl").read_text().splitlines():
@@ -52,8 +54,9 @@ def table() -> None:
             of[line["benchmark"]].append(line)
     sweep = json.loads((folder / "sweep.json").read_text())
     folder.with_suffix(".md").write_text(report_page(of, sweep, folder.name))
-    for readme in READMES:
-        readme.write_text(filled(readme.read_text(), of, folder.name))
+    for page in LINKING:
+        page.write_text(re.sub(r"\d{4}-\d\d-\d\d-replay", folder.name, page.read_text()))
+    README.write_text(filled(README.read_text(), of))
     bars = [(work, ratio, f"{words}: {ours}, {peer}") for work, ours, peer, ratio, words in _best(of)]
     charts.results(bars, folder / "results.svg")
     charts.growth(of, folder / "growth.svg")
@@ -61,9 +64,8 @@ def table() -> None:
         charts.learning(record, record.with_suffix(".svg"))
 
 
-def filled(text: str, of: dict[str, list[Line]], name: str) -> str:
-    """A README with a new table of results between its marks, and links to the report."""
-    text = re.sub(r"\d{4}-\d\d-\d\d-replay", name, text)
+def filled(text: str, of: dict[str, list[Line]]) -> str:
+    """A page with a new table of results between its marks."""
     before, begin, after = text.partition("<!-- results -->")
     _, end, after = after.partition("<!-- end of results -->")
     assert end, "the page lacks the marks of results"

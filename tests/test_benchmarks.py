@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.systems import Service
-from benchmarks.table import READMES, REPORTS, filled, report_page
+from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
 
 ROWS, STREAMS, COUNT = 60, 2, 40
@@ -265,30 +266,30 @@ def test_tables_of_recorded_lines() -> None:
     assert "| apart | 24 | 1.25 |" in rows
     assert "| commit | `abc` |" in rows
     assert rows[0] == "# Replay memory beside its peers, 2026-01-02"
-    page = filled("before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n", of, "2026-01-02-replay")
+    page = filled("before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n", of)
     assert page.splitlines()[5] == "| push transitions, one actor | 400,000/s | Reverb 20,000/s | 20 times |"
     assert "old" not in page
-    assert filled(page, of, "2026-01-02-replay") == page
+    assert filled(page, of) == page
 
 
-def test_the_readmes_have_the_table_of_the_newest_report() -> None:
+def test_pages_show_the_newest_report() -> None:
     folder = max(each for each in REPORTS.glob("*-replay") if each.is_dir())
     of = defaultdict(list)
     for text in (folder / "results.jsonl").read_text().splitlines():
         line = json.loads(text)
         of[line["benchmark"]].append(line)
-    for readme in READMES:
-        assert filled(readme.read_text(), of, folder.name) == readme.read_text()
-        assert folder.name in readme.read_text()
+    for page in LINKING:
+        assert set(re.findall(r"\d{4}-\d\d-\d\d-replay", page.read_text())) == {folder.name}
+    assert filled(README.read_text(), of) == README.read_text()
     assert (
-        report(of, json.loads((folder / "sweep.json").read_text()), folder.name)
+        report_page(of, json.loads((folder / "sweep.json").read_text()), folder.name)
         == folder.with_suffix(".md").read_text()
     )
 
 
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(AssertionError, match="results"):
-        filled("no marks", defaultdict(list), "")
+        filled("no marks", defaultdict(list))
 
 
 def test_honest_clients_beside_a_hostile_one_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
+from docs._server_settings import filled
 from innet_drl import train
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
 from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
 from innet_drl.train.metrics import Metrics
-from docs._server_settings import filled
 from steps import table
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
