@@ -30,12 +30,13 @@ def results(ratios: list[tuple[str, float, str]], path: Path) -> None:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(7.2, 0.34 * len(ratios) + 0.7), layout="constrained")
     places = range(len(ratios))
-    axes.barh(places, [ratio for _, ratio, _ in ratios], left=1, color=OURS, height=0.62)
+    axes.barh(places, [ratio - 1 for _, ratio, _ in ratios], left=1, color=OURS, height=0.62)
     for place, (_, ratio, text) in zip(places, ratios, strict=True):
-        axes.text((1 + ratio) * 1.04, place, text, va="center")
+        axes.text(1.05 * ratio, place, text, va="center", in_layout=False)
     axes.set_xscale("log")
-    axes.set_xlim(1, 2.4 * max(ratio for _, ratio, _ in ratios))
-    axes.set_xticks([1, 2, 5, 10, 20, 50], ["as good", "2 times", "5", "10", "20", "50"])
+    axes.set_xlim(1, 40 * max(ratio for _, ratio, _ in ratios))  # the texts need room
+    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes.set_xlabel("times as good as the best peer", loc="left")
     axes.minorticks_off()
     axes.set_yticks(places, [work for work, _, _ in ratios])
     axes.invert_yaxis()
