@@ -209,15 +209,16 @@ def _training(of: dict[str, list[Line]]) -> Iterable[str]:
 
 
 def _sweep(record: list[Line]) -> Iterable[str]:
-    yield "| system | part | settings, the best first | a second (or transitions a byte) |"
-    yield "| --- | --- | --- | --- |"
+    """The best settings of each part; the raw data has the others."""
+    yield "| system | part | best of | settings |"
+    yield "| --- | --- | ---: | --- |"
     of: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for row in record:
         of[row["system"], row["part"]].append(row)
     for (system, part), rows in of.items():
-        rows.sort(key=lambda row: -row["score"])
-        settings = ("`" + json.dumps(row["settings"]).strip("{}").replace('"', "") + "`" for row in rows)
-        yield _row(system, part, "; ".join(settings), "; ".join(_number(row["score"]) for row in rows))
+        best = max(rows, key=lambda row: row["score"])
+        settings = json.dumps(best["settings"]).strip("{}").replace('"', "")
+        yield _row(system, part, f"{len(rows)}", f"`{settings}`" if settings else "defaults")
 
 
 def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
