@@ -33,7 +33,7 @@ fn main() {
         ["exchange", way, config] => print(exchanges::measure(way, Path::new(config))),
         ["call", way, config] => print(calls::measure(way, Path::new(config))),
         _ => {
-            let flag = |name| arguments.iter().skip_while(move |&&a| a != name).nth(1);
+            let flag = |name: &str| arguments.iter().skip_while(move |&&a| a != name).nth(1);
             let record = record(flag("--rounds").map_or(3, |n| n.parse().unwrap()));
             if let Some(out) = flag("--out") {
                 fs::write(out, format!("{record:#}\n")).unwrap();
