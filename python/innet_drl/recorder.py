@@ -1,6 +1,6 @@
-"""Steps a Gymnasium environment and writes what happens.
+"""Steps a Gymnasium environment and writes the steps.
 
-Gymnasium hands out the last observation of an episode in three ways: a single environment returns it with the step that
+Gymnasium returns the last observation of an episode in three ways: a single environment returns it with the step that
 ends the episode; a vector environment does so in `info` (SAME_STEP), or with the next step (NEXT_STEP). The recorder
 writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
 """

@@ -1,11 +1,13 @@
 """Callbacks: functions of the caller that a run calls, and that may end it.
 
-class Watch(train.Callback):
-def on_evaluation(self, evaluation, agent_steps):
-if evaluation.mean > 400:
-raise train.StopTraining("good enough")
+They are called in the thread of `run`, between updates:
 
-train.run(train.preset("cartpole"), callbacks=[Watch()])
+    class Watch(train.Callback):
+        def on_evaluation(self, evaluation, agent_steps):
+            if evaluation.mean > 400:
+                raise train.StopTraining("good enough")
+
+    train.run(train.preset("cartpole"), callbacks=[Watch()])
 """
 
 from __future__ import annotations
