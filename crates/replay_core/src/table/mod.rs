@@ -115,13 +115,16 @@ impl Table {
     }
 
     /// An empty table of a valid definition.
-    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Self {
+    ///
+    /// # Errors
+    /// Errors of [`KeySpace::new`].
+    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Result<Self> {
         let capacity = config.capacity as u32;
-        Table {
+        Ok(Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
             items: Items::new(
-                KeySpace::new(),
+                KeySpace::new()?,
                 capacity,
                 config.priority_unit_log2,
                 config.max_times_sampled,
@@ -140,7 +143,7 @@ impl Table {
             samples: AtomicU64::new(0),
             dropped: AtomicBool::new(false),
             config: Arc::new(config),
-        }
+        })
     }
 
     /// The definition.

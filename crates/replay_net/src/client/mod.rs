@@ -48,7 +48,7 @@ use replay_core::replay::{
     UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
-use replay_core::sync::random;
+use replay_core::sync::random_number;
 use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -321,7 +321,7 @@ impl Replay for Client {
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         // The server recognises the number when the put is sent again, and does not put it over a newer one.
-        let id = random();
+        let id = random_number()?;
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
             name: name.into(),
             id,
