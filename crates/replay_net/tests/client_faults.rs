@@ -10,6 +10,7 @@ use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Client, ConnectOptions};
 use replay_net::server::RunningServer;
+use replay_wire::auth::Secret;
 use support::*;
 
 fn client(server: &RunningServer) -> Client {
@@ -311,6 +312,32 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
     }
     let left = client.sample(&all, &soon()).unwrap();
     assert_eq!(left.live_items, u64::from(ITEMS));
+}
+
+#[test]
+fn a_table_whose_drop_was_refused_is_made_again_on_a_restarted_server() {
+    const LEARNER: &str = "token of the learners";
+    let restartable = RestartableServer::new();
+    let secret = |token: &str| Some(Secret(token.to_owned()));
+    let start = || {
+        serve(&[&restartable.address], |config| {
+            config.token = secret("token of the operator");
+            config.learner_token = secret(LEARNER);
+        })
+    };
+    let server = start();
+    let options = ConnectOptions {
+        token: secret(LEARNER),
+        ..Default::default()
+    };
+    let client = connect(&server.addresses()[0], options).unwrap();
+    client.create_table(&queue("own"), &soon()).unwrap();
+    let error = client.drop_table("own", &soon()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden, "{error}");
+    drop(server);
+
+    let _server = start();
+    assert_eq!(client.table_config("own", &soon()).unwrap().name, "own");
 }
 
 #[test]

@@ -254,15 +254,19 @@ impl Replay for Client {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        self.dialer.tables().remove(table);
         let tries = Cell::new(0);
         let dropped = self.ask_done(wait, |_| {
             tries.set(tries.get() + 1);
             RequestBody::DropTable(table.into())
         });
+        let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
+        if dropped.as_ref().err().is_none_or(unknown) {
+            // After a refusal the table is still there, and a restarted server gets it again.
+            self.dialer.tables().remove(table);
+        }
         match dropped {
             // An earlier try dropped it, and its answer was lost.
-            Err(error) if error.code() == ErrorCode::UnknownTable && tries.get() > 1 => Ok(()),
+            Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
             dropped => dropped,
         }
     }
