@@ -137,6 +137,44 @@ fn without_a_server_a_call_gives_up_after_its_time() {
 }
 
 #[test]
+fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
+    let (server, direct) = server_with_a_queue();
+    let limited = TableConfig {
+        samples_per_insert: 1.0,
+        slack: 10.0,
+        ..queue("limited")
+    };
+    direct.create_table(&limited, &soon()).unwrap();
+    let proxy = Proxy::start(port(&server), vec![]);
+    // The call below has waited for longer when its connection breaks.
+    let reconnect_for = Duration::from_millis(1);
+    let options = ConnectOptions {
+        reconnect_for,
+        ..Default::default()
+    };
+    let through = connect(&proxy.address, options).unwrap();
+    let mut pushes = through.open_writer(writer("limited", 1), &soon()).unwrap();
+    for first in (0..30).step_by(5) {
+        pushes.push(steps(first, 5), &soon()).unwrap();
+    }
+    let stats = || server.server().service().stats()["tables"]["limited"].clone();
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| pushes.flush(&Wait::forever()));
+        until("a push waits", || stats()["blocked_pushes"] != 0);
+        let waited = Instant::now();
+        until("it waits for longer", || waited.elapsed() > reconnect_for);
+        proxy.cut();
+        let mut seen = Vec::new();
+        while seen.len() < 30 {
+            let sampled = direct.sample(&sample_request("limited", 5), &soon());
+            seen.extend(numbers(&sampled.unwrap()));
+        }
+        flushed.join().unwrap().unwrap();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>());
+    });
+}
+
+#[test]
 fn a_newer_connection_of_a_writer_fences_the_older_off() {
     let (_server, client) = server_with_a_queue();
     let mut old = client.open_writer(writer("steps", 7), &soon()).unwrap();

@@ -69,7 +69,7 @@ pub struct ConnectOptions {
     /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
     /// the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
-    /// Longest time for which a call reconnects after a broken connection, also without a deadline.
+    /// Longest time for which a call reconnects, from the break of its connection, also without a deadline.
     pub reconnect_for: Duration,
     /// Longest time for which the first connection is tried again while no server listens at the address.
     pub await_server: Duration,
@@ -139,7 +139,10 @@ impl Client {
             (is_absent(error) && begun.elapsed() < absent)
                 || (is_busy(error) && begun.elapsed() < busy)
         };
-        let first = retry_for(absent.max(busy), helps, &dialer, wait, || dialer.dial(wait))?;
+        let longest = absent.max(busy);
+        let first = retry_for(longest, helps, &mut None, &dialer, wait, || {
+            dialer.dial(wait)
+        })?;
         idle.give(first);
         Ok(Client {
             dialer,
