@@ -7,6 +7,7 @@
 //! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
+//! | `activity` | whether a writer is idle |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
@@ -22,6 +23,7 @@ pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
+mod activity;
 mod credit;
 mod evict;
 mod heap;
@@ -40,6 +42,7 @@ mod writers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use crate::budget::Reservation;
 use crate::chunk::RowBlobs;
@@ -50,6 +53,7 @@ use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 
+pub use activity::Activity;
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -157,11 +161,24 @@ impl Table {
     /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
     /// table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        self.open_writer_at(open, Instant::now())
+    }
+
+    /// [`Table::open_writer`] at the time `now`, when other writers may be idle.
+    ///
+    /// # Errors
+    /// Its errors.
+    pub fn open_writer_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         self.check_open()?;
         // One stream: the others may get no steps.
         self.config
             .check_window(1, open.window_before, open.window_after)?;
-        self.writers.open(open)
+        self.writers.open(open, now)
+    }
+
+    /// As [`Writers::attach`].
+    pub fn attach_writer(&self, writer: u64, connection: &Arc<Activity>) {
+        self.writers.attach(writer, connection);
     }
 
     /// As [`Writers::resume`].
