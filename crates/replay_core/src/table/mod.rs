@@ -75,9 +75,9 @@ pub enum Attempt<T> {
     Blocked(String),
 }
 
-/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order; pushes share
-/// one short lock. All are lock-free too, but for a sample that ends an item (`max_times_sampled`): the queue that it returns
-/// the slot to lets another thread finish first.
+/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order, and an update
+/// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
+/// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,

@@ -28,18 +28,15 @@ impl Table {
         }
         let mut items = Vec::with_capacity(keys.len());
         let mut new = Vec::with_capacity(keys.len());
-        let mut largest = 0.0f64;
         for (&bits, &priority) in keys.iter().zip(priorities) {
             let key = self.items.named(bits);
             let Some(key) = key.filter(|&key| self.items.confirm(key)) else {
                 continue;
             };
-            largest = largest.max(priority);
             items.push(key);
             new.push(priority);
         }
-        self.max_priority.raise(largest);
-        self.max_priority.update(&items, &new);
+        self.max_priority.update(&self.items, &items, &new);
         let applied = self.sampler.update(&self.items, &items, new)?;
         let stale = keys.len() - applied;
         self.counters
