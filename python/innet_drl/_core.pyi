@@ -914,7 +914,7 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: Return what there is at the deadline instead of an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Threads that unpack; `None` is one for each core that this process may use.
+            threads: Threads that unpack; `None` is one for each core that this process might use at its first sample.
 
         Raises:
             EmptyError: No item has a priority above zero.

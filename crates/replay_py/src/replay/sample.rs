@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZero;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use pyo3::prelude::*;
@@ -47,7 +47,8 @@ const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 
 /// Threads that unpack a batch where none are asked for: one for each core that this process may use.
 fn unpacking_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get)
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 impl PyReplay {
