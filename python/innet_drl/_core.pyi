@@ -499,7 +499,8 @@ class Writer(_ContextManager):
     """Writes the steps of `num_envs` environments: one `append` a step.
 
     Steps are packed into chunks and sent when `chunk_steps` of an environment are there. Use it as a context
-    manager, or call `close`: unsent steps are lost with their writer. A step is stored whole or, after an error,
+    manager, or call `close`: unsent steps are lost with their writer. The end of a block waits until the table has
+    taken them, however long that is, after an exception for 5 seconds; `close(timeout)` sets a time. A step is stored whole or, after an error,
     not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn is part
     of the timeout. The counts may be read at any time.
     """
