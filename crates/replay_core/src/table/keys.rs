@@ -112,6 +112,7 @@ mod tests {
         let keys = KeySpace::of(3, 7);
         let bits = keys.to_bits(key);
         assert_eq!(bits, (4 << 48) - 1);
+        assert_eq!(KeySpace::number_of(bits), 3);
         assert_eq!(keys.from_bits(bits), Some(key));
         assert_eq!(KeySpace::of(2, 7).from_bits(bits), None);
         assert_eq!(KeySpace::of(4, 7).from_bits(bits), None);
