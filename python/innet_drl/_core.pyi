@@ -494,9 +494,10 @@ class Writer(_ContextManager):
     """Writes the steps of `num_envs` environments: one `append` a step.
 
     Steps are packed into chunks of `chunk_steps` and sent. Use the writer as a context manager, or call `close`:
-    unsent steps are lost with their writer. A step is stored completely or, after an error, not at all, so it may be
-    appended again. Threads append, flush and close in turn; waiting for a turn counts for the timeout. The counts may
-    be read at any time.
+    unsent steps are lost with their writer. The end of a block waits until the table has taken the steps, without a
+    limit; after an exception for 5 seconds; `close(timeout)` sets a time. A step is stored completely or, after an
+    error, not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn counts
+    for the timeout. The counts may be read at any time.
     """
 
     def append(
@@ -907,7 +908,7 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Threads that unpack; `None` is one for each core that this process may use.
+            threads: Threads that unpack; `None` is one for each core that this process might use at its first sample.
 
         Raises:
             EmptyError: No item has a priority above zero.

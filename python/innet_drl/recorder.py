@@ -22,8 +22,8 @@ __all__ = ["Recorder"]
 class Recorder:
     """An environment whose steps a writer appends; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, or call
-    `close`, which sends the remaining steps. Gymnasium itself is not imported.
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, whose end
+    waits as that of a `Writer`, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
