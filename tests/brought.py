@@ -114,11 +114,13 @@ class Changing(Counter):
         return np.zeros((2,) if self.steps == 3 else (1,), np.float32)
 
 
-def make_vector(num_envs: int, mode: str = "SAME_STEP", observation: str = "", images: bool = False) -> SyncVectorEnv:
+def make_vector(
+    num_envs: int, mode: str = "SAME_STEP", observation: str = "", images: bool = False, copy: bool = True
+) -> SyncVectorEnv:
     def make() -> gymnasium.Env[Any, Any]:
         return Sampler(observation) if observation else Counter(images)
 
-    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
+    return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=AutoresetMode[mode])
 
 
 def make_wrong_count(num_envs: int) -> SyncVectorEnv:

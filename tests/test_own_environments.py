@@ -128,6 +128,19 @@ def test_a_priority_at_birth_is_the_learners(mode: str, munchausen: bool, loss: 
     assert at_birth.std() > 0.01
 
 
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_an_observation_is_no_buffer_of_the_environment(mode: str, images: bool) -> None:
+    """The actor holds an observation over the next step, for which this environment uses the array again."""
+    envs = made(brought.make_vector, environment_args={"mode": mode, "images": images, "copy": False})
+    held = envs.reset(0)
+    before = held.copy()
+    for _ in range(12):
+        step = envs.step(np.zeros(2, np.int64))
+        np.testing.assert_array_equal(held, before)
+        held, before = step.observation, step.observation.copy()
+
+
 def test_a_vector_environment_of_ones_own_needs_its_last_observations() -> None:
     envs = made(brought.make_vector)
     step = envs.vector.step

@@ -68,13 +68,27 @@ def check(batch: innet.Batch, lengths: list[int]) -> None:
     np.testing.assert_array_equal(batch.reward, batch.action)
 
 
-def vector(mode: AutoresetMode) -> SyncVectorEnv:
-    return SyncVectorEnv([lambda: Counter(0), lambda: Counter(1), lambda: Counter(2)], autoreset_mode=mode)
+class InPlace(Counter):
+    """Returns one array, which every step overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = np.zeros(3)
+
+    def _see(self) -> Any:
+        self.state[:] = super()._see()
+        return self.state
 
 
+def vector(mode: AutoresetMode, *, copy: bool = True) -> SyncVectorEnv:
+    made = [lambda: Counter(0), lambda: Counter(1), lambda: Counter(2)]
+    return SyncVectorEnv(made, copy=copy, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: AutoresetMode) -> None:
-    env = vector(mode)
+def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: AutoresetMode, copy: bool) -> None:
+    env = vector(mode, copy=copy)
     with memory(env) as replay:
         writer = replay.writer("t", 3, chunk_steps=5)
         with innet.Recorder(env, writer) as recorder:
@@ -87,8 +101,8 @@ def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: Autorese
         check(replay.sample("t", 2000), [4, 5, 6])
 
 
-def test_a_single_environment_is_recorded() -> None:
-    env = Counter()
+@pytest.mark.parametrize("env", [Counter(), InPlace()])
+def test_a_single_environment_is_recorded(env: Counter) -> None:
     with memory(env) as replay:
         writer = replay.writer("t", 1, VIEW)
         with innet.Recorder(env, writer) as recorder:

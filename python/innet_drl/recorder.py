@@ -55,7 +55,7 @@ class Recorder:
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Resets the environment; an episode that was not over is cut off, and its open windows are dropped."""
         observation, info = self._env.reset(**options)
-        self._observation = self._rows(observation)
+        self._observation = self._kept(observation)
         self._first[:], self._final[:] = True, False
         return observation, info
 
@@ -104,7 +104,7 @@ class Recorder:
             self._first, self._final = self._final, ended
         else:
             self._first = ended
-        self._observation = None if ended.any() and not self._vector else self._rows(following)
+        self._observation = None if ended.any() and not self._vector else self._kept(following)
         return following, reward, terminated, truncated, info
 
     def _last_observations(
@@ -132,6 +132,10 @@ class Recorder:
         """Observations or actions with a leading dimension of environments."""
         array = np.asarray(observation)
         return array if self._vector else array[None]
+
+    def _kept(self, observation: Any) -> NDArray[Any]:
+        """A copy of observations: the environment may write the next ones into the same array."""
+        return self._rows(observation).copy()
 
     def close(self) -> None:
         """Sends the remaining steps, and closes the writer and the environment."""

@@ -28,7 +28,7 @@ MAX_ONE_HOT = 4096
 CONTINUOUS_PAGE = "docs/environments.md#continuous-actions"
 
 Encode = Callable[[Any], NDArray[Any]]
-"""An array [N, ...] of N environments from what their vector environment returned."""
+"""A new array [N, ...] of N environments from what their vector environment returned, which it may overwrite."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(array, np.float32).reshape(len(array), -1)
+    return np.array(array, np.float32, order="C").reshape(len(array), -1)
 
 
 def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
@@ -159,7 +159,7 @@ def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
         if last:
             array = np.moveaxis(array, -1, -3)
         # Always the same memory layout: sums over another layout round differently.
-        return np.ascontiguousarray(array, dtype).reshape(len(array), *image)
+        return np.array(array, dtype, order="C").reshape(len(array), *image)
 
     return Part(name, image, "uint8" if small else "float32", scale), encode
 
