@@ -128,6 +128,45 @@ def test_a_run_in_a_thread_takes_nothing_over(tmp_path: Path, monkeypatch: pytes
     ]
 
 
+OWN_PROCESSES = """
+import multiprocessing
+import signal
+import sys
+
+
+def show(pipe):
+    pipe.send(("json" in sys.modules, "torch" in sys.modules, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    pipe.recv()
+
+
+if __name__ == "__main__":
+    from innet_drl import train
+    from training import small
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["json"])
+    train.run(small(steps=300), folder="run")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=show, args=(theirs,))
+    process.start()
+    print(ours.recv())
+    process.terminate()
+    process.join(20)
+    print(process.exitcode)
+    process.kill()
+"""
+
+
+def test_the_fork_server_of_the_callers_processes_is_not_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(OWN_PROCESSES)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[-2:] == ["(True, False, set())", str(-signal.SIGTERM)]
+
+
 def test_a_run_in_the_main_thread_leaves_signals_alone(tmp_path: Path) -> None:
     seen: list[Any] = []
 

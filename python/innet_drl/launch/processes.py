@@ -1,4 +1,4 @@
-"""Processes of a run: forked from one that has imported torch, and ended with the learner's process.
+"""Processes of a run: how they start, report, and end with the learner's process.
 
 Each child reports over a pipe of its own, so that one that dies leaves no lock held. It ends on SIGTERM, and when
 the learner's process is gone.
@@ -10,24 +10,28 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
+from innet_drl.launch.fork_server import END_SIGNALS, forking, start_fork_server
 from innet_drl.train.errors import ProcessError
 
+__all__ = [
+    "END_SIGNALS",
+    "MAIN_GUARD",
+    "ProcessFailure",
+    "await_end",
+    "end_with_parent",
+    "forbid_in_children",
+    "forking",
+    "silence_logs",
+    "start",
+    "start_fork_server",
+]
+
 MAIN_GUARD = "a script that trains does so under `if __name__ == '__main__':`, because actors import the script"
-
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that a terminal or a supervisor sends to every process of a run."""
-
-forking = multiprocessing.get_context("forkserver")
-"""Context of processes that are forked from one that has imported torch (`start_fork_server`)."""
-
 
 @dataclass(frozen=True)
 class ProcessFailure:
@@ -38,31 +42,6 @@ class ProcessFailure:
     """A replacement would fail in the same way."""
     by_memory: bool = False
     """The memory came back empty: a replacement counts as no restart."""
-
-
-def start_fork_server() -> None:
-    """Starts the process that actors are forked from, unless it runs: it imports torch once for all of them.
-
-    Actors are not forked from this process, whose threads and locks they would inherit in unknown states.
-
-    Raises:
-        ProcessError: The process cannot be started.
-    """
-    forking.set_forkserver_preload(["innet_drl.launch.actors"])
-    # It unblocks the signals of the process that starts it.
-    resource_tracker.ensure_running()
-    # A signal to the process group must not end the fork server before its last actor has ended. It inherits the
-    # mask, and ends when no process holds its pipe any more; an actor unblocks the signals that it handles.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-    try:
-        forkserver.ensure_running()
-    except OSError as error:
-        raise ProcessError(
-            f"the process that actors are forked from cannot be started ({error}): its socket is in "
-            f"{tempfile.gettempdir()}; where that path is long, set TMPDIR to a shorter one"
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def forbid_in_children() -> None:
