@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -121,6 +123,36 @@ def make_vector(
         return Sampler(observation) if observation else Counter(images)
 
     return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=AutoresetMode[mode])
+
+
+def make_async(num_envs: int) -> AsyncVectorEnv:
+    """Environments in processes, in the ways of Gymnasium: forks of the process that plays."""
+    return AsyncVectorEnv([Counter] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class Noted(Counter):
+    """Leaves a file while it is open."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._file = Path(tempfile.mkstemp(prefix="open-", dir=folder)[1])
+
+    def close(self) -> None:
+        self._file.rename(self._file.with_name(self._file.name.replace("open", "closed")))
+
+
+class Endless(Noted):
+    """Its games have no end; the first step writes to the pipe `steps` of the folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self._pipe = Path(folder) / "steps"
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps == 1:
+            self._pipe.write_text("stepped")
+        self.steps = 2
+        return self._observation(), 1.0, False, False, {}
 
 
 def make_wrong_count(num_envs: int) -> SyncVectorEnv:

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 import brought
+from innet_drl import train
 from innet_drl.batches import TorchBatch
 from innet_drl.launch import local
 from innet_drl.train import environments
@@ -183,6 +184,28 @@ def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
     assert result.evaluation is not None
     assert result.evaluation.mean == 5.0
     assert "<locals>.make" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_vector_environment_may_be_processes(tmp_path: Path) -> None:
+    config = small(environment="brought:make_async", environments=2, steps=300, batch_size=16, evaluation_games=1)
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is not None
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> None:
+    class Stop(train.Callback):
+        def on_metrics(self, metrics: train.Metrics) -> None:
+            if metrics.learner_updates:
+                raise RuntimeError("enough")
+
+    arguments = {"folder": str(tmp_path)}
+    config = small(environment=brought.Noted, environment_args=arguments, serial=serial, steps=1_000_000)
+    with pytest.raises(RuntimeError, match="enough"):
+        local.train(config, tmp_path / "run", callbacks=[Stop()])
+    assert list(tmp_path.glob("closed-*"))
+    assert not list(tmp_path.glob("open-*"))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from innet_drl.launch.fork_server import END_SIGNALS, forking, start_fork_server
@@ -22,16 +25,19 @@ __all__ = [
     "END_SIGNALS",
     "MAIN_GUARD",
     "ProcessFailure",
+    "Stopped",
     "await_end",
     "end_with_parent",
     "forbid_in_children",
     "forking",
+    "prepare_to_play",
     "silence_logs",
     "start",
     "start_fork_server",
 ]
 
 MAIN_GUARD = "a script that trains does so under `if __name__ == '__main__':`, because actors import the script"
+
 
 @dataclass(frozen=True)
 class ProcessFailure:
@@ -55,17 +61,17 @@ def forbid_in_children() -> None:
 
 
 def start(
-    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True, daemon: bool = True
+    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True
 ) -> tuple[Any, multiprocessing.connection.Connection]:
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
 
-    A daemon ends with this process at the latest, and may not start processes of its own.
+    It ends with this process at the latest.
 
     Raises:
         ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
-    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=daemon)
+    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
     try:
         process.start()
     except (EOFError, OSError) as error:
@@ -78,6 +84,35 @@ def start(
         # With this copy closed, the pipe ends when the process ends.
         theirs.close()
     return process, ours
+
+
+class Stopped(BaseException):
+    """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
+
+
+def prepare_to_play() -> None:
+    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`.
+
+    Raises:
+        Stopped: SIGTERM was received since the start.
+    """
+    # Ctrl-C reaches every process of the terminal; the learner ends the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    silence_logs()
+    end_with_parent()
+    # To its parent it is a daemon, which ends with the parent. Daemons may not start processes, such as environments.
+    multiprocessing.current_process().daemon = False
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    # Gymnasium's warning about environments that are closed during a step: the end of a run does that.
+    warnings.filterwarnings("ignore", message=".*Calling `close` while waiting")
+    signal.signal(signal.SIGTERM, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # Once: the process then closes its environments.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
 
 
 def silence_logs() -> None:
@@ -95,6 +130,9 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
+        # Environments, which would wait for this process.
+        for child in multiprocessing.active_children():
+            child.kill()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
