@@ -303,6 +303,22 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--environment-args: it cannot be pickled .*serial=True"):
         train.run(config, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    result = train.run(dataclasses.replace(config, serial=True, steps=300), folder=tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is not None
+
+
+def test_a_serial_run_of_a_function_is_resumed_with_it(tmp_path: Path) -> None:
+    """Its memory is kept in a journal, which is of one environment."""
+
+    def make(num_envs: int) -> Any:
+        return gymnasium.make_vec("CartPole-v1", num_envs)
+
+    config = small(environment=make, serial=True, steps=300)
+    train.run(config, folder=tmp_path / "run")
+    assert (tmp_path / "run" / "journal").exists()
+    resumed = train.run(dataclasses.replace(config, steps=400), folder=tmp_path / "run", resume=True)
+    assert resumed.agent_steps >= 400
 
 
 def test_a_video_that_fails_late_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

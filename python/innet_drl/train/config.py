@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import urlencode
 
-import yaml
-
 import innet_drl as innet
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, is_path, path_of
-from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping
+from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping, write_mapping
+
+logger = logging.getLogger(__name__)
 
 SERVER_SCHEMES = ("innet", "innets", "innet+fstack", "unix")
 """Schemes of servers' addresses. Other packages bring memories with other schemes."""
@@ -329,11 +330,23 @@ class Config:
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
         """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""
-        return flags(name for name in names if getattr(self, name) != getattr(other, name))
+        ours, theirs = self.as_dict(), other.as_dict()
+        return flags(name for name in names if ours[name] != theirs[name])
+
+    def as_dict(self, lost: list[str] | None = None) -> dict[str, Any]:
+        """Returns every setting as YAML has it; `lost` gets the names of arguments that cannot be read back."""
+        return plain({field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, lost)
 
     def save(self, path: Path) -> None:
-        """Writes every field to a YAML file."""
-        path.write_text(yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False))
+        """Writes every field to a YAML file; the log names arguments that cannot be read back."""
+        lost: list[str] = []
+        write_mapping(path, self.as_dict(lost))
+        if lost:
+            logger.warning(
+                "config.yaml has text in place of %s, and so have `train.load` and a run that is resumed by its folder "
+                "alone: give numbers, text, lists and mappings, or make the object inside of the environment",
+                ", ".join(lost),
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.
