@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,36 @@ def test_a_network_or_loss_that_cannot_be_used_is_one_error(changes: dict[str, A
     with pytest.raises(ConfigurationError, match=message):
         learner = Learner(small(**changes, device="cpu"), VECTOR)
         learner.update(random_batch(VECTOR, 4, learner.device))
+
+
+class Counted:
+    """A loss with a lock, which cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock, self.batches = threading.Lock(), 0
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> Any:
+        with self.lock:
+            self.batches += 1
+        return brought.squared(online, target, batch)
+
+
+@pytest.mark.parametrize("loss", ["categorical", Counted()])
+def test_copies_of_a_network_share_what_its_loss_holds(loss: Any, tmp_path: Path) -> None:
+    """The loss holds the settings, which hold the environment."""
+    lock = threading.Lock()
+
+    def make() -> brought.Counter:
+        with lock:
+            return brought.Counter()
+
+    config = small(
+        environment=make, environment_args={}, loss=loss, serial=True, steps=300, batch_size=16, target_period=5
+    )
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 5
+    if isinstance(loss, Counted):
+        assert loss.batches >= result.learner_updates
 
 
 @pytest.mark.parametrize("name", ["network", "loss"])

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 from urllib.parse import urlencode
 
 import innet_drl as innet
@@ -347,6 +347,10 @@ class Config:
                 "alone: give numbers, text, lists and mappings, or make the object inside of the environment",
                 ", ".join(lost),
             )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Copies of networks, which losses and modules refer from to the settings, share them: they do not change.
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.
