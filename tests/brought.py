@@ -95,6 +95,23 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full(space.shape, self.steps, space.dtype)
 
 
+class Lives(Counter):
+    """Loses a life at each step; games begin with 3 lives, and every other is truncated when one is left."""
+
+    games = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.games += 1
+        self.lives = 3 if self.games % 2 else 2
+        return super().reset(seed=seed)[0], {"lives": self.lives}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.lives -= 1
+        self.steps += 1
+        cut = self.games % 2 == 1 and self.lives == 1
+        return self._observation(), 1.0, self.lives == 0, cut, {"lives": self.lives}
+
+
 class Doubled(gymnasium.RewardWrapper[Any, Any]):
     """Rewards twice."""
 
@@ -117,9 +134,16 @@ class Changing(Counter):
 
 
 def make_vector(
-    num_envs: int, mode: str = "SAME_STEP", observation: str = "", images: bool = False, copy: bool = True
+    num_envs: int,
+    mode: str = "SAME_STEP",
+    observation: str = "",
+    images: bool = False,
+    lives: bool = False,
+    copy: bool = True,
 ) -> SyncVectorEnv:
     def make() -> gymnasium.Env[Any, Any]:
+        if lives:
+            return Lives()
         return Sampler(observation) if observation else Counter(images)
 
     return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=AutoresetMode[mode])

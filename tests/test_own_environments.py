@@ -142,6 +142,18 @@ def test_an_observation_is_no_buffer_of_the_environment(mode: str, images: bool)
         held, before = step.observation, step.observation.copy()
 
 
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [("SAME_STEP", [True, False, True, False]), ("NEXT_STEP", [True, True, False, True, False, False])],
+)
+def test_lives_of_the_next_game_are_not_those_of_the_last(mode: str, lost: list[bool]) -> None:
+    """A truncated game of 3 lives, then a game of 2: in NEXT_STEP each is followed by a step that resets it."""
+    envs = made(brought.make_vector, environment_args={"mode": mode, "lives": True})
+    envs.reset(0)
+    found = [envs.step(np.zeros(2, np.int64)).life_lost.tolist() for _ in range(2 * len(lost))]
+    assert found == [[each, each] for each in 2 * lost]
+
+
 def test_a_vector_environment_of_ones_own_needs_its_last_observations() -> None:
     envs = made(brought.make_vector)
     step = envs.vector.step

@@ -103,10 +103,11 @@ class Environments:
                 raise
             raise explained from error
         lives = info.get("lives", self._lives)
-        # Lives also fall at the end of a game, which is not the loss of a life alone.
-        life_lost = (lives < self._lives) & ~terminated & ~self._ended
-        self._lives = np.array(lives)
         ended = terminated | truncated
+        # Lives also fall at the end of a game, which is not the loss of a life alone. They are of the next game where
+        # this step has reset it: at the end of a game in SAME_STEP, and after it in NEXT_STEP.
+        life_lost = (lives < self._lives) & ~(ended if self.resets_at_once else terminated | self._ended)
+        self._lives = np.array(lives)
         final = None
         if self.resets_at_once:
             if ended.any():
