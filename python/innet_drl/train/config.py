@@ -227,7 +227,8 @@ class Config:
     evaluation_epsilon: Share = 0.0
     """Random actions in an evaluation."""
     evaluation_frames: Count = 18_000
-    """Emulator frames after which an evaluated game is truncated: 5 minutes of play (Mnih et al., 2015)."""
+    """Emulator frames, and steps outside Atari, after which an evaluated game is truncated: 5 minutes of play (Mnih et
+    al., 2015). Environments with a shorter limit of their own keep it."""
     evaluation_period: Natural = 0
     """Updates between evaluations, which are played beside training; 0 evaluates only at the end."""
     target_return: float | None = None
