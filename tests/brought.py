@@ -226,6 +226,19 @@ class LinearDict(nn.Module):
         return q
 
 
+class PartlyTrained(Linear):
+    """One layer is frozen, and one is never used."""
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__(observation_space, actions, config)
+        self.frozen = nn.Linear(actions, actions).requires_grad_(False)
+        self.unused = nn.Linear(actions, actions)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        q: Tensor = self.frozen(super().forward(observation))
+        return q
+
+
 class OneTooMany(Linear):
     """Returns a Q-value of an action that there is not."""
 

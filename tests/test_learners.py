@@ -1,5 +1,6 @@
 """Training with several learners: the same weights everywhere, and an end with a reason when one is gone."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -28,6 +29,14 @@ def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Pa
     # A learner with other weights would have ended it with an error.
     second = local.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
+
+
+def test_parts_of_a_network_may_be_frozen_or_unused(tmp_path: Path) -> None:
+    config = small(learners=2, network="brought:PartlyTrained", steps=600)
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 20
+    resumed = local.train(dataclasses.replace(config, steps=result.agent_steps + 200), tmp_path / "run", resume=True)
+    assert resumed.learner_updates > result.learner_updates
 
 
 def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> None:
