@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.config import Config
+from innet_drl.train.losses import Loss, TransitionLoss, of_actions
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
@@ -267,6 +268,47 @@ def squared_nan(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Te
 def squared_mean(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
     loss, priority, q = squared(online, target, batch)
     return loss.mean(), priority, q
+
+
+def squared_constant(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    loss, priority, q = squared(online, target, batch)
+    return loss.detach(), priority, q
+
+
+class LossWithoutCall(Loss):
+    """A loss that computes nothing."""
+
+
+class LossThatRaises(LossWithoutCall):
+    """A loss that cannot be made."""
+
+    def __init__(self, config: Config) -> None:
+        raise RuntimeError("no licence")
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
+        raise NotImplementedError
+
+
+class Halved(Loss):
+    """Half of the squared error of Q-learning, with targets by a name of its own."""
+
+    computed = 0
+
+    def targets(self, batch: TorchBatch, online: Any, target: Any) -> dict[str, Tensor]:
+        Halved.computed += 1
+        return {"goal": batch.reward + batch.discount * target(batch.next_observation).max(1).values}
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
+        q = online(batch.observation)
+        error = batch.goal - of_actions(q, batch.action)
+        return TransitionLoss(0.5 * error.square(), error.detach().abs(), q.detach())
+
+
+class LossOfTargets(Halved):
+    """Reads a target that it does not compute."""
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
+        return TransitionLoss(batch.missing, batch.missing, batch.missing)
 
 
 class LaterNan:

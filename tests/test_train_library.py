@@ -100,13 +100,35 @@ def test_an_error_of_a_callback_reaches_the_caller_and_nothing_is_left_running(t
     for trial in range(2):
         with pytest.raises(PrunedError):
             train.run(
-                small(steps=1_000_000, seed=trial),
-                callbacks=[Recorder(stop_at="metrics", error=PrunedError())],
+                small(steps=1_000_000, evaluation_period=20, seed=trial),
+                callbacks=[Recorder(stop_at="evaluation", error=PrunedError())],
                 folder=tmp_path / str(trial),
             )
     with RunFolder.open(tmp_path / "0").hold():
         pass
     assert train.run(small(steps=300), folder=tmp_path / "last").agent_steps >= 300
+
+
+def test_an_error_of_a_callback_before_the_run_has_learned_leaves_no_folder(tmp_path: Path) -> None:
+    for serial in (True, False):
+        with pytest.raises(ZeroDivisionError):
+            train.run(
+                small(serial=serial),
+                callbacks=[Recorder(stop_at="start", error=ZeroDivisionError())],
+                folder=tmp_path / "run",
+            )
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_an_error_of_a_callback_leaves_a_run_that_can_be_resumed(serial: bool, tmp_path: Path) -> None:
+    recorder = Recorder(stop_at="evaluation", error=ZeroDivisionError())
+    config = small(serial=serial, steps=1_000_000, evaluation_period=20)
+    with pytest.raises(ZeroDivisionError):
+        train.run(config, callbacks=[recorder], folder=tmp_path / "run")
+    steps = RunFolder(tmp_path / "run").latest_checkpoint().state["meter"]["agent_steps"]
+    resumed = train.run(small(serial=serial, steps=steps + 300), folder=tmp_path / "run", resume=True)
+    assert resumed.learner_updates > 20
 
 
 def test_a_run_in_a_thread_takes_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from innet_drl.train.environments.spaces import Actions, Encode
@@ -203,6 +203,13 @@ class Environments:
         cartpole.prev_done = np.array(state["ended"], np.bool_)
         cartpole.np_random.bit_generator.state = state["random"]
         self._ended = cartpole.prev_done.copy()
+
+    def sample(self, count: int, seed: int) -> NDArray[Any]:
+        """Returns random observations [count, *observation_shape] of the environment's space."""
+        space = batch_space(self.vector.single_observation_space, count)
+        space.seed(seed)
+        frames = self.frames(space.sample())
+        return np.repeat(frames[:, None], self.spec.stack, 1) if self.stacks else frames
 
     def frames(self, observations: Any) -> NDArray[Any]:
         """Returns observations [N, ...] as the environments return them as frames [N, *frame_shape], without stacks."""
