@@ -172,6 +172,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"channels": (16, 0, 32)}, r"--channels \(16, 0, 32\): it must be at least 1 each"),
         ({"target_return": float("nan")}, "--target-return nan: it must be a finite number"),
         ({"learning_rate": float("inf")}, "--learning-rate inf: it must be a finite number"),
+        ({"quantiles": 1}, "--quantiles 1: it must be at least 2"),
         ({"channels": (16, 32)}, r"--channels \(16, 32\): it must be of three convolutions"),
     ],
 )

@@ -117,6 +117,11 @@ def test_every_page_is_in_the_index() -> None:
     assert linked == {page.name for page in DOCUMENTS.glob("*.md")} - {"README.md"}
 
 
+def test_every_example_is_in_the_index() -> None:
+    named = set(re.findall(r"`(\w+\.(?:py|toml))`", (DOCUMENTS / "README.md").read_text()))
+    assert {path.name for path in (DOCUMENTS.parent / "examples").iterdir() if path.is_file()} <= named
+
+
 # Objects that the page on migration calls by these names.
 OBJECTS: dict[str, Any] = {
     "agent": train.Agent,

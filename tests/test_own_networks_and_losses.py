@@ -126,6 +126,19 @@ def test_a_network_or_loss_that_cannot_be_used_is_one_error(changes: dict[str, A
         learner.update(random_batch(VECTOR, 4, learner.device))
 
 
+def test_a_network_of_ones_own_computes_vectors_in_bfloat16_where_that_is_given(tmp_path: Path) -> None:
+    class Typed(brought.Linear):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            q = super().forward(observation)
+            seen.add(q.dtype)
+            return q
+
+    seen: set[torch.dtype] = set()
+    result = local.train(small(network=Typed, numerics="bfloat16", serial=True, steps=300), tmp_path / "run")
+    assert result.learner_updates > 0
+    assert torch.bfloat16 in seen
+
+
 class Counted:
     """A loss with a lock, which cannot be copied."""
 

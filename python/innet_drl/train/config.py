@@ -268,6 +268,7 @@ class Config:
             ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
             ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
             ("atoms", self.atoms >= 2, "at least 2"),
+            ("quantiles", self.quantiles >= 2, "at least 2"),
             (
                 "value_range",
                 len(self.value_range) == 2 and self.value_range[0] < self.value_range[1],

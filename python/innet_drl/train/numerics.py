@@ -36,7 +36,8 @@ def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
         # A head of the user's own may need more than the 8 bits of precision of bfloat16.
         dtypes, layouts = dtypes[:1], layouts[:1]
     if not spec.is_image:
-        dtypes, layouts = [torch.float32], [torch.contiguous_format]
+        # The networks of vectors are too small to gain by bfloat16.
+        dtypes, layouts = dtypes[:1], [torch.contiguous_format]
     candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
     if config.serial or len(candidates) == 1:
         return candidates[0]
