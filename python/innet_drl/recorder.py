@@ -93,7 +93,7 @@ class Recorder:
         Raises:
             ConfigError: The environment was not reset, a truncated episode needs a `q_function`, or a vector
                 environment ended an episode without its last observation.
-            ReplayError: As in `Writer.append`. After a `ValueError`, as for an array of another shape, the step is lost:
+            ReplayError: As in `Writer.append`. After a `ValueError`, as of an array of another shape, the step is lost:
                 call `reset`.
         """
         if self._pending is None:

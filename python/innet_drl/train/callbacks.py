@@ -1,5 +1,7 @@
 """Callbacks: functions of the caller that a run calls, and that may end it.
 
+A callback that ends training at a score:
+
     class Watch(train.Callback):
         def on_evaluation(self, evaluation, agent_steps):
             if evaluation.mean > 400:

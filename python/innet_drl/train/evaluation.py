@@ -115,12 +115,12 @@ def _play(
     scores: list[list[float]] = [[] for _ in range(count)]
     cut_off = 0
     # Atari games end at their limit by themselves; in others a greedy agent may play for ever.
-    limit = math.inf if config.is_atari else max(1, config.evaluation_frames // envs.spec.frames_per_step)
+    longest = math.inf if config.is_atari else max(1, config.evaluation_frames // envs.spec.frames_per_step)
     lengths = np.zeros(count)
     while any(len(of_one) < quota for of_one in scores):
         if stopped():
             return None
-        if all(len(of_one) >= quota or length >= limit for of_one, length in zip(scores, lengths, strict=True)):
+        if all(len(of_one) >= quota or length >= longest for of_one, length in zip(scores, lengths, strict=True)):
             # Environments cannot be reset one by one: those with games to play have reached the limit.
             observation = envs.reset(int(random.integers(2**30)))
             running[:] = lengths[:] = 0.0
@@ -129,9 +129,9 @@ def _play(
         running += step.reward
         lengths += 1
         ended = step.terminated | step.truncated
-        for environment in np.flatnonzero(ended | (lengths == limit)):
+        for environment in np.flatnonzero(ended | (lengths == longest)):
             # A game that goes on beyond the limit has its score already.
-            if len(scores[environment]) < quota and lengths[environment] <= limit:
+            if len(scores[environment]) < quota and lengths[environment] <= longest:
                 scores[environment].append(float(running[environment]))
                 cut_off += int(not step.terminated[environment])
             running[environment] = 0.0

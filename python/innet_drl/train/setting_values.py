@@ -168,17 +168,17 @@ def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str,
         if isinstance(value, np.generic | np.ndarray):
             value = value.tolist()
         if isinstance(value, Mapping):
-            return {
-                convert(name, key): convert(f"{name}.{key}", part, is_argument=True) for key, part in value.items()
-            }
+            return {convert(name, key): convert(f"{name}.{key}", part, is_argument=True) for key, part in value.items()}
         if isinstance(value, tuple | list):
             return [convert(name, part, is_argument=is_argument) for part in value]
         if value is None or isinstance(value, bool):
             return value
         # Members of enumerations are numbers and text, too.
-        for kind, converted in ((int, int), (float, float), (str, str.__str__), (PurePath, str)):
+        for kind in (int, float, str):
             if isinstance(value, kind):
-                return converted(value)
+                return str.__str__(value) if kind is str else kind(value)
+        if isinstance(value, PurePath):
+            return str(value)
         if is_argument and lost is not None:
             lost.append(name)
         return import_path(value) if callable(value) else str(value)
