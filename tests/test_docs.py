@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import brought
 import innet_drl as innet
 from docs._server_settings import filled
 from innet_drl import train
@@ -22,6 +23,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
 from innet_drl.train.metrics import Metrics
 from steps import table
+from training import small
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"
 
@@ -81,6 +83,35 @@ def test_the_program_for_continuous_actions_runs() -> None:
     assert names["batch"].action.shape == (64, 1)
 
 
+def test_the_networks_and_losses_of_the_page_train(tmp_path: Path) -> None:
+    chapters = (DOCUMENTS / "how-to/environments.md").read_text().split("## Networks\n")[1]
+    programs = re.findall(r"(?ms)^```python\n(.*?)^```$", chapters)
+    names: dict[str, Any] = {}
+    for program in programs:
+        exec(program, names)
+    config = small(serial=True, steps=300)
+    own: list[dict[str, Any]] = [
+        {"network": names["MyNetwork"], "loss": names["squared"]},
+        {"loss": names["Ensemble"]},
+    ]
+    for number, settings in enumerate(own):
+        result = train.run(dataclasses.replace(config, **settings), folder=tmp_path / str(number))
+        assert result.learner_updates > 0
+        assert result.evaluation is not None
+
+
+def test_arrays_of_a_batch_are_on_the_page_of_losses(tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    def look(online: Any, target: Any, batch: Any) -> Any:
+        seen.update(batch.as_dict())
+        return brought.squared(online, target, batch)
+
+    train.run(small(serial=True, steps=200, loss=look), folder=tmp_path / "run")
+    paragraph = (DOCUMENTS / "how-to/environments.md").read_text().split("`batch` has ")[1].split(". ")[0]
+    assert set(re.findall(r"`(\w+)`", paragraph)) == seen
+
+
 def anchors(text: str) -> set[str]:
     """Anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text))
@@ -105,6 +136,11 @@ def test_the_readme_lists_every_page() -> None:
     linked = set(re.findall(r"\]\(docs/([\w/.-]+\.md)", (DOCUMENTS.parent / "README.md").read_text()))
     pages = {str(page.relative_to(DOCUMENTS)) for page in DOCUMENTS.rglob("*.md")}
     assert pages - linked == {page for page in pages - linked if page.startswith("reports/")}
+
+
+def test_every_example_is_in_the_index() -> None:
+    named = set(re.findall(r"`(\w+\.(?:py|toml))`", (DOCUMENTS.parent / "README.md").read_text()))
+    assert {path.name for path in (DOCUMENTS.parent / "examples").iterdir() if path.is_file()} <= named
 
 
 # Objects that the page on migration calls by these names.
@@ -175,6 +211,7 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     ("document", "classes", "others"),
     [
         ("how-to/training.md", (Config, TrainFlags, EvaluateFlags, RecordFlags), {"help", "logdir", "listen"}),
+        ("how-to/environments.md", (Config,), set()),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
     ],
 )

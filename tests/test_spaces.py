@@ -188,6 +188,17 @@ def test_what_is_no_array_is_left_out_or_refused(caplog: pytest.LogCaptureFixtur
         environments.make(of(Told, environment_args={"alone": True}), 1)
 
 
+@pytest.mark.parametrize("part", [spaces.Sequence(brought.BOX), spaces.OneOf((brought.BOX, spaces.Discrete(2)))])
+def test_a_part_without_a_shape_is_refused(part: spaces.Space[Any]) -> None:
+    def make() -> gymnasium.Env[Any, Any]:
+        made = brought.Sampler()
+        made.observation_space = spaces.Dict(image=brought.IMAGE, inner=spaces.Dict(things=part))
+        return made
+
+    with pytest.raises(UnavailableEnvironmentError, match=r"observations .* in 'inner.things' are no arrays.* wrap it"):
+        environments.make(of(make), 1)
+
+
 @pytest.mark.parametrize(
     ("space", "message"),
     [

@@ -23,8 +23,8 @@ from innet_drl.train.metrics import Metrics
 class StopTraining(Exception):  # noqa: N818 - it is no error, as StopIteration
     """Raised by a callback, it ends training as `steps` or `minutes` do: with checkpoint, evaluation and result.
 
-    The message is the reason, for the log. Any other exception of a callback ends the run at once, without a
-    checkpoint, and reaches the caller of `run`.
+    The message is the reason, for the log. Any other exception of a callback ends the run at once, with a checkpoint
+    only if the run has learned and has none, and reaches the caller of `run`.
     """
 
 
