@@ -105,8 +105,12 @@ pub enum Error {
         waited_for: String,
     },
     /// A request that waits longer than a server holds it. Clients send it again.
-    #[error("the server holds a request for {held_ms} ms (max_wait_ms): send it again")]
-    Renew { held_ms: u64 },
+    #[error("{waited_for}; the server holds a request for {held_ms} ms (max_wait_ms): send it again")]
+    Renew {
+        held_ms: u64,
+        /// What the request was waiting for.
+        waited_for: String,
+    },
     /// A view that needs more rows than the items' windows have.
     #[error(
         "the view needs {before} steps before and {after} after the anchor, but the items of table {table:?} were written with {window_before} and {window_after}; write with a view at least as wide"

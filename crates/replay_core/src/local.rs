@@ -28,13 +28,20 @@ fn block_on<T>(
         let last = wait.deadline.is_some_and(|end| Instant::now() >= end);
         match attempt(last, &mut turn)? {
             Attempt::Ready(done) => return Ok(done),
-            Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
-            Attempt::Blocked(_) => {}
-        }
-        // Without a listener it was the first attempt: a change since then would be missed.
-        if let Some(changed) = changed {
-            // A change or the end of the slice: either way it tries again.
-            let _ = changed.wait_deadline(slices.next_wake(Instant::now())?);
+            Attempt::Blocked(reason) if last => {
+                return Err(Error::Deadline {
+                    waited_for: reason.to_string(),
+                });
+            }
+            Attempt::Blocked(reason) => {
+                let now = Instant::now();
+                wait.report(now, Wait::REPORT_AFTER, || reason.to_string());
+                // Without a listener it was the first attempt: a change since then would be missed.
+                if let Some(changed) = changed {
+                    // A change or the end of the slice: either way it tries again.
+                    let _ = changed.wait_deadline(slices.next_wake(now)?);
+                }
+            }
         }
     }
 }

@@ -338,8 +338,8 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let asked = AtomicUsize::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) == 1;
     let wait = Wait {
-        deadline: None,
         interrupted: &interrupted,
+        ..Wait::forever()
     };
     let error = client
         .sample(&sample_request("steps", 1), &wait)
@@ -348,8 +348,8 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     let now = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let mut batches = client.sampler(sample_request("steps", 1), 2).unwrap();
     let error = batches.next(&now).err().unwrap();

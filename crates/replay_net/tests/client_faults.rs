@@ -215,8 +215,8 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     let error = pushes.flush(&one_try()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     let interrupted = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");

@@ -207,10 +207,13 @@ impl Ahead {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if wait.deadline.is_some_and(|end| Instant::now() >= end) {
-                let waited_for = lock(&self.shared.waited_for).clone();
+            let waited_for = || lock(&self.shared.waited_for).clone();
+            let now = Instant::now();
+            if wait.deadline.is_some_and(|end| now >= end) {
+                let waited_for = waited_for();
                 return Err(Error::Deadline { waited_for });
             }
+            wait.report(now, Wait::REPORT_AFTER, waited_for);
         }
     }
 }
@@ -227,8 +230,8 @@ fn decode_ahead(
     while !stopped() {
         // The reader's own deadline ends its call. The short one here is for the reader's error: it updates `waited_for`.
         let wait = Wait {
-            deadline: Some(Instant::now() + 2 * Wait::CHECK_EVERY),
             interrupted: &stopped,
+            ..Wait::until(Some(Instant::now() + 2 * Wait::CHECK_EVERY))
         };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
         let result = sampler.next(&wait, beta, |wait| channel.next(wait));

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::wait::WaitNotice;
 
 use crate::error;
 use crate::process_local::Closing;
@@ -50,7 +51,7 @@ pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send
 }
 
 /// Runs `work` without the interpreter lock, and raises its error, the exception of a signal handler, or `ClosedError` once
-/// `closing` ends the call.
+/// `closing` ends the call. A long wait is logged.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
@@ -76,6 +77,7 @@ pub fn blocking<T: Send>(
         work(&Wait {
             deadline,
             interrupted: &interrupted,
+            notice: Some(&WaitNotice::default()),
         })
     });
     if let Some(raised) = lock(&raised).take() {

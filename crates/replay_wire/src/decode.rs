@@ -201,7 +201,7 @@ fn reply_body(
         Which::Welcome(welcome) => {
             ReplyBody::Welcome(Field::read(welcome.map_err(malformed)?.get_proof())?)
         }
-        Which::Waiting(()) => ReplyBody::Waiting,
+        Which::Waiting(reason) => ReplyBody::Waiting(Field::read(reason)?),
         Which::Done(()) => ReplyBody::Done,
         Which::Table(config) => ReplyBody::Table(read(config, room)?),
         Which::Writer(opened) => ReplyBody::Writer(read(opened, room)?),

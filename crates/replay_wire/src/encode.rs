@@ -120,7 +120,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
         }
         ReplyBody::Challenge(challenge) => challenge.write(root.init_challenge())?,
         ReplyBody::Welcome(proof) => root.init_welcome().set_proof(proof.write()?),
-        ReplyBody::Waiting => root.set_waiting(()),
+        ReplyBody::Waiting(reason) => root.set_waiting(&*reason),
         ReplyBody::Done => root.set_done(()),
         ReplyBody::Table(config) => config.write(root.init_table())?,
         ReplyBody::Writer(opened) => opened.write(root.init_writer())?,

@@ -1160,6 +1160,11 @@ pub mod reply {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
+        pub fn has_waiting(&self) -> bool {
+            if self.reader.get_data_field::<u16>(4) != 14 { return false; }
+            !self.reader.get_pointer_field(0).is_null()
+        }
+        #[inline]
         pub fn which(self) -> ::core::result::Result<WhichReader<'a,>, ::capnp::NotInSchema> {
             match self.reader.get_data_field::<u16>(4) {
                 0 => {
@@ -1234,7 +1239,7 @@ pub mod reply {
                 }
                 14 => {
                     ::core::result::Result::Ok(Waiting(
-                        ()
+                        ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
                 x => ::core::result::Result::Err(::capnp::NotInSchema(x))
@@ -1502,8 +1507,19 @@ pub mod reply {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_waiting(&mut self, _value: ())  {
+        pub fn set_waiting(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
             self.builder.set_data_field::<u16>(4, 14);
+            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
+        }
+        #[inline]
+        pub fn init_waiting(self, size: u32) -> ::capnp::text::Builder<'a> {
+            self.builder.set_data_field::<u16>(4, 14);
+            self.builder.get_pointer_field(0).init_text(size)
+        }
+        #[inline]
+        pub fn has_waiting(&self) -> bool {
+            if self.builder.get_data_field::<u16>(4) != 14 { return false; }
+            !self.builder.is_pointer_field_null(0)
         }
         #[inline]
         pub fn which(self) -> ::core::result::Result<WhichBuilder<'a,>, ::capnp::NotInSchema> {
@@ -1580,7 +1596,7 @@ pub mod reply {
                 }
                 14 => {
                     ::core::result::Result::Ok(Waiting(
-                        ()
+                        ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
                 x => ::core::result::Result::Err(::capnp::NotInSchema(x))
@@ -1851,11 +1867,11 @@ pub mod reply {
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(119, 97, 105, 116, 105, 110, 103, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
         ];
@@ -1876,7 +1892,7 @@ pub mod reply {
                 12 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 13 => <crate::innet_capnp::gradients_joined::Owned as ::capnp::introspect::Introspect>::introspect(),
                 14 => <crate::innet_capnp::listing::Owned as ::capnp::introspect::Introspect>::introspect(),
-                15 => <() as ::capnp::introspect::Introspect>::introspect(),
+                15 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
         }
@@ -1895,7 +1911,7 @@ pub mod reply {
         pub(crate) static MEMBERS_BY_NAME : &[u16] = &[2,10,4,1,13,0,14,11,7,8,12,5,9,15,3,6];
         pub(crate) const TYPE_ID: u64 = 0xf215_6dc8_921b_a1ec;
     }
-    pub enum Which<A0,A1,A2,A3,A4,A5,A6,A7,A8,A9,A10,A11,A12> {
+    pub enum Which<A0,A1,A2,A3,A4,A5,A6,A7,A8,A9,A10,A11,A12,A13> {
         Error(A0),
         Challenge(A1),
         Welcome(A2),
@@ -1910,10 +1926,10 @@ pub mod reply {
         Stats(A10),
         Gradients(A11),
         Listing(A12),
-        Waiting(()),
+        Waiting(A13),
     }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Reader<'a>>,::capnp::Result<crate::innet_capnp::challenge::Reader<'a>>,::capnp::Result<crate::innet_capnp::welcome::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Reader<'a>>,::capnp::Result<crate::innet_capnp::pushed::Reader<'a>>,::capnp::Result<crate::innet_capnp::sampled::Reader<'a>>,::capnp::Result<crate::innet_capnp::updated::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::parameters::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::gradients_joined::Reader<'a>>,::capnp::Result<crate::innet_capnp::listing::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Builder<'a>>,::capnp::Result<crate::innet_capnp::challenge::Builder<'a>>,::capnp::Result<crate::innet_capnp::welcome::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Builder<'a>>,::capnp::Result<crate::innet_capnp::pushed::Builder<'a>>,::capnp::Result<crate::innet_capnp::sampled::Builder<'a>>,::capnp::Result<crate::innet_capnp::updated::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::parameters::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::gradients_joined::Builder<'a>>,::capnp::Result<crate::innet_capnp::listing::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Reader<'a>>,::capnp::Result<crate::innet_capnp::challenge::Reader<'a>>,::capnp::Result<crate::innet_capnp::welcome::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Reader<'a>>,::capnp::Result<crate::innet_capnp::pushed::Reader<'a>>,::capnp::Result<crate::innet_capnp::sampled::Reader<'a>>,::capnp::Result<crate::innet_capnp::updated::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::parameters::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::gradients_joined::Reader<'a>>,::capnp::Result<crate::innet_capnp::listing::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Builder<'a>>,::capnp::Result<crate::innet_capnp::challenge::Builder<'a>>,::capnp::Result<crate::innet_capnp::welcome::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Builder<'a>>,::capnp::Result<crate::innet_capnp::pushed::Builder<'a>>,::capnp::Result<crate::innet_capnp::sampled::Builder<'a>>,::capnp::Result<crate::innet_capnp::updated::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::parameters::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::gradients_joined::Builder<'a>>,::capnp::Result<crate::innet_capnp::listing::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>>;
 }
 
 #[repr(u16)]

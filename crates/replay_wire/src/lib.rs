@@ -230,8 +230,9 @@ pub enum ReplyBody {
     Challenge(Challenge),
     /// End of the handshake: the server's proof, `None` without a token.
     Welcome(Option<[u8; 32]>),
-    /// The server does not read the connection for now. With id [`NO_REQUEST`]; clients ignore it.
-    Waiting,
+    /// No answer yet, and the reason: the request waits or, with id [`NO_REQUEST`], the server does not read the
+    /// connection for now.
+    Waiting(String),
     /// Success without a result.
     Done,
     /// Definition of a table.
@@ -284,7 +285,7 @@ impl ReplyBody {
             ReplyBody::Error { .. } => "error",
             ReplyBody::Challenge(_) => "challenge",
             ReplyBody::Welcome(_) => "welcome",
-            ReplyBody::Waiting => "waiting",
+            ReplyBody::Waiting(_) => "waiting",
             ReplyBody::Done => "done",
             ReplyBody::Table(_) => "table",
             ReplyBody::Writer(_) => "writer",

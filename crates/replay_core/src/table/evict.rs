@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::limiter::Outcome;
 
@@ -18,7 +19,7 @@ pub const EVICTED_AT_ONCE: usize = 64;
 
 impl Table {
     /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes. False: those in `evicted`
-    /// have to be dropped before another look. `Err` names the cause of the wait.
+    /// have to be dropped before another look. `Err` is the cause of the wait.
     pub(super) fn make_room(
         &self,
         residents: &mut Residents,
@@ -28,13 +29,10 @@ impl Table {
         // Blobs that readers hold of evicted chunks, and chunks that another push has evicted and is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes);
         if pinned + push.bytes > self.capacity_bytes {
-            return Err(format!(
-                "table {:?} has {pinned} of its {} bytes in evicted chunks that readers still hold; waiting for them \
-                 to let go of {}",
-                self.config.name,
-                self.capacity_bytes,
-                pinned + push.bytes - self.capacity_bytes
-            ));
+            return Err(Cause::PinnedBytes {
+                pinned,
+                missing: pinned + push.bytes - self.capacity_bytes,
+            });
         }
         let items = push.items.len();
         while residents.steps + push.rows > self.config.capacity
@@ -46,10 +44,7 @@ impl Table {
                 return Ok(false);
             }
             let Some(oldest) = residents.pop() else {
-                return Err(format!(
-                    "table {:?} waits for readers that are taking its last items",
-                    self.config.name
-                ));
+                return Err(Cause::LastItems);
             };
             self.end_items(&oldest);
             evicted.push(oldest);

@@ -42,6 +42,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::budget::Reservation;
+use crate::cause::WaitReason;
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
@@ -66,9 +67,8 @@ use stored::{Chunks, Held};
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. The text names what is missing, and how much. Try again after [`Turn::changed`], made before
-    /// the attempt.
-    Blocked(String),
+    /// Nothing was done. Try again after [`Turn::changed`], made before the attempt.
+    Blocked(WaitReason),
 }
 
 /// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order; pushes share

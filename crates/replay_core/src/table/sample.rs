@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
+use crate::cause::{Cause, WaitReason};
 use crate::error::{Error, Result, check_size};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
@@ -141,23 +142,24 @@ impl Table {
         }
     }
 
-    /// Adds to the reason of a wait that steps have arrived and made no item.
-    fn why_no_items(&self, waits: String) -> String {
+    /// The wait of a sample that the limiter refused, also for steps that have made no item.
+    fn limited(&self, cause: Cause) -> WaitReason {
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
-        if steps < STEPS_OF_ITEMS || self.counters.inserted_items.load(Ordering::Relaxed) > 0 {
-            return waits;
+        let none = steps >= STEPS_OF_ITEMS
+            && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
+        WaitReason::Table {
+            config: self.config.clone(),
+            cause,
+            ahead: 0,
+            steps_without_items: if none { steps } else { 0 },
         }
-        format!(
-            "{waits}; {steps} steps have arrived and made no item: are they all the first of an episode (first=True)? \
-             Writer.dropped_windows counts the windows that end so"
-        )
     }
 
     fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
         let admitted = match self.limiter.admit_sample(live, request.count, short) {
             Ok(admitted) => admitted,
-            Err(waits) => return Ok(Attempt::Blocked(self.why_no_items(waits))),
+            Err(cause) => return Ok(Attempt::Blocked(self.limited(cause))),
         };
         let mut batch = Sampling::new(self, request, admitted);
         match self.items.reserve_samples(batch.admitted.items, short) {
@@ -172,10 +174,9 @@ impl Table {
                 if !request.allow_short {
                     self.want_samples(batch.admitted.items);
                 }
-                return Ok(Attempt::Blocked(format!(
-                    "table {:?} has {left} samples left of the {} asked for, at max_times_sampled {}; waiting for writers",
-                    self.config.name, batch.admitted.items, self.config.max_times_sampled
-                )));
+                let wanted = batch.admitted.items;
+                let cause = Cause::SamplesLeft { left, wanted };
+                return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
             }
         }
         let (live_items, min_probability) = match &self.sampler {
@@ -203,12 +204,11 @@ impl Table {
                     items: self.items.live(),
                 });
             }
-            return Ok(Attempt::Blocked(format!(
-                "table {:?} has {} items to sample at the moment of the {} asked for; waiting for writers",
-                self.config.name,
-                batch.items.len(),
-                request.count
-            )));
+            let cause = Cause::Items {
+                found: batch.items.len(),
+                wanted: request.count,
+            };
+            return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
         }
         batch
             .finish(live_items, min_probability)

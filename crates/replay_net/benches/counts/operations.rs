@@ -31,6 +31,7 @@ const LEAVES: u32 = 1 << 20;
 const FOREVER: Wait<'static> = Wait {
     deadline: None,
     interrupted: &|| false,
+    notice: None,
 };
 
 /// Every operation with its counts.

@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
 use super::outage::Outage;
-use super::pipeline::{RequestPipeline, expect_reply, unexpected};
+use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
 use crate::io_error;
 use crate::refuse;
@@ -176,7 +176,8 @@ impl Dialer {
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
-        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, async {
+        let server = ServerWait::new(self.address.to_string());
+        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, &server, async {
             let (stream, channel_binding) = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
             let token = self.options.token.as_ref().map(|token| &*token.0);
@@ -345,7 +346,8 @@ impl Connection {
         T: Send,
     {
         let (pipeline, driver) = self.parts()?;
-        driver.drive(wait, until, late, work(pipeline))
+        let server = pipeline.server();
+        driver.drive(wait, until, late, &server, work(pipeline))
     }
 
     /// Queues a request and returns its id.
@@ -458,17 +460,18 @@ enum Driver {
 
 impl Driver {
     /// Runs `work` until it is done, `until` passes (then the error is `late`) or the call is interrupted. Polls it at
-    /// least once.
+    /// least once. A long wait for `server` is logged.
     fn drive<T: Send>(
         &self,
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
+        server: &ServerWait,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         match self {
             #[cfg(feature = "fstack")]
-            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, work),
+            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, server, work),
             Driver::Runtime(runtime) => runtime.block_on(async {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);
@@ -479,9 +482,11 @@ impl Driver {
                         done = &mut work => return done,
                         () = tokio::time::sleep_until(wake.into()) => {}
                     }
-                    if until.is_some_and(|until| Instant::now() >= until) {
-                        return Err(late());
+                    let now = Instant::now();
+                    if until.is_some_and(|until| now >= until) {
+                        return Err(server.explain(late()));
                     }
+                    server.report(wait, now);
                 }
             }),
         }
