@@ -22,8 +22,8 @@ __all__ = ["Recorder"]
 class Recorder:
     """An environment whose steps a writer appends; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, or call
-    `close`, which sends the remaining steps. Gymnasium itself is not imported.
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, as a
+    writer, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
@@ -133,10 +133,14 @@ class Recorder:
         array = np.asarray(observation)
         return array if self._vector else array[None]
 
-    def close(self) -> None:
-        """Sends the remaining steps, and closes the writer and the environment."""
+    def flush(self, timeout: float | None = 60.0) -> None:
+        """Sends the steps so far, and waits until they are in the table, as `Writer.flush`."""
+        self._writer.flush(timeout)
+
+    def close(self, timeout: float | None = 60.0) -> None:
+        """Sends the remaining steps, and closes the writer, as `Writer.close`, and the environment."""
         try:
-            self._writer.close()
+            self._writer.close(timeout)
         finally:
             self._env.close()
 

@@ -125,8 +125,10 @@ pub enum Error {
     /// A writer that a newer connection has taken over.
     #[error("writer {writer:?} was fenced off: a newer connection of the same writer took over")]
     Fenced { writer: String },
-    /// A writer that the server no longer knows.
-    #[error("writer {writer:?} has expired: the server no longer knows it; open a new writer")]
+    /// A writer that the memory no longer knows.
+    #[error(
+        "writer {writer:?} has expired: it was closed, or idle for five minutes when a new writer needed its streams, or its server restarted; open a new writer"
+    )]
     Expired {
         /// The writer's name, or its number if the name is not known.
         writer: String,

@@ -226,7 +226,7 @@ impl Memory {
 
 fn unknown(name: &str, tables: &BTreeMap<String, Arc<Table>>) -> Error {
     let known = if tables.is_empty() {
-        "no table has been made yet".to_owned()
+        "the memory has no tables: make it with `create_table`".to_owned()
     } else {
         let names: Vec<_> = tables.keys().map(|name| format!("{name:?}")).collect();
         format!("there are {}", names.join(", "))

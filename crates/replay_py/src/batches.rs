@@ -72,7 +72,8 @@ enum Source {
 
 struct Direct {
     sampler: DecodedSampler,
-    channel: Box<dyn SampleChannel>,
+    /// `None` for batches that may be short: requests in flight would have the deadline of an earlier call.
+    channel: Option<Box<dyn SampleChannel>>,
 }
 
 impl PyBatches {
@@ -88,11 +89,16 @@ impl PyBatches {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
         let start = || -> Result<Source> {
+            let direct = |sampler, channel| {
+                Ok(Source::Direct(Turns::new(WHAT, Direct { sampler, channel })))
+            };
+            if sampler.request.allow_short {
+                return direct(sampler, None);
+            }
             let in_flight = IN_FLIGHT.min(prefetch).max(1);
             let channel = sampler.replay.sampler(sampler.request.clone(), in_flight)?;
             if prefetch == 0 {
-                let direct = Direct { sampler, channel };
-                return Ok(Source::Direct(Turns::new(WHAT, direct)));
+                return direct(sampler, Some(channel));
             }
             let ahead = Ahead::start(sampler, channel, prefetch, first_beta)?;
             Ok(Source::Ahead(Turns::new(WHAT, ahead)))
@@ -121,7 +127,14 @@ impl PyBatches {
             Source::Direct(direct) => {
                 let mut turn = direct.take(wait)?;
                 let Direct { sampler, channel } = &mut *turn;
-                sampler.next(wait, || beta, |wait| channel.next(wait))
+                sampler.next(
+                    wait,
+                    || beta,
+                    |wait| match channel {
+                        Some(channel) => channel.next(wait),
+                        None => sampler.replay.sample(&sampler.request, wait),
+                    },
+                )
             }
             Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
         };

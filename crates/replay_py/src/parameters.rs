@@ -14,19 +14,26 @@ use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
 use crate::array::{self, Input};
-use crate::error;
+use crate::{error, torch};
 
 /// One version of named parameters.
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
 pub struct PyParameters {
     /// Rises by one with every put; the first is 1.
     version: u64,
-    /// The tensors by name, which the reader may change; bfloat16 becomes float32.
+    /// The tensors by name, which the reader may change: NumPy arrays, or torch tensors where a device was named. bfloat16
+    /// becomes float32.
     tensors: Py<PyDict>,
 }
 
 impl PyParameters {
-    pub fn new(py: Python<'_>, version: u64, contents: Contents) -> PyResult<Self> {
+    /// The tensors of a file: NumPy arrays, or torch tensors on `device`.
+    pub fn new(
+        py: Python<'_>,
+        version: u64,
+        contents: Contents,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let Contents { stored, mut memory } = contents;
         // The bytes of neither kind of memory move with their owner.
         let start = memory.as_mut_ptr();
@@ -42,7 +49,11 @@ impl PyParameters {
                 let data = start.add(entry.range.start);
                 array::over(owner.as_any(), data, dtype, &entry.shape, None, true)
             }?;
-            tensors.set_item(entry.name, array)?;
+            let tensor = match device {
+                None => array,
+                Some(device) => torch::call(py, "tensor_on", (array, device))?,
+            };
+            tensors.set_item(entry.name, tensor)?;
         }
         Ok(PyParameters {
             version,

@@ -40,7 +40,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_renewal};
+use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
 use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -138,6 +138,8 @@ impl Client {
         let helps = |error: &Error| {
             (is_absent(error) && begun.elapsed() < absent)
                 || (is_busy(error) && begun.elapsed() < busy)
+                // Beyond a number of refusals, a server at its limit closes connections without a reply.
+                || (is_cut_off(error) && begun.elapsed() < busy)
         };
         let first = retry_for(absent.max(busy), helps, &dialer, wait, || dialer.dial(wait))?;
         idle.give(first);

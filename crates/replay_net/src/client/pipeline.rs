@@ -396,6 +396,11 @@ pub fn is_busy(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Connect)
 }
 
+/// Whether the server closed the connection without saying why.
+pub fn is_cut_off(error: &Error) -> bool {
+    matches!(error, Error::Disconnected { .. })
+}
+
 /// Whether the server held the request for as long as it holds one, and the client is to send it again.
 pub fn is_renewal(error: &Error) -> bool {
     error.code() == ErrorCode::Renew
