@@ -128,7 +128,7 @@ def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay
         replay.update_priorities("t", key.astype(float), np.ones(4))
     with pytest.raises(errors.ConfigError, match="priorities has one dimension"):
         replay.update_priorities("t", key, np.ones((4, 1)))
-    with pytest.raises(errors.SchemaError, match="4 keys and 3 priorities"):
+    with pytest.raises(errors.SchemaError, match="4 ids and 3 priorities"):
         replay.update_priorities("t", key, np.ones(3))
     for integers in (np.int32, np.uint8, np.int64):
         assert replay.update_priorities("t", key, np.ones(4, integers)).stale == 0

@@ -310,7 +310,7 @@ def test_statistics_count(make_replay: MakeReplay) -> None:
     counted = stats["tables"]["t"]
     # Episodes end by terminating: every step starts a transition.
     assert counted["inserted_steps"] == counted["inserted_items"] == 160
-    assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 160 - counted["evicted_steps"]
+    assert counted["steps"] == counted["items"] == counted["items_with_priority"] == 160 - counted["evicted_steps"]
     assert counted["steps"] <= counted["capacity"] == 110
     assert counted["evicted_items"] == counted["evicted_steps"]
     assert (counted["sampled_items"], counted["limiter_sampled"]) == (8, 8)

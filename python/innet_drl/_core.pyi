@@ -1050,7 +1050,7 @@ class Replay(_ContextManager):
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
 
-        `docs/api.md` explains every key.
+        `docs/api.md` explains every name.
         """
     def join_gradients(
         self,
@@ -1175,7 +1175,7 @@ class Memory(Replay):
         """Restores the tables of a file that `save` wrote.
 
         Existing tables of these names must be empty, and keep their capacity and limits; a smaller table keeps the
-        newest steps. Missing tables are made. Writers are opened anew, earlier keys are stale, and priorities and
+        newest steps. Missing tables are made. Writers are opened anew, earlier ids are stale, and priorities and
         the ratio of samples to inserts continue.
 
         Args:

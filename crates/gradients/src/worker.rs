@@ -323,6 +323,9 @@ impl Exchange for ControlCall<'_> {
     }
 
     fn waits_for(&self, _now: Instant) -> String {
-        format!("the aggregator at {} has not answered", self.session.aggregator)
+        format!(
+            "the aggregator at {} has not answered",
+            self.session.aggregator
+        )
     }
 }

@@ -105,7 +105,9 @@ pub enum Error {
         waited_for: String,
     },
     /// A request that waits longer than a server holds it. Clients send it again.
-    #[error("{waited_for}; the server holds a request for {held_ms} ms (max_wait_ms): send it again")]
+    #[error(
+        "{waited_for}; the server holds a request for {held_ms} ms (max_wait_ms): send it again"
+    )]
     Renew {
         held_ms: u64,
         /// What the request was waiting for.

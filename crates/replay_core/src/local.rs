@@ -88,21 +88,21 @@ impl Replay for Memory {
     fn update_priorities(
         &self,
         table: &str,
-        keys: &[u64],
+        ids: &[u64],
         priorities: &[f64],
         _wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        self.table(table)?.update_priorities(keys, priorities)
+        self.table(table)?.update_priorities(ids, priorities)
     }
 
     fn report_corrupt(
         &self,
         table: &str,
-        key: u64,
+        id: u64,
         reason: &str,
         _wait: &Wait<'_>,
     ) -> Result<Option<String>> {
-        Ok(self.table(table)?.report_corrupt(key, reason))
+        Ok(self.table(table)?.report_corrupt(id, reason))
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64> {

@@ -139,7 +139,11 @@ mod tests {
             reported.load(Ordering::Relaxed)
         };
         for (after, times) in [(0, 0), (4_999, 0), (5_000, 1), (11_000, 1)] {
-            assert_eq!(blocked(&wait, Duration::from_millis(after)), times, "{after} ms");
+            assert_eq!(
+                blocked(&wait, Duration::from_millis(after)),
+                times,
+                "{after} ms"
+            );
         }
         let silent = Wait::forever();
         assert_eq!(blocked(&silent, Duration::from_secs(60)), 1);

@@ -280,7 +280,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             if let Some(room) = until(self.stack, next, &mut room).await {
                 return room;
             }
-            self.queue(replies, NO_REQUEST, ReplyBody::Waiting(reason.to_owned()), None);
+            self.queue(
+                replies,
+                NO_REQUEST,
+                ReplyBody::Waiting(reason.to_owned()),
+                None,
+            );
         }
     }
 
@@ -468,7 +473,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             while until(self.stack, report, &mut woken).await.is_none() {
                 // An attempt of a request behind others would find out no more.
                 let reason = turn.behind().as_ref().unwrap_or(&reason).to_string();
-                self.queue(replies, received.request.id, ReplyBody::Waiting(reason), None);
+                self.queue(
+                    replies,
+                    received.request.id,
+                    ReplyBody::Waiting(reason),
+                    None,
+                );
                 report += Wait::REPORT_AFTER;
             }
         }

@@ -40,32 +40,32 @@ pub fn exercise(replay: &Client) {
     let sampled = replay.sample(&sample_request("steps", 64), wait).unwrap();
     assert_eq!(numbers(&sampled).len(), 64);
     assert_eq!(sampled.live_items, 100);
-    let mut keys: Vec<u64> = sampled.items.iter().map(|item| item.key).collect();
-    keys.sort_unstable();
-    keys.dedup();
+    let mut ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
     let receipt = replay
-        .update_priorities("steps", &keys, &vec![2.0; keys.len()], wait)
+        .update_priorities("steps", &ids, &vec![2.0; ids.len()], wait)
         .unwrap();
     assert_eq!(
         receipt,
         UpdateReceipt {
-            applied: keys.len() as u32,
+            applied: ids.len() as u32,
             stale: 0
         }
     );
 
     let name = replay
-        .report_corrupt("steps", keys[0], "does not decode", wait)
+        .report_corrupt("steps", ids[0], "does not decode", wait)
         .unwrap();
     assert_eq!(name.as_deref(), Some("writer 1"));
     assert_eq!(
         replay
-            .report_corrupt("steps", keys[0], "again", wait)
+            .report_corrupt("steps", ids[0], "again", wait)
             .unwrap(),
         None
     );
     let receipt = replay
-        .update_priorities("steps", &keys[..1], &[1.0], wait)
+        .update_priorities("steps", &ids[..1], &[1.0], wait)
         .unwrap();
     assert_eq!(
         receipt,

@@ -90,7 +90,10 @@ impl PyBatches {
         let first_beta = beta.now(py)?;
         let start = || -> Result<Source> {
             let direct = |sampler, channel| {
-                Ok(Source::Direct(Turns::new(WHAT, Direct { sampler, channel })))
+                Ok(Source::Direct(Turns::new(
+                    WHAT,
+                    Direct { sampler, channel },
+                )))
             };
             if sampler.request.allow_short {
                 return direct(sampler, None);

@@ -76,7 +76,7 @@ impl DecodedSampler {
             let table = &self.request.table;
             match self
                 .replay
-                .report_corrupt(table, rejected.key, &rejected.reason, &wait)
+                .report_corrupt(table, rejected.id, &rejected.reason, &wait)
             {
                 Ok(writer) => tracing::warn!(
                     table,

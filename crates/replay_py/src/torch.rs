@@ -12,13 +12,17 @@ use crate::error;
 /// `ConfigError` without torch, or for a device that this machine does not have.
 pub fn device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let found = call(py, "torch_device", (name,));
-    found.map_err(|raised| match raised.is_instance_of::<PyModuleNotFoundError>(py) {
-        true => error::config(
-            py,
-            format!("device asks for torch tensors ({raised}): install torch, or leave device out"),
-        ),
-        false => raised,
-    })
+    found.map_err(
+        |raised| match raised.is_instance_of::<PyModuleNotFoundError>(py) {
+            true => error::config(
+                py,
+                format!(
+                    "device asks for torch tensors ({raised}): install torch, or leave device out"
+                ),
+            ),
+            false => raised,
+        },
+    )
 }
 
 /// Calls a function or class of `innet_drl.batches`.

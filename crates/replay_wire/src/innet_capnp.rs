@@ -7068,11 +7068,11 @@ pub mod sampled {
             self.reader.get_data_field::<u64>(0)
         }
         #[inline]
-        pub fn get_keys(self) -> ::capnp::Result<::capnp::primitive_list::Reader<'a,u64>> {
+        pub fn get_ids(self) -> ::capnp::Result<::capnp::primitive_list::Reader<'a,u64>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
         }
         #[inline]
-        pub fn has_keys(&self) -> bool {
+        pub fn has_ids(&self) -> bool {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
@@ -7186,19 +7186,19 @@ pub mod sampled {
             self.builder.set_data_field::<u64>(0, value);
         }
         #[inline]
-        pub fn get_keys(self) -> ::capnp::Result<::capnp::primitive_list::Builder<'a,u64>> {
+        pub fn get_ids(self) -> ::capnp::Result<::capnp::primitive_list::Builder<'a,u64>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_keys(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::primitive_list::Owned<u64>>) -> ::capnp::Result<()> {
+        pub fn set_ids(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::primitive_list::Owned<u64>>) -> ::capnp::Result<()> {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_keys(self, size: u32) -> ::capnp::primitive_list::Builder<'a,u64> {
+        pub fn init_ids(self, size: u32) -> ::capnp::primitive_list::Builder<'a,u64> {
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), size)
         }
         #[inline]
-        pub fn has_keys(&self) -> bool {
+        pub fn has_ids(&self) -> bool {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
@@ -7336,7 +7336,7 @@ pub mod sampled {
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(245, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(245, 0, 0, 0, 34, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(240, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(12, 1, 0, 0, 2, 0, 1, 0),
@@ -7398,7 +7398,7 @@ pub mod sampled {
             ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(107, 101, 121, 115, 0, 0, 0, 0),
+            ::capnp::word(105, 100, 115, 0, 0, 0, 0, 0),
             ::capnp::word(14, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -7516,7 +7516,7 @@ pub mod sampled {
         );
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5,6,7,8];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[6,3,5,7,1,8,2,0,4];
+        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[6,3,5,1,7,8,2,0,4];
         pub(crate) const TYPE_ID: u64 = 0x976c_cec8_fee0_d565;
     }
 }
@@ -7591,11 +7591,11 @@ pub mod update_priorities {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn get_keys(self) -> ::capnp::Result<::capnp::primitive_list::Reader<'a,u64>> {
+        pub fn get_ids(self) -> ::capnp::Result<::capnp::primitive_list::Reader<'a,u64>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
         }
         #[inline]
-        pub fn has_keys(&self) -> bool {
+        pub fn has_ids(&self) -> bool {
             !self.reader.get_pointer_field(1).is_null()
         }
         #[inline]
@@ -7677,19 +7677,19 @@ pub mod update_priorities {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn get_keys(self) -> ::capnp::Result<::capnp::primitive_list::Builder<'a,u64>> {
+        pub fn get_ids(self) -> ::capnp::Result<::capnp::primitive_list::Builder<'a,u64>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_keys(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::primitive_list::Owned<u64>>) -> ::capnp::Result<()> {
+        pub fn set_ids(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::primitive_list::Owned<u64>>) -> ::capnp::Result<()> {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false)
         }
         #[inline]
-        pub fn init_keys(self, size: u32) -> ::capnp::primitive_list::Builder<'a,u64> {
+        pub fn init_ids(self, size: u32) -> ::capnp::primitive_list::Builder<'a,u64> {
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(1), size)
         }
         #[inline]
-        pub fn has_keys(&self) -> bool {
+        pub fn has_ids(&self) -> bool {
             !self.builder.is_pointer_field_null(1)
         }
         #[inline]
@@ -7748,7 +7748,7 @@ pub mod update_priorities {
             ::capnp::word(1, 0, 0, 0, 1, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(73, 0, 0, 0, 42, 0, 0, 0),
+            ::capnp::word(73, 0, 0, 0, 34, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(68, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(96, 0, 0, 0, 2, 0, 1, 0),
@@ -7767,7 +7767,7 @@ pub mod update_priorities {
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(107, 101, 121, 115, 0, 0, 0, 0),
+            ::capnp::word(105, 100, 115, 0, 0, 0, 0, 0),
             ::capnp::word(14, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -8111,7 +8111,7 @@ pub mod report_corrupt {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn get_key(self) -> u64 {
+        pub fn get_id(self) -> u64 {
             self.reader.get_data_field::<u64>(0)
         }
         #[inline]
@@ -8193,11 +8193,11 @@ pub mod report_corrupt {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn get_key(self) -> u64 {
+        pub fn get_id(self) -> u64 {
             self.builder.get_data_field::<u64>(0)
         }
         #[inline]
-        pub fn set_key(&mut self, value: u64)  {
+        pub fn set_id(&mut self, value: u64)  {
             self.builder.set_data_field::<u64>(0, value);
         }
         #[inline]
@@ -8256,7 +8256,7 @@ pub mod report_corrupt {
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(73, 0, 0, 0, 34, 0, 0, 0),
+            ::capnp::word(73, 0, 0, 0, 26, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(68, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(80, 0, 0, 0, 2, 0, 1, 0),
@@ -8275,7 +8275,7 @@ pub mod report_corrupt {
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(107, 101, 121, 0, 0, 0, 0, 0),
+            ::capnp::word(105, 100, 0, 0, 0, 0, 0, 0),
             ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),

@@ -104,9 +104,9 @@ pub enum RequestBody {
     UpdatePriorities {
         /// The table.
         table: String,
-        /// Keys of its items.
-        keys: Vec<u64>,
-        /// New priority of each key, before the exponent.
+        /// Ids of its items.
+        ids: Vec<u64>,
+        /// New priority of each id, before the exponent.
         priorities: Vec<f64>,
     },
     /// A blob that does not decode ([`ReplyBody::Corrupt`]).
@@ -114,7 +114,7 @@ pub enum RequestBody {
         /// The table.
         table: String,
         /// The item.
-        key: u64,
+        id: u64,
         /// The fault.
         reason: String,
     },

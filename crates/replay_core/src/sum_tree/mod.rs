@@ -278,7 +278,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         let with_mass = self.leaves().filter(|(_, leaf)| leaf.units() > 0).count();
         if with_mass as u64 != self.live_with_mass() {
             return Err(Error::Internal(format!(
-                "{with_mass} leaves have mass, {} are counted",
+                "{with_mass} leaves have a priority, {} are counted",
                 self.live_with_mass()
             )));
         }

@@ -68,8 +68,8 @@ impl Table {
         loop {
             while removed.len() < EVICTED_AT_ONCE && residents.first < end {
                 let Some(oldest) = residents.pop() else { break };
-                for &key in &oldest.items {
-                    self.items.kill(key);
+                for &id in &oldest.items {
+                    self.items.kill(id);
                 }
                 removed.push(oldest);
             }
@@ -90,7 +90,7 @@ impl Table {
         let ended = chunk
             .items
             .iter()
-            .filter(|&&key| self.items.kill(key))
+            .filter(|&&id| self.items.kill(id))
             .count();
         let counters = &self.counters;
         counters

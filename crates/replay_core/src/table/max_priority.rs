@@ -7,8 +7,8 @@ use crate::schema::TableConfig;
 use crate::sync::lock;
 
 use super::heap::{Heap, RankBy};
+use super::ids::ItemId;
 use super::items::Items;
-use super::keys::ItemKey;
 
 /// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {
@@ -44,10 +44,10 @@ impl MaxPriority {
             Some(heap) => {
                 let mut heap = lock(heap);
                 // Items that have died leave the heap here: one step for each that was inserted.
-                while heap.first().is_some_and(|key| !items.confirm(key)) {
+                while heap.first().is_some_and(|id| !items.confirm(id)) {
                     heap.pop();
                 }
-                let first = heap.first().and_then(|key| heap.priority(key));
+                let first = heap.first().and_then(|id| heap.priority(id));
                 first.map_or(0, f64::to_bits)
             }
         };
@@ -69,16 +69,16 @@ impl MaxPriority {
     }
 
     /// Adds an item that was just inserted. Only under the insert lock.
-    pub fn insert(&self, key: ItemKey, priority: f64) {
+    pub fn insert(&self, id: ItemId, priority: f64) {
         if let Some(heap) = &self.live {
-            lock(heap).insert(key, priority);
+            lock(heap).insert(id, priority);
         }
     }
 
     /// Sets the priorities of items that were live a moment ago.
-    pub fn update(&self, keys: &[ItemKey], priorities: &[f64]) {
+    pub fn update(&self, ids: &[ItemId], priorities: &[f64]) {
         if let Some(heap) = &self.live {
-            Heap::update_all(heap, keys, priorities);
+            Heap::update_all(heap, ids, priorities);
         }
     }
 

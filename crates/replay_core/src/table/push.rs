@@ -142,13 +142,13 @@ impl Table {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let key = self
+            let id = self
                 .items
                 .insert(resident.handle, item.rows, born, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
-            self.sampler.insert(key, item.priority);
-            self.max_priority.insert(key, item.priority);
-            resident.items.push(key);
+            self.sampler.insert(id, item.priority);
+            self.max_priority.insert(id, item.priority);
+            resident.items.push(id);
             largest = largest.max(item.raises);
             inserted += 1;
         }

@@ -17,8 +17,8 @@ use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
 
 use super::credit::Credit;
+use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
-use super::keys::ItemKey;
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
@@ -49,7 +49,7 @@ impl Piece<'_> {
 
 /// A sampled item on its way into a batch.
 struct Candidate<'a> {
-    key: ItemKey,
+    id: ItemId,
     units: u64,
     probability: f64,
     metadata: Metadata,
@@ -145,8 +145,8 @@ impl Table {
     /// The wait of a sample that the limiter refused, also for steps that have made no item.
     fn limited(&self, cause: Cause) -> WaitReason {
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
-        let none = steps >= STEPS_OF_ITEMS
-            && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
+        let none =
+            steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
         WaitReason::Table {
             config: self.config.clone(),
             cause,
@@ -278,7 +278,7 @@ impl<'a> Sampling<'a> {
             let metadata = items.metadata(leaf.slot);
             chunks.prefetch(metadata.oldest);
             candidates.push(Candidate {
-                key: ItemKey {
+                id: ItemId {
                     slot: leaf.slot,
                     generation: leaf.generation,
                 },
@@ -309,10 +309,10 @@ impl<'a> Sampling<'a> {
     /// Samples the first items of a queue, each until it has no sample left.
     fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        queue.offer(items, self.reserved, |key| {
-            let metadata = items.metadata(key.slot);
+        queue.offer(items, self.reserved, |id| {
+            let metadata = items.metadata(id.slot);
             self.take(Candidate {
-                key,
+                id,
                 units: EQUAL_MASS,
                 probability: 1.0,
                 metadata,
@@ -323,7 +323,7 @@ impl<'a> Sampling<'a> {
 
     /// Takes a sampled item: pins its rows and counts the sample.
     fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
-        let Candidate { key, metadata, .. } = candidate;
+        let Candidate { id, metadata, .. } = candidate;
         let items = &self.table.items;
         let before = metadata.rows.before.min(self.request.before);
         let after = metadata.rows.after.min(self.request.after);
@@ -334,16 +334,16 @@ impl<'a> Sampling<'a> {
             .map(|oldest| self.pin(oldest, &metadata.rows, before, after))
             .transpose()?
             .flatten()
-            .filter(|()| items.confirm(key))
+            .filter(|()| items.confirm(id))
             .map(|()| self.check_view(&self.pieces[pinned].chunk))
             .transpose()?
-            .and_then(|()| items.claim(key, &metadata, candidate.units));
+            .and_then(|()| items.claim(id, &metadata, candidate.units));
         let Some(claim) = claim else {
             self.pieces.truncate(pinned);
             return Ok(Taken::Refused);
         };
         self.items.push(SampledItem {
-            key: items.key_bits(key),
+            id: items.id_bits(id),
             probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,

@@ -157,7 +157,7 @@ fn an_emptied_table_starts_again_and_its_writers_go_on() {
     assert_eq!(anchors(&old).len(), 4, "a sampled batch stays whole");
     assert_eq!(
         table
-            .update_priorities(&keys(&old), &[1.0; 4])
+            .update_priorities(&ids(&old), &[1.0; 4])
             .unwrap()
             .stale,
         4

@@ -303,8 +303,8 @@ pub fn anchors(sampled: &Sampled) -> Vec<u64> {
         .collect()
 }
 
-pub fn keys(sampled: &Sampled) -> Vec<u64> {
-    sampled.items.iter().map(|item| item.key).collect()
+pub fn ids(sampled: &Sampled) -> Vec<u64> {
+    sampled.items.iter().map(|item| item.id).collect()
 }
 
 /// The sampled item of that step; all items are anchors alone.

@@ -288,19 +288,19 @@ impl Replay for Client {
     fn update_priorities(
         &self,
         table: &str,
-        keys: &[u64],
+        ids: &[u64],
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        if keys.len() != priorities.len() {
+        if ids.len() != priorities.len() {
             return Err(Error::Schema {
                 table: table.into(),
-                reason: format!("{} keys and {} priorities", keys.len(), priorities.len()),
+                reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
             });
         }
         let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
             table: table.into(),
-            keys: keys.to_vec(),
+            ids: ids.to_vec(),
             priorities: priorities.to_vec(),
         })?;
         expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
@@ -309,13 +309,13 @@ impl Replay for Client {
     fn report_corrupt(
         &self,
         table: &str,
-        key: u64,
+        id: u64,
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>> {
         let (reply, _) = self.ask(wait, |_| RequestBody::ReportCorrupt {
             table: table.into(),
-            key,
+            id,
             reason: reason.into(),
         })?;
         expect_reply!(reply, ReplyBody::Corrupt(writer) => writer)

@@ -21,7 +21,8 @@ const MAX_FRAME_BYTES: u32 = 1 << 20;
 const SMALL_FRAME: u64 = 16 << 10;
 
 /// Reason for not reading a connection with [`MAX_REQUESTS`].
-pub const ANSWERS: &str = "the server reads no further request of this connection: 64 wait for their answers";
+pub const ANSWERS: &str =
+    "the server reads no further request of this connection: 64 wait for their answers";
 
 /// Reason for not reading a connection whose frame finds no receive memory.
 pub const RECEIVE_MEMORY: &str = "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or \

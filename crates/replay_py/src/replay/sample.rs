@@ -277,11 +277,11 @@ impl PyReplay {
         priorities: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<PyUpdateReceipt> {
-        let keys = array::numbers(ids, "ids", &IDS)?;
+        let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
-        let (keys, priorities) = (keys.to_bits(), priorities.to_f64());
+        let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
         let receipt = self.call(py, timeout, |replay, wait| {
-            replay.update_priorities(table, &keys, &priorities, wait)
+            replay.update_priorities(table, &ids, &priorities, wait)
         })?;
         Ok(PyUpdateReceipt {
             applied: receipt.applied,

@@ -202,7 +202,7 @@ fn a_codec_of_a_later_release_is_named() {
 fn lists_of_different_lengths_are_refused() {
     let body = RequestBody::UpdatePriorities {
         table: "t".into(),
-        keys: vec![1, 2],
+        ids: vec![1, 2],
         priorities: vec![1.0],
     };
     let outgoing = encode_request(&Request {
@@ -214,7 +214,7 @@ fn lists_of_different_lengths_are_refused() {
     let error = decode_request(received(&outgoing)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "protocol error: an update has 2 keys and 1 priorities"
+        "protocol error: an update has 2 ids and 1 priorities"
     );
 }
 

@@ -141,15 +141,18 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
-            let (keys, priorities) = updates.into_iter().unzip();
+            let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities {
                 table,
-                keys,
+                ids,
                 priorities,
             }
         }),
-        (name(), any::<u64>(), name())
-            .prop_map(|(table, key, reason)| RequestBody::ReportCorrupt { table, key, reason }),
+        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt {
+            table,
+            id,
+            reason
+        }),
         (name(), any::<u64>(), bytes()).prop_map(|(name, id, bytes)| RequestBody::PutParameters {
             name,
             id,
@@ -179,10 +182,10 @@ prop_compose! {
 
 prop_compose! {
     fn sampled_item()(
-        (key, age, times_sampled, before, after) in any::<(u64, u32, u32, u16, u16)>(),
+        (id, age, times_sampled, before, after) in any::<(u64, u32, u32, u16, u16)>(),
         probability in 0.0..1.0,
     ) -> SampledItem {
-        SampledItem { key, probability, age, times_sampled, before, after }
+        SampledItem { id, probability, age, times_sampled, before, after }
     }
 }
 

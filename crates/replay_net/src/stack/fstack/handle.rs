@@ -94,7 +94,9 @@ impl ReactorHandle {
             let now = Instant::now();
             if until.is_some_and(|until| now >= until) {
                 // It may have been done meanwhile.
-                return guard.cancel().unwrap_or_else(|| Err(server.explain(late())));
+                return guard
+                    .cancel()
+                    .unwrap_or_else(|| Err(server.explain(late())));
             }
             server.report(wait, now);
         }
