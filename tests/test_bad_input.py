@@ -246,7 +246,7 @@ def test_definitions_that_cannot_be_used_say_why(make: Any, message: str) -> Non
 
 def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
-    with pytest.raises(errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward'):
+    with pytest.raises(errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward: name'):
         replay.writer("t", 1, innet.NStep(observation="pixels"))
     with pytest.raises(TypeError, match="a view is an NStep, Sequences or a Window, got str"):
         replay.sample("t", 1, "nstep")  # type: ignore[arg-type]

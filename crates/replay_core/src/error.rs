@@ -163,7 +163,7 @@ pub enum Error {
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect { address: String, source: io::Error },
     /// A server at its limit of connections. Clients try again.
-    #[error("the server has no room for another connection now: {0}")]
+    #[error("the server takes no other connection now: {0}")]
     Busy(String),
     /// A broken connection.
     #[error("the connection to {address} broke: {reason}")]

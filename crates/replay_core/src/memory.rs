@@ -138,7 +138,7 @@ impl Memory {
         let advice = match (left.saturating_sub(index), config.capacity_bytes) {
             (0, _) => "lower capacity".to_owned(),
             (most, 0) => format!(
-                "set capacity_bytes to at most {most} (unset it keeps room for capacity steps that do not pack), lower \
+                "set capacity_bytes to at most {most} (unset it reserves space for capacity steps that do not pack), lower \
                  capacity"
             ),
             (most, _) => format!("lower capacity_bytes to at most {most}, or capacity"),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use replay_core::error::{Error, ErrorCode, Result};
@@ -47,7 +48,12 @@ impl<'py> FromPyObject<'_, 'py> for Beta {
         if value.is_callable() {
             return Ok(Beta::Schedule(value.to_owned().unbind()));
         }
-        value.extract().map(Beta::Number)
+        value.extract().map(Beta::Number).map_err(|_| {
+            PyTypeError::new_err(format!(
+                "beta is a number, or a function that returns one, got {}",
+                *value
+            ))
+        })
     }
 }
 
@@ -55,7 +61,14 @@ impl Beta {
     fn now(&self, py: Python<'_>) -> PyResult<f64> {
         let beta = match self {
             Beta::Number(beta) => *beta,
-            Beta::Schedule(schedule) => schedule.call0(py)?.extract(py)?,
+            Beta::Schedule(schedule) => {
+                let returned = schedule.call0(py)?;
+                returned.extract(py).map_err(|_| {
+                    PyTypeError::new_err(format!(
+                        "the function beta returns a number, got {returned}"
+                    ))
+                })?
+            }
         };
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         Ok(beta)

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use half::{bf16, f16};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
@@ -138,9 +139,16 @@ fn narrowed<const N: usize>(bytes: &[u8], narrow: impl Fn([u8; N]) -> [u8; 2]) -
 pub fn collect<'py>(
     py: Python<'py>,
     name: &str,
-    tensors: &Bound<'py, PyMapping>,
+    tensors: &Bound<'py, PyAny>,
     dtype: Option<&str>,
 ) -> PyResult<Vec<Tensor<'py>>> {
+    let mapping = || {
+        PyTypeError::new_err(format!(
+            "tensors is a mapping of names to arrays or torch tensors, such as module.state_dict(), got {}",
+            tensors.get_type()
+        ))
+    };
+    let tensors = tensors.cast::<PyMapping>().map_err(|_| mapping())?;
     let to_bfloat16 = match dtype {
         None => false,
         Some("bfloat16") => true,
@@ -155,7 +163,7 @@ pub fn collect<'py>(
         .items()?
         .iter()
         .map(|item| {
-            let (key, value): (String, Bound<'_, PyAny>) = item.extract()?;
+            let (key, value): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| mapping())?;
             let refuse = |reason| {
                 let message = format!("parameters {name:?} were refused: tensor {key:?}: {reason}");
                 error::raise(py, "ParametersError", message)

@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyMapping;
 
 use replay_core::error::Result;
 use replay_core::memory::Memory;
@@ -164,7 +163,7 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         name: &str,
-        tensors: &Bound<'_, PyMapping>,
+        tensors: &Bound<'_, PyAny>,
         dtype: Option<&str>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {

@@ -394,7 +394,7 @@ impl Items {
 mod tests {
     use super::*;
 
-    const KEYS: IdSpace = IdSpace::of(1, 0);
+    const IDS: IdSpace = IdSpace::of(1, 0);
 
     const OLDEST: Handle = Handle {
         slot: 7,
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_used_again_under_another_id() {
-        let items = Items::new(KEYS, 1, -19, 0);
+        let items = Items::new(IDS, 1, -19, 0);
         let first = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         assert!(items.insert(OLDEST, ROWS, 0, 5).is_none());
         let metadata = items.metadata(first.slot);
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn samples_are_reserved_claimed_undone_and_end_the_item() {
-        let items = Items::new(KEYS, 4, -19, 2);
+        let items = Items::new(IDS, 4, -19, 2);
         let id = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         let metadata = items.metadata(id.slot);
         assert_eq!(items.reserve_samples(3, false), Err(2));
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_dead_items_samples_are_gone() {
-        let items = Items::new(KEYS, 4, -19, 3);
+        let items = Items::new(IDS, 4, -19, 3);
         let id = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         let metadata = items.metadata(id.slot);
         assert_eq!(items.reserve_samples(1, false), Ok(1));

@@ -220,7 +220,7 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
     memory.drop_table("t").unwrap();
     let error = refusal(memory.table("t"));
     assert!(
-        error.to_string().contains("no table has been made yet"),
+        error.to_string().contains("the memory has no tables"),
         "{error}"
     );
     for error in [
