@@ -332,6 +332,24 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     }
 }
 
+/// As a server at its limit does, beyond the refusals that get a reply.
+#[test]
+fn a_first_connection_that_is_closed_without_a_reply_is_tried_again() {
+    let (server, _) = connected();
+    let proxy = Proxy::start(port(&server), vec![0, 0, 0]);
+    let client = connect(&proxy.address, ConnectOptions::default()).unwrap();
+    client.stats(&soon()).unwrap();
+    assert_eq!(proxy.connections(), 4);
+
+    let closed = Proxy::start(port(&server), vec![0; 1000]);
+    let options = ConnectOptions {
+        connect_timeout: Duration::from_millis(50),
+        ..Default::default()
+    };
+    let error = connect(&closed.address, options).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+}
+
 #[test]
 fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let (_server, client) = connected();

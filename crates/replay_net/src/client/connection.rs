@@ -472,15 +472,22 @@ impl Driver {
         match self {
             #[cfg(feature = "fstack")]
             Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, server, work),
-            Driver::Runtime(runtime) => runtime.block_on(async {
+            Driver::Runtime(runtime) => {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);
                 loop {
+                    // The interrupt check and the log may run any Python code, which must not find itself inside the
+                    // runtime: it may drop another connection, or make a call.
                     let wake = slices.next_wake(Instant::now())?;
-                    tokio::select! {
-                        biased;
-                        done = &mut work => return done,
-                        () = tokio::time::sleep_until(wake.into()) => {}
+                    let done = runtime.block_on(async {
+                        tokio::select! {
+                            biased;
+                            done = &mut work => Some(done),
+                            () = tokio::time::sleep_until(wake.into()) => None,
+                        }
+                    });
+                    if let Some(done) = done {
+                        return done;
                     }
                     let now = Instant::now();
                     if until.is_some_and(|until| now >= until) {
@@ -488,7 +495,7 @@ impl Driver {
                     }
                     server.report(wait, now);
                 }
-            }),
+            }
         }
     }
 }
