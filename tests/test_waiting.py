@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

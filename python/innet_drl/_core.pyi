@@ -570,8 +570,8 @@ class Writer(_ContextManager):
     def items(self) -> int:
         """Items made: windows that are complete with the steps appended so far.
 
-        The last of them may not be in the table yet: the rows of an unfinished chunk have not been sent, and pushes to a
-        server are in flight, or wait for the rate limiter. After `flush` all of them have been inserted.
+        The last of them may not be in the table yet: the rows of an unfinished chunk have not been sent, and pushes to
+        a server are in flight, or wait for the rate limiter. After `flush` all of them have been inserted.
         """
     @property
     def dropped_windows(self) -> int:

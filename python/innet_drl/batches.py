@@ -33,7 +33,9 @@ def torch_device(device: str | torch.device) -> torch.device:
             raise RuntimeError("torch finds no CUDA device on this machine")
     except (RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f'device is None, "cpu", "cuda", "cuda:1" or a torch.device, got {device!r}: {reason}') from None
+        raise ConfigError(
+            f'device is None, "cpu", "cuda", "cuda:1" or a torch.device, got {device!r}: {reason}'
+        ) from None
     return found
 
 

@@ -190,8 +190,9 @@ impl<'py> FromPyObject<'_, 'py> for ViewArgument {
             Ok(ViewArgument(ViewSpec::Window(view.get().0)))
         } else {
             Err(PyTypeError::new_err(format!(
-                "a view is an NStep, Sequences or a Window, got {}",
-                *value
+                "a view is an NStep, Sequences or a Window, got {} {}",
+                value.get_type().name()?,
+                value.repr()?
             )))
         }
     }
