@@ -170,9 +170,13 @@ class Actors:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def _stop(self) -> None:
+    def begin_end(self) -> None:
+        """Asks every actor to end, without waiting: leaving the context waits."""
         for process in self._processes.values():
             process.terminate()
+
+    def _stop(self) -> None:
+        self.begin_end()
         deadline = time.monotonic() + STOP_SECONDS
         for process in self._processes.values():
             await_end(process, max(0.0, deadline - time.monotonic()))

@@ -36,7 +36,7 @@ from innet_drl.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.5
+WAIT_SECONDS = 0.25
 """Timeout of a batch, and the period at which the first learner checks its actors."""
 
 
@@ -154,6 +154,8 @@ def train_parallel(trainer: Trainer) -> None:
         trainer.begin()
         try:
             _learn(trainer, memory, actors, batches)
+            # Actors end while the last line and the checkpoint are written.
+            actors.begin_end()
             if learners is not None:
                 learners.end()
             trainer.report_rest(memory)
