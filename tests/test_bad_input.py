@@ -249,7 +249,7 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
     with pytest.raises(errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward: name'):
         replay.writer("t", 1, innet.NStep(observation="pixels"))
     with pytest.raises(TypeError, match="a view is an NStep, Sequences or a Window, got str"):
-        replay.sample("t", 1, "nstep")  # type: ignore[arg-type]
+        replay.sample("t", 1, "nstep")  # type: ignore[call-overload]
     fill(replay, 20, view=innet.NStep(stack=2, n=1, observation="frame"))
     with pytest.raises(errors.ViewError, match=r"needs 3 steps before and 3 after.*written with 1 and 1"):
         replay.sample("t", 1, VIEW, timeout=10)
@@ -279,7 +279,11 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
         (lambda replay: replay.put_parameters("p", {1: np.ones(2)}), TypeError, "tensors is a mapping of names"),
         (lambda _: innet.Sequences(4, state="h"), TypeError, r"state is a sequence of names of columns, .*got h"),
         (lambda _: innet.Column("float31"), errors.ConfigError, "a column's dtype is bool, .*got float31"),
-        (lambda _: innet.Memory("t"), TypeError, "tables is a Table or a sequence of them, got <class 'str'>"),
+        (
+            lambda _: innet.Memory(cast(Any, "t")),
+            TypeError,
+            "tables is a Table or a sequence of them, got <class 'str'>",
+        ),
         (lambda _: innet.connect("unix:/tmp/s"), errors.ConfigError, r'"unix:/tmp/s" has no "://" after its scheme'),
         (lambda _: innet.connect("innet:/host:1"), errors.ConfigError, 'has no "://" after its scheme'),
     ],

@@ -107,7 +107,7 @@ def test_a_server_that_does_not_answer_is_in_the_log(tmp_path: Path, log: Lines)
 def test_full_receive_memory_of_a_server_is_in_the_log(tmp_path: Path, log: Lines) -> None:
     large: dict[str, Any] = {"observation": innet.Column("uint8", (20_000,), codec="none"), "reward": "float32"}
     held = innet.Table("t", large, 1000, min_size=1, samples_per_insert=1.0, slack=2.0, view=innet.Window(0, 0))
-    row = {
+    row: dict[str, Any] = {
         "observation": np.zeros((1, 20_000), np.uint8),
         "reward": np.zeros(1, np.float32),
         "terminated": [False],
