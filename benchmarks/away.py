@@ -36,7 +36,7 @@ WRITER, TRAINING = "writer", "training"
 MESSAGES = {WRITER: "waiting up to", TRAINING: "waiting for the replay memory"}
 NAMED = {("killed", WRITER), ("killed", TRAINING), ("stopped", TRAINING)}
 """Programs that can know of it: a stopped server keeps its connections, so a bare writer cannot."""
-GOALS = {"said_s": 1.0, "ended_s": 3.0}
+GOALS = {"said_s": 1.0, "ended_s": 2.0}
 
 
 def write(address: str) -> None:
@@ -145,6 +145,8 @@ def away(times: int = 20, under: tuple[str, ...] = (WRITER, TRAINING)) -> None:
         times: Of each: killed and stopped, under a writer and under a training run.
         under: `writer`, `training` or both.
     """
+    # A shell starts programs in the background with SIGINT ignored, and theirs inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for how in ("killed", "stopped"):
         for kind in under:
             taken = []

@@ -1,4 +1,4 @@
-"""The wheel of `make wheel`, installed into an environment with nothing but NumPy beside it, and the source distribution."""
+"""The wheel of `make wheel`, installed with nothing but NumPy beside it, and the source distribution."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 def program() -> str:
     """The program of the page on installing."""
-    (text,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "install.md").read_text())
+    (text,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "how-to" / "install.md").read_text())
     return str(text)
 
 
@@ -88,7 +88,7 @@ def test_it_needs_numpy_alone_and_names_its_extras(installed: Path) -> None:
         "print(*sorted(r.partition('>')[0] for r in m.requires('innet-drl') if 'extra' not in r))\n"
     )
     printed = run(installed / "python", "-c", code).stdout.splitlines()
-    assert printed == ["innet-drl numpy", "bench dev redis train", "numpy"]
+    assert printed == ["innet-drl numpy", "bench dev docs redis train", "numpy"]
 
 
 def test_the_program_of_the_page_samples_in_process_and_from_a_server(installed: Path) -> None:
@@ -168,7 +168,9 @@ def test_every_crate_of_the_extension_is_in_the_file_of_licences() -> None:
     tree = ["cargo", "tree", "--locked", "--package", "replay_py", "--edges", "normal", "--prefix", "none"]
     listed = subprocess.run([*tree, "--format", "{p}"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     # Crates of this workspace have a path.
-    crates = {tuple(line.split()[:2]) for line in listed.splitlines() if line and "(/" not in line and "(proc" not in line}
+    crates = {
+        tuple(line.split()[:2]) for line in listed.splitlines() if line and "(/" not in line and "(proc" not in line
+    }
     text = (ROOT / "LICENSES-THIRD-PARTY.txt").read_text()
     missing = {f"{name} {version[1:]}" for name, version in crates if f"{name} {version[1:]}" not in text}
     assert not missing, "make licenses"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import threading
@@ -144,6 +145,31 @@ def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(
     # No restart of an actor is left, and none is needed.
     with serving:
         assert while_training(endless(serving, actors=2, actor_restarts=0), run, act) is None
+
+
+def test_a_signal_during_a_message_of_the_core_ends_the_call(server: Server) -> None:
+    class Interrupting(logging.Handler):
+        """As a terminal whose Ctrl-C comes while the line is written."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            assert "waiting up to" in record.getMessage()
+            signal.raise_signal(signal.SIGINT)
+
+    logger, handler = logging.getLogger("innet_drl"), Interrupting()
+    handlers = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with innet.connect(server.address, reconnect_for=3600) as memory:
+        server.send(signal.SIGKILL)
+        logger.addHandler(handler)
+        try:
+            # The message comes after the first pause.
+            with pytest.raises(KeyboardInterrupt):
+                memory.stats(timeout=None)
+        finally:
+            logger.removeHandler(handler)
+            signal.signal(signal.SIGINT, handlers)
+        # It ends one call, not the next one.
+        with pytest.raises(innet.errors.ConnectError):
+            memory.stats(timeout=0.1)
 
 
 def test_a_wrong_address_is_named_before_anything_is_measured(

@@ -6,12 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import innet_drl as innet
+from benchmarks import processes
+from serving import Server
 from steps import VIEW, fill, table
 
 COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
@@ -113,3 +116,26 @@ def test_statistics_are_printed_again_and_again(tmp_path: Path) -> None:
             uptimes = [json.loads(watching.stdout.readline())["uptime_s"] for _ in range(2)]
             watching.kill()
     assert uptimes[0] < uptimes[1]
+
+
+def test_the_memory_of_dropped_tables_goes_back_to_the_system(tmp_path: Path) -> None:
+    def make_and_drop(thread: int) -> None:
+        with innet.connect(server.address) as memory:
+            for _ in range(10):
+                names = [f"{thread}-{number}" for number in range(10)]
+                for name in names:
+                    # About 6 MiB: less than the blocks that every allocator returns.
+                    memory.create_table(innet.Table(name, {"x": "uint8"}, 1 << 16, capacity_bytes=1 << 20))
+                for name in names:
+                    memory.drop_table(name)
+
+    with Server(f"unix://{tmp_path}/s", "--io-threads=4") as server:
+        make_and_drop(0)
+        before = processes.resident_bytes(server.pid)
+        threads = [threading.Thread(target=make_and_drop, args=(thread,)) for thread in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        grown = processes.resident_bytes(server.pid) - before
+    assert grown < 32 << 20, f"{grown >> 20} MiB are kept"

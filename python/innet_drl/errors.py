@@ -53,7 +53,7 @@ class MissingExtraError(ReplayError, ImportError):
 
 
 class DeadlineError(ReplayError, TimeoutError):
-    """The timeout passed; the message names what the call waited for."""
+    """The timeout passed; the message names the cause."""
 
 
 class UnknownTableError(ReplayError, KeyError):

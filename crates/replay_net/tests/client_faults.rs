@@ -10,6 +10,7 @@ use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Client, ConnectOptions};
 use replay_net::server::RunningServer;
+use replay_wire::auth::Secret;
 use support::*;
 
 fn client(server: &RunningServer) -> Client {
@@ -136,6 +137,44 @@ fn without_a_server_a_call_gives_up_after_its_time() {
 }
 
 #[test]
+fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
+    let (server, direct) = server_with_a_queue();
+    let limited = TableConfig {
+        samples_per_insert: 1.0,
+        slack: 10.0,
+        ..queue("limited")
+    };
+    direct.create_table(&limited, &soon()).unwrap();
+    let proxy = Proxy::start(port(&server), vec![]);
+    // The call below has waited for longer when its connection breaks.
+    let reconnect_for = Duration::from_millis(1);
+    let options = ConnectOptions {
+        reconnect_for,
+        ..Default::default()
+    };
+    let through = connect(&proxy.address, options).unwrap();
+    let mut pushes = through.open_writer(writer("limited", 1), &soon()).unwrap();
+    for first in (0..30).step_by(5) {
+        pushes.push(steps(first, 5), &soon()).unwrap();
+    }
+    let stats = || server.server().service().stats()["tables"]["limited"].clone();
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| pushes.flush(&Wait::forever()));
+        until("a push waits", || stats()["blocked_pushes"] != 0);
+        let waited = Instant::now();
+        until("it waits for longer", || waited.elapsed() > reconnect_for);
+        proxy.cut();
+        let mut seen = Vec::new();
+        while seen.len() < 30 {
+            let sampled = direct.sample(&sample_request("limited", 5), &soon());
+            seen.extend(numbers(&sampled.unwrap()));
+        }
+        flushed.join().unwrap().unwrap();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>());
+    });
+}
+
+#[test]
 fn a_newer_connection_of_a_writer_fences_the_older_off() {
     let (_server, client) = server_with_a_queue();
     let mut old = client.open_writer(writer("steps", 7), &soon()).unwrap();
@@ -215,8 +254,8 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     let error = pushes.flush(&one_try()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     let interrupted = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
@@ -238,8 +277,8 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     assert!(drain(&client, "limited").is_empty());
 }
 
-fn keys(sampled: &Sampled) -> Vec<u64> {
-    sampled.items.iter().map(|item| item.key).collect()
+fn ids(sampled: &Sampled) -> Vec<u64> {
+    sampled.items.iter().map(|item| item.id).collect()
 }
 
 /// An address at which servers are started one after another.
@@ -283,13 +322,13 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
     // Items of the same mass, as many as are sampled: one from each stratum.
     let all = sample_request("replay", ITEMS);
     fill();
-    let old = keys(&client.sample(&all, &soon()).unwrap());
+    let old = ids(&client.sample(&all, &soon()).unwrap());
     drop(server);
 
     let _server = restartable.serve();
     fill();
     let mut batches = client.sampler(all.clone(), 1).unwrap();
-    let new = keys(&batches.next(&soon()).unwrap());
+    let new = ids(&batches.next(&soon()).unwrap());
     let distinct: BTreeSet<_> = old.iter().chain(&new).collect();
     assert_eq!(distinct.len(), 2 * ITEMS as usize);
 
@@ -305,12 +344,38 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
             stale: ITEMS
         }
     );
-    for key in old {
-        let writer = client.report_corrupt("replay", key, "x", &soon()).unwrap();
+    for id in old {
+        let writer = client.report_corrupt("replay", id, "x", &soon()).unwrap();
         assert_eq!(writer, None);
     }
     let left = client.sample(&all, &soon()).unwrap();
     assert_eq!(left.live_items, u64::from(ITEMS));
+}
+
+#[test]
+fn a_table_whose_drop_was_refused_is_made_again_on_a_restarted_server() {
+    const LEARNER: &str = "token of the learners";
+    let restartable = RestartableServer::new();
+    let secret = |token: &str| Some(Secret(token.to_owned()));
+    let start = || {
+        serve(&[&restartable.address], |config| {
+            config.token = secret("token of the operator");
+            config.learner_token = secret(LEARNER);
+        })
+    };
+    let server = start();
+    let options = ConnectOptions {
+        token: secret(LEARNER),
+        ..Default::default()
+    };
+    let client = connect(&server.addresses()[0], options).unwrap();
+    client.create_table(&queue("own"), &soon()).unwrap();
+    let error = client.drop_table("own", &soon()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden, "{error}");
+    drop(server);
+
+    let _server = start();
+    assert_eq!(client.table_config("own", &soon()).unwrap().name, "own");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
 use tracing::field::{Field, Visit};
@@ -13,6 +14,7 @@ use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::turns::lock;
+use crate::wait;
 
 /// Starts forwarding, once in a process. Not at import, since the command line has a log of its own.
 ///
@@ -95,8 +97,14 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
             }
             state.running += 1;
         }
-        // A logger that raises must not stop the core.
-        let _ = Python::try_attach(|py| log(py, level, &text));
+        Python::try_attach(|py| {
+            if let Err(error) = log(py, level, &text) {
+                // A logger that raises must not stop the core, and a signal's handler that raises must stop the call.
+                if !error.is_instance_of::<PyException>(py) {
+                    wait::keep_raised(error);
+                }
+            }
+        });
         forwarding().running -= 1;
         DONE.notify_all();
     }

@@ -1,5 +1,6 @@
 //! Blocking calls without the interpreter lock, ended by their deadline, by Ctrl-C, or when the object is closed.
 
+use std::cell::Cell;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use pyo3::prelude::*;
 
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::wait::WaitNotice;
 
 use crate::error;
 use crate::process_local::Closing;
@@ -44,13 +46,34 @@ pub fn seconds(py: Python<'_>, argument: &str, seconds: f64) -> PyResult<Duratio
     Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
 }
 
+thread_local! {
+    /// Exception of a signal's handler that ran within a log call of the core.
+    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+}
+
+/// Keeps an exception for the blocking call of this thread, which ends with it, or for the next one.
+pub fn keep_raised(error: PyErr) {
+    RAISED.set(Some(error));
+}
+
+/// Runs signal handlers.
+///
+/// # Errors
+/// Exception of a handler, now or earlier within a log call.
+fn check_signals(py: Python<'_>) -> PyResult<()> {
+    match RAISED.take() {
+        Some(error) => Err(error),
+        None => py.check_signals(),
+    }
+}
+
 /// Runs `work` without the interpreter lock, and raises its error.
 pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
     py.detach(work).map_err(|error| error::to_python(py, error))
 }
 
 /// Runs `work` without the interpreter lock, and raises its error, the exception of a signal handler, or `ClosedError` once
-/// `closing` ends the call.
+/// `closing` ends the call. A long wait is logged.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
@@ -65,7 +88,7 @@ pub fn blocking<T: Send>(
             if ended().is_some() {
                 return true;
             }
-            Python::attach(|py| match py.check_signals() {
+            Python::attach(|py| match check_signals(py) {
                 Ok(()) => false,
                 Err(error) => {
                     *lock(&raised) = Some(error);
@@ -76,9 +99,10 @@ pub fn blocking<T: Send>(
         work(&Wait {
             deadline,
             interrupted: &interrupted,
+            notice: Some(&WaitNotice::default()),
         })
     });
-    if let Some(raised) = lock(&raised).take() {
+    if let Some(raised) = lock(&raised).take().or_else(|| RAISED.take()) {
         return Err(raised);
     }
     result.map_err(|error| match ended() {

@@ -36,7 +36,7 @@ from innet_drl.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.5
+WAIT_SECONDS = 0.25
 """Timeout of a batch, and the period at which the first learner checks its actors."""
 
 
@@ -114,12 +114,18 @@ def _train(
         if config.learners > 1 and config.gradients != "embedded":
             shown.say(f"connecting to the aggregator at {config.gradients}")
             check_aggregator(config)
-        with Trainer(config, folder, shown, resumed, callbacks, signals=signals) as trainer:
-            if config.serial:
-                serial.train(trainer)
-            else:
-                train_parallel(trainer)
-            return trainer.finish()
+        trainer = None
+        try:
+            with Trainer(config, folder, shown, resumed, callbacks, signals=signals) as trainer:
+                if config.serial:
+                    serial.train(trainer)
+                else:
+                    train_parallel(trainer)
+                return trainer.finish()
+        except BaseException:
+            if trainer is not None and trainer.learner.updates == 0:
+                folder.discard()
+            raise
 
 
 def _check_pickles(config: Config) -> None:
@@ -154,6 +160,8 @@ def train_parallel(trainer: Trainer) -> None:
         trainer.begin()
         try:
             _learn(trainer, memory, actors, batches)
+            # Actors end while the last line and the checkpoint are written.
+            actors.begin_end()
             if learners is not None:
                 learners.end()
             trainer.report_rest(memory)
@@ -161,8 +169,6 @@ def train_parallel(trainer: Trainer) -> None:
             if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                 trainer.checkpoint(memory=memory)
                 logger.error("what was learned is kept: go on with --resume %s", trainer.folder.path)
-            else:
-                trainer.folder.discard()
             if learners is not None and isinstance(error, innet.errors.GradientError):
                 raise learners.explain(error) from error
             raise
@@ -184,8 +190,8 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             update = trainer.learn(batch)
             # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
             if pending is not None:
-                keys, earlier = pending
-                trainer.ask(functools.partial(memory.update_priorities, keys, trainer.priorities(earlier)))
+                ids, earlier = pending
+                trainer.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
             pending = (batch.ids, update)
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)

@@ -2,11 +2,12 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | [`items`], [`keys`] | metadata and liveness of items, without a lock; their keys |
+//! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
 //! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
 //! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
+//! | `activity` | whether a writer is idle |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
@@ -16,12 +17,13 @@
 //! | `waiting` | the order of calls that wait |
 //! | `stats` | counters |
 
+pub mod ids;
 pub mod items;
-pub mod keys;
 pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
+mod activity;
 mod credit;
 mod evict;
 mod heap;
@@ -40,8 +42,10 @@ mod writers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use crate::budget::Reservation;
+use crate::cause::WaitReason;
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
@@ -50,11 +54,12 @@ use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 
+pub use activity::Activity;
 pub use waiting::Turn;
 pub use writers::Writers;
 
+use ids::{IdSpace, ItemId};
 use items::Items;
-use keys::{ItemKey, KeySpace};
 use max_priority::MaxPriority;
 use residents::Residents;
 use sampler::ItemSampler;
@@ -66,14 +71,13 @@ use stored::{Chunks, Held};
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. The text names what is missing, and how much. Try again after [`Turn::changed`], made before
-    /// the attempt.
-    Blocked(String),
+    /// Nothing was done. Try again after [`Turn::changed`], made before the attempt.
+    Blocked(WaitReason),
 }
 
-/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order; pushes share
-/// one short lock. All are lock-free too, but for a sample that ends an item (`max_times_sampled`): the queue that it returns
-/// the slot to lets another thread finish first.
+/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order, and an update
+/// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
+/// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,
@@ -107,21 +111,24 @@ impl Table {
     /// about 100 bytes for each step of `capacity`.
     pub fn index_bytes(config: &TableConfig) -> u64 {
         let capacity = config.capacity as u32;
-        // Each stored step adds the offset of its blobs and the key of its item.
-        let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
+        // Each stored step adds the offset of its blobs and the id of its item.
+        let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
         let samplers = ItemSampler::bytes(config) + MaxPriority::bytes(config);
         Items::bytes(capacity) + samplers + chunks + stored
     }
 
     /// An empty table of a valid definition.
-    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Self {
+    ///
+    /// # Errors
+    /// Errors of [`IdSpace::new`].
+    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Result<Self> {
         let capacity = config.capacity as u32;
-        Table {
+        Ok(Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
             items: Items::new(
-                KeySpace::new(),
+                IdSpace::new()?,
                 capacity,
                 config.priority_unit_log2,
                 config.max_times_sampled,
@@ -140,7 +147,7 @@ impl Table {
             samples: AtomicU64::new(0),
             dropped: AtomicBool::new(false),
             config: Arc::new(config),
-        }
+        })
     }
 
     /// The definition.
@@ -154,11 +161,24 @@ impl Table {
     /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
     /// table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        self.open_writer_at(open, Instant::now())
+    }
+
+    /// [`Table::open_writer`] at the time `now`, when other writers may be idle.
+    ///
+    /// # Errors
+    /// Its errors.
+    pub fn open_writer_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         self.check_open()?;
         // One stream: the others may get no steps.
         self.config
             .check_window(1, open.window_before, open.window_after)?;
-        self.writers.open(open)
+        self.writers.open(open, now)
+    }
+
+    /// As [`Writers::attach`].
+    pub fn attach_writer(&self, writer: u64, connection: &Arc<Activity>) {
+        self.writers.attach(writer, connection);
     }
 
     /// As [`Writers::resume`].

@@ -45,9 +45,9 @@ impl TableCounters {
 }
 
 impl Table {
-    /// Gauges, and counters since the table was made, by the names of `docs/api.md`. `bytes` (live and pinned) has
-    /// [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, before the exponent, is null while none
-    /// was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
+    /// Gauges, and counters since the table was made, by the names of `docs/reference/statistics.md`. `bytes` (live and
+    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, before the exponent, is null
+    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Of a table that has failed, too.
@@ -59,7 +59,7 @@ impl Table {
         let (writers, streams) = self.writers.counts();
         let mut stats = json!({
             "items": self.items.live(),
-            "items_with_mass": self.items.tree.live_with_mass(),
+            "items_with_priority": self.items.tree.live_with_mass(),
             "steps": steps,
             "bytes": bytes,
             "live_bytes": live_bytes,
@@ -93,7 +93,7 @@ impl Table {
         for arrival in residents.first..residents.end() {
             if let Some(chunk) = residents.get_mut(arrival) {
                 let items = chunk.items.iter();
-                live += items.filter(|&&key| self.items.confirm(key)).count() as u64;
+                live += items.filter(|&&id| self.items.confirm(id)).count() as u64;
             }
         }
         let (counted, free) = (self.items.live(), self.items.free() as u64);

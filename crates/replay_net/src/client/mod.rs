@@ -40,7 +40,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_renewal};
+use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
 use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -48,7 +48,7 @@ use replay_core::replay::{
     UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
-use replay_core::sync::random;
+use replay_core::sync::random_number;
 use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -69,7 +69,7 @@ pub struct ConnectOptions {
     /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
     /// the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
-    /// Longest time for which a call reconnects after a broken connection, also without a deadline.
+    /// Longest time for which a call reconnects, from the break of its connection, also without a deadline.
     pub reconnect_for: Duration,
     /// Longest time for which the first connection is tried again while no server listens at the address.
     pub await_server: Duration,
@@ -138,8 +138,13 @@ impl Client {
         let helps = |error: &Error| {
             (is_absent(error) && begun.elapsed() < absent)
                 || (is_busy(error) && begun.elapsed() < busy)
+                // Beyond a number of refusals, a server at its limit closes connections without a reply.
+                || (is_cut_off(error) && begun.elapsed() < busy)
         };
-        let first = retry_for(absent.max(busy), helps, &dialer, wait, || dialer.dial(wait))?;
+        let longest = absent.max(busy);
+        let first = retry_for(longest, helps, &mut None, &dialer, wait, || {
+            dialer.dial(wait)
+        })?;
         idle.give(first);
         Ok(Client {
             dialer,
@@ -254,15 +259,19 @@ impl Replay for Client {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        self.dialer.tables().remove(table);
         let tries = Cell::new(0);
         let dropped = self.ask_done(wait, |_| {
             tries.set(tries.get() + 1);
             RequestBody::DropTable(table.into())
         });
+        let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
+        if dropped.as_ref().err().is_none_or(unknown) {
+            // After a refusal the table is still there, and a restarted server gets it again.
+            self.dialer.tables().remove(table);
+        }
         match dropped {
             // An earlier try dropped it, and its answer was lost.
-            Err(error) if error.code() == ErrorCode::UnknownTable && tries.get() > 1 => Ok(()),
+            Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
             dropped => dropped,
         }
     }
@@ -286,19 +295,19 @@ impl Replay for Client {
     fn update_priorities(
         &self,
         table: &str,
-        keys: &[u64],
+        ids: &[u64],
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        if keys.len() != priorities.len() {
+        if ids.len() != priorities.len() {
             return Err(Error::Schema {
                 table: table.into(),
-                reason: format!("{} keys and {} priorities", keys.len(), priorities.len()),
+                reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
             });
         }
         let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
             table: table.into(),
-            keys: keys.to_vec(),
+            ids: ids.to_vec(),
             priorities: priorities.to_vec(),
         })?;
         expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
@@ -307,13 +316,13 @@ impl Replay for Client {
     fn report_corrupt(
         &self,
         table: &str,
-        key: u64,
+        id: u64,
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>> {
         let (reply, _) = self.ask(wait, |_| RequestBody::ReportCorrupt {
             table: table.into(),
-            key,
+            id,
             reason: reason.into(),
         })?;
         expect_reply!(reply, ReplyBody::Corrupt(writer) => writer)
@@ -321,7 +330,7 @@ impl Replay for Client {
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         // The server recognises the number when the put is sent again, and does not put it over a newer one.
-        let id = random();
+        let id = random_number()?;
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
             name: name.into(),
             id,
