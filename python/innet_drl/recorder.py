@@ -150,7 +150,7 @@ class Recorder:
         self._pending = None
         return results
 
-    def _append_pending(self, timeout: float | None) -> None:
+    def _append_pending(self, timeout: float | None = 60.0) -> None:
         if self._pending is not None:
             self._append(timeout)
 
