@@ -44,7 +44,11 @@ def a2c(model: nn.Module, network: nn.Module, envs: RecordEpisodeStatistics, see
                 action = network(now)[:, :2].softmax(1).multinomial(1).squeeze(1)
             observation, reward, terminated, truncated, _ = envs.step(action.numpy())
             ended = terminated | truncated
-            rows.append((now, action, torch.from_numpy(reward).float(), torch.from_numpy(~ended), ~reset))
+            with torch.no_grad():
+                # A truncated game bootstraps from its last observation, which this step returns.
+                cut = torch.from_numpy(truncated & ~terminated) * network(torch.from_numpy(observation))[:, 2]
+            worth = torch.from_numpy(reward).float() + 0.99 * cut
+            rows.append((now, action, worth, torch.from_numpy(~ended), ~reset))
         with torch.no_grad():
             following = network(torch.from_numpy(observation))[:, 2]
         goals: list[Tensor] = []

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.config import Config
+from innet_drl.train.losses import Loss, TransitionLoss, of_actions
 
 BOX = spaces.Box(-1.0, 1.0, (3,))
 IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
@@ -93,6 +96,23 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full(space.shape, self.steps, space.dtype)
 
 
+class Lives(Counter):
+    """Loses a life at each step; games begin with 3 lives, and every other is truncated when one is left."""
+
+    games = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.games += 1
+        self.lives = 3 if self.games % 2 else 2
+        return super().reset(seed=seed)[0], {"lives": self.lives}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.lives -= 1
+        self.steps += 1
+        cut = self.games % 2 == 1 and self.lives == 1
+        return self._observation(), 1.0, self.lives == 0, cut, {"lives": self.lives}
+
+
 class Doubled(gymnasium.RewardWrapper[Any, Any]):
     """Rewards twice."""
 
@@ -114,11 +134,50 @@ class Changing(Counter):
         return np.zeros((2,) if self.steps == 3 else (1,), np.float32)
 
 
-def make_vector(num_envs: int, mode: str = "SAME_STEP", observation: str = "", images: bool = False) -> SyncVectorEnv:
+def make_vector(
+    num_envs: int,
+    mode: str = "SAME_STEP",
+    observation: str = "",
+    images: bool = False,
+    lives: bool = False,
+    copy: bool = True,
+) -> SyncVectorEnv:
     def make() -> gymnasium.Env[Any, Any]:
+        if lives:
+            return Lives()
         return Sampler(observation) if observation else Counter(images)
 
-    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode[mode])
+    return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=AutoresetMode[mode])
+
+
+def make_async(num_envs: int) -> AsyncVectorEnv:
+    """Environments in processes, in the ways of Gymnasium: forks of the process that plays."""
+    return AsyncVectorEnv([Counter] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+class Noted(Counter):
+    """Leaves a file while it is open."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._file = Path(tempfile.mkstemp(prefix="open-", dir=folder)[1])
+
+    def close(self) -> None:
+        self._file.rename(self._file.with_name(self._file.name.replace("open", "closed")))
+
+
+class Endless(Noted):
+    """Its games have no end; the first step writes to the pipe `steps` of the folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self._pipe = Path(folder) / "steps"
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps == 1:
+            self._pipe.write_text("stepped")
+        self.steps = 2
+        return self._observation(), 1.0, False, False, {}
 
 
 def make_wrong_count(num_envs: int) -> SyncVectorEnv:
@@ -168,6 +227,19 @@ class LinearDict(nn.Module):
         return q
 
 
+class PartlyTrained(Linear):
+    """One layer is frozen, and one is never used."""
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__(observation_space, actions, config)
+        self.frozen = nn.Linear(actions, actions).requires_grad_(False)
+        self.unused = nn.Linear(actions, actions)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        q: Tensor = self.frozen(super().forward(observation))
+        return q
+
+
 class OneTooMany(Linear):
     """Returns a Q-value of an action that there is not."""
 
@@ -196,6 +268,47 @@ def squared_nan(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Te
 def squared_mean(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
     loss, priority, q = squared(online, target, batch)
     return loss.mean(), priority, q
+
+
+def squared_constant(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    loss, priority, q = squared(online, target, batch)
+    return loss.detach(), priority, q
+
+
+class LossWithoutCall(Loss):
+    """A loss that computes nothing."""
+
+
+class LossThatRaises(LossWithoutCall):
+    """A loss that cannot be made."""
+
+    def __init__(self, config: Config) -> None:
+        raise RuntimeError("no licence")
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
+        raise NotImplementedError
+
+
+class Halved(Loss):
+    """Half of the squared error of Q-learning, with targets by a name of its own."""
+
+    computed = 0
+
+    def targets(self, batch: TorchBatch, online: Any, target: Any) -> dict[str, Tensor]:
+        Halved.computed += 1
+        return {"goal": batch.reward + batch.discount * target(batch.next_observation).max(1).values}
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
+        q = online(batch.observation)
+        error = batch.goal - of_actions(q, batch.action)
+        return TransitionLoss(0.5 * error.square(), error.detach().abs(), q.detach())
+
+
+class LossOfTargets(Halved):
+    """Reads a target that it does not compute."""
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
+        return TransitionLoss(batch.missing, batch.missing, batch.missing)
 
 
 class LaterNan:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.launch import actors, local, processes
+from innet_drl.launch import actors, fork_server, local, processes
 from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
     ActorError,
@@ -375,7 +374,7 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() -> None:
     """Whatever it is importing: it is not ended by what ends the run, but by the end of the run."""
     processes.start_fork_server()
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = fork_server._server._forkserver_pid  # type: ignore[attr-defined]
     blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(blocked.split()[1], 16)
     assert all(mask >> (number - 1) & 1 for number in processes.END_SIGNALS)

@@ -1,13 +1,17 @@
 """Settings: presets, the file of a run, and the flags."""
 
 import dataclasses
+import enum
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import brought
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.train.config import Config
@@ -21,6 +25,66 @@ from innet_drl.train.run_folder import RunFolder
 def test_a_preset_survives_its_file(preset: str, tmp_path: Path) -> None:
     PRESETS[preset].save(tmp_path / "config.yaml")
     assert Config.load(tmp_path / "config.yaml") == PRESETS[preset]
+
+
+class Wind(enum.StrEnum):
+    """Text that is a member of an enumeration."""
+
+    STRONG = "strong"
+
+
+def test_arguments_of_an_environment_survive_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {
+        "slippery": np.bool_(False),
+        "size": np.int64(8),
+        "gravity": np.float64(0.5),
+        "wind": Wind.STRONG,
+        "text": "1e-3",
+        "number": 1e-3,
+        "grid": np.eye(2, dtype=np.int32),
+        "nested": {np.int64(1): (np.float32(1.5), None)},
+        "path": Path("map.txt"),
+    }
+    config = dataclasses.replace(PRESETS["cartpole"], environment="brought:Counter", environment_args=given)
+    config.save(tmp_path / "config.yaml")
+    assert Config.load(tmp_path / "config.yaml").environment_args == {
+        "slippery": False,
+        "size": 8,
+        "gravity": 0.5,
+        "wind": "strong",
+        "text": "1e-3",
+        "number": 0.001,
+        "grid": [[1, 0], [0, 1]],
+        "nested": {1: [1.5, None]},
+        "path": "map.txt",
+    }
+    assert not caplog.records
+
+
+def test_arguments_that_a_file_cannot_have_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"length": 5, "locks": [threading.Lock()], "inner": {"make": dict}}
+    config = dataclasses.replace(PRESETS["cartpole"], environment=dict, environment_args=given)
+    config.save(tmp_path / "config.yaml")
+    (record,) = caplog.records
+    assert "text in place of environment_args.locks, environment_args.inner.make, and so" in record.getMessage()
+    assert Config.load(tmp_path / "config.yaml").environment_args["length"] == 5
+
+
+def test_a_number_of_an_argument_is_read_as_in_a_file() -> None:
+    flags = parse_train(["--environment", "brought:Counter", "--environment-args", "rate=1e-3", "name=a-3", "on=true"])
+    assert flags.config.environment_args == {"rate": 0.001, "name": "a-3", "on": True}
+
+
+def test_settings_are_compared_with_those_of_a_file(tmp_path: Path) -> None:
+    """Functions, classes and NumPy's numbers are as their file has them."""
+    given: dict[str, Any] = {"environment": brought.Counter, "network": brought.Linear, "loss": brought.squared}
+    config = dataclasses.replace(PRESETS["cartpole"], **given, environment_args={"images": np.bool_(False)})
+    config.save(tmp_path / "config.yaml")
+    saved = Config.load(tmp_path / "config.yaml")
+    names = ["environment", "environment_args", "network", "loss", "layers", "seed"]
+    assert config.changed_flags(saved, names) == ""
+    other = dataclasses.replace(config, environment=brought.Sampler, seed=3)
+    assert other.changed_flags(saved, names) == "--environment and --seed"
 
 
 def test_every_field_is_documented_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +172,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"channels": (16, 0, 32)}, r"--channels \(16, 0, 32\): it must be at least 1 each"),
         ({"target_return": float("nan")}, "--target-return nan: it must be a finite number"),
         ({"learning_rate": float("inf")}, "--learning-rate inf: it must be a finite number"),
+        ({"quantiles": 1}, "--quantiles 1: it must be at least 2"),
         ({"channels": (16, 32)}, r"--channels \(16, 32\): it must be of three convolutions"),
     ],
 )

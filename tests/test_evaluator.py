@@ -2,10 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import imageio_ffmpeg
+import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from innet_drl.train import video
 from innet_drl.train.environments import Environments, EnvironmentSpec
@@ -13,6 +17,7 @@ from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.evaluation import evaluate
 from innet_drl.train.networks import QNetwork, make_network
 from innet_drl.train.presets import PRESETS
+from training import small
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
 CARTPOLE = PRESETS["cartpole"]
@@ -68,6 +73,54 @@ def test_a_game_without_an_end_is_cut_off() -> None:
     assert result is not None
     assert result.cut_off == len(result.scores) == 3
     assert "ended by 400 frames" in str(result)
+
+
+class Loop(gymnasium.Env[Any, Any]):
+    """Ends after as many steps as the agent's first action says; action 0 plays for ever."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.length = 0, 0
+        # The observation from which the agent takes its action.
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if self.steps == 1:
+            self.length = int(action)
+        return np.zeros(1, np.float32), 1.0, self.steps == self.length, False, {}
+
+
+def make_loops(num_envs: int, mode: str) -> SyncVectorEnv:
+    return SyncVectorEnv([Loop] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+class Fourths(torch.nn.Module):
+    """Takes the action of the quarter of the observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot((4 * observation[:, 0]).long(), 4).float()
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_games_of_any_environment_have_a_limit(mode: str) -> None:
+    config = small(
+        environment=make_loops, environment_args={"mode": mode}, evaluation_games=50, evaluation_frames=20, seed=1
+    )
+    result = evaluate(config, Fourths())
+    assert result is not None
+    # Whole games from their start: of one to three steps, or at the limit.
+    assert set(result.scores) == {1.0, 2.0, 3.0, 20.0}
+    assert len(result.scores) == 50
+    assert result.cut_off == result.scores.count(20.0)
+    assert f"{result.cut_off} ended by a time limit" in str(result)
 
 
 def test_an_evaluation_can_be_stopped_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import brought
 from innet_drl import train
 from innet_drl.launch import evaluator as launch_evaluator
 from innet_drl.launch.evaluator import Evaluator
@@ -102,6 +103,22 @@ def test_a_stopped_process_keeps_nothing_from_ending(evaluator: Evaluator, netwo
     assert evaluator._process is None
 
 
+def test_an_evaluation_that_is_ended_closes_its_environments(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "steps")
+    config = small(
+        environment=brought.Endless,
+        environment_args={"folder": str(tmp_path)},
+        evaluation_games=1,
+        evaluation_frames=10**9,
+    )
+    spec = environments.make(small(environment=brought.Counter), 1).spec
+    with Evaluator(config, spec) as evaluator:
+        evaluator.begin(arrays(make_network(config, spec)))
+        assert (tmp_path / "steps").read_text() == "stepped"
+    (file,) = (path for path in tmp_path.iterdir() if path.name != "steps")
+    assert file.name.startswith("closed-")
+
+
 def test_an_evaluation_that_reaches_the_target_ends_training(tmp_path: Path) -> None:
     during: list[Evaluation] = []
 
@@ -114,6 +131,22 @@ def test_an_evaluation_that_reaches_the_target_ends_training(tmp_path: Path) -> 
     assert during[0].mean >= 1.0
     assert result.agent_steps < 1_000_000
     assert RunFolder(result.folder).best_agent().state["mean"] == max(evaluation.mean for evaluation in during)
+
+
+def test_environments_of_an_evaluation_may_be_processes(tmp_path: Path) -> None:
+    config = small(
+        environment=brought.Counter,
+        async_environments=True,
+        environments=1,
+        batch_size=16,
+        steps=1_000_000,
+        evaluation_games=1,
+        evaluation_period=5,
+        target_return=5.0,
+    )
+    result = train.run(config, folder=tmp_path / "run")
+    assert result.best_mean == 5.0
+    assert result.agent_steps < 1_000_000
 
 
 def test_the_learner_does_not_wait_for_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,8 @@ def test_chosen_arithmetic_is_taken_unmeasured(monkeypatch: pytest.MonkeyPatch) 
     assert choose_numerics(breakout, IMAGES) == Numerics(torch.bfloat16, torch.channels_last)
     plain = dataclasses.replace(breakout, numerics="float32", layout="contiguous")
     assert choose_numerics(plain, IMAGES) == Numerics(torch.float32, torch.contiguous_format)
-    assert choose_numerics(breakout, VECTOR) == Numerics(torch.float32, torch.contiguous_format)
+    assert choose_numerics(breakout, VECTOR) == Numerics(torch.bfloat16, torch.contiguous_format)
+    assert choose_numerics(small(device="cpu"), VECTOR) == Numerics(torch.float32, torch.contiguous_format)
     assert choose_numerics(dataclasses.replace(PRESETS["breakout"], serial=True), IMAGES) == Numerics()
 
 

@@ -1,11 +1,16 @@
 """Training with several learners: the same weights everywhere, and an end with a reason when one is gone."""
 
+import dataclasses
+import importlib.util
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
+import torch
 
 import innet_drl as innet
 from gradient_workers import die_while_learning, fail_to_begin, gradient_server
@@ -28,6 +33,14 @@ def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Pa
     # A learner with other weights would have ended it with an error.
     second = local.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
+
+
+def test_parts_of_a_network_may_be_frozen_or_unused(tmp_path: Path) -> None:
+    config = small(learners=2, network="brought:PartlyTrained", steps=600)
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 20
+    resumed = local.train(dataclasses.replace(config, steps=result.agent_steps + 200), tmp_path / "run", resume=True)
+    assert resumed.learner_updates > result.learner_updates
 
 
 def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> None:
@@ -67,6 +80,23 @@ def test_several_learners_want_processes_and_a_replay_server() -> None:
         small(learners=2, serial=True)
     assert small(learners=3).slack > small().slack
     assert small().learners == 1
+
+
+def test_a_truncated_game_of_the_example_bootstraps() -> None:
+    """Every game is cut off after its first step, which is worth its reward and 0.99 times the value that follows."""
+    spec = importlib.util.spec_from_file_location("ddp_hook", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+
+    def network(observation: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0.0, 0.0, 10.0]).expand(len(observation), 3)
+
+    envs = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync", max_episode_steps=1)
+    loss = next(example.a2c(network, network, envs, 0))
+    # Huber's loss of 1 + 0.99 * 10 - 10, and the entropy of a coin.
+    assert float(loss) == pytest.approx(0.5 * 0.9**2 / 2 - 0.01 * math.log(2), abs=1e-5)
 
 
 @pytest.mark.timeout(400)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from innet_drl.bench.messages import ArrayLayout, FrameFormat, MessageFormat, MessageOptions, StackFormat
 from innet_drl.train.config import Config
-from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.environments import EnvironmentSpec, Part
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import MemorySettings, make_table, make_view, memory_settings
 from training import small
 
@@ -158,3 +159,10 @@ def test_a_layout_places_arrays_one_after_the_other() -> None:
     views["b"][...] = 1.0
     views["c"][...] = -1
     assert buffer == bytes(3) + np.ones(4, np.float32).tobytes() + b"\xff" * 8
+
+
+def test_stacks_of_dictionaries_are_refused_with_the_option_that_takes_them() -> None:
+    part = Part("camera", (4, 4), "uint8", 255.0)
+    spec = EnvironmentSpec(2, 1, (16,), "uint8", 1, parts=(part,))
+    with pytest.raises(ConfigurationError, match=r"\?message=stacks: .* take \?message=frames"):
+        StackFormat(settings(small(), spec))

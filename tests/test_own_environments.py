@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 import brought
+from innet_drl import train
 from innet_drl.batches import TorchBatch
 from innet_drl.launch import local
 from innet_drl.train import environments
@@ -128,6 +129,31 @@ def test_a_priority_at_birth_is_the_learners(mode: str, munchausen: bool, loss: 
     assert at_birth.std() > 0.01
 
 
+@pytest.mark.parametrize("images", [False, True])
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_an_observation_is_no_buffer_of_the_environment(mode: str, images: bool) -> None:
+    """The actor holds an observation over the next step, for which this environment uses the array again."""
+    envs = made(brought.make_vector, environment_args={"mode": mode, "images": images, "copy": False})
+    held = envs.reset(0)
+    before = held.copy()
+    for _ in range(12):
+        step = envs.step(np.zeros(2, np.int64))
+        np.testing.assert_array_equal(held, before)
+        held, before = step.observation, step.observation.copy()
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [("SAME_STEP", [True, False, True, False]), ("NEXT_STEP", [True, True, False, True, False, False])],
+)
+def test_lives_of_the_next_game_are_not_those_of_the_last(mode: str, lost: list[bool]) -> None:
+    """A truncated game of 3 lives, then a game of 2: in NEXT_STEP each is followed by a step that resets it."""
+    envs = made(brought.make_vector, environment_args={"mode": mode, "lives": True})
+    envs.reset(0)
+    found = [envs.step(np.zeros(2, np.int64)).life_lost.tolist() for _ in range(2 * len(lost))]
+    assert found == [[each, each] for each in 2 * lost]
+
+
 def test_a_vector_environment_of_ones_own_needs_its_last_observations() -> None:
     envs = made(brought.make_vector)
     step = envs.vector.step
@@ -170,6 +196,28 @@ def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
     assert result.evaluation is not None
     assert result.evaluation.mean == 5.0
     assert "<locals>.make" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_vector_environment_may_be_processes(tmp_path: Path) -> None:
+    config = small(environment="brought:make_async", environments=2, steps=300, batch_size=16, evaluation_games=1)
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is not None
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> None:
+    class Stop(train.Callback):
+        def on_metrics(self, metrics: train.Metrics) -> None:
+            if metrics.learner_updates:
+                raise RuntimeError("enough")
+
+    arguments = {"folder": str(tmp_path)}
+    config = small(environment=brought.Noted, environment_args=arguments, serial=serial, steps=1_000_000)
+    with pytest.raises(RuntimeError, match="enough"):
+        local.train(config, tmp_path / "run", callbacks=[Stop()])
+    assert list(tmp_path.glob("closed-*"))
+    assert not list(tmp_path.glob("open-*"))
 
 
 @pytest.mark.parametrize(

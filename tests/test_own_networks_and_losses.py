@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,10 @@ def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -
         ),
         ({"loss": "brought:squared_mean"}, r"its loss has the shape \(\), and has to have \(4,\)"),
         ({"loss": "brought:make_raises"}, r"make_raises: on the first batch it raises TypeError"),
+        ({"loss": "brought:squared_constant"}, r"its loss has no gradient: compute it from online"),
         ({"loss": "brought:Linear"}, r"--loss brought:Linear: it is a class, and has to be a function"),
+        ({"loss": "brought:LossWithoutCall"}, r"LossWithoutCall: the class has to define __call__"),
+        ({"loss": "brought:LossThatRaises"}, r"LossThatRaises: called with the settings it raises RuntimeError: no"),
         ({"loss": "nothing_here:loss"}, r"--loss nothing_here:loss: there is no module"),
     ],
 )
@@ -120,6 +124,92 @@ def test_a_network_or_loss_that_cannot_be_used_is_one_error(changes: dict[str, A
     with pytest.raises(ConfigurationError, match=message):
         learner = Learner(small(**changes, device="cpu"), VECTOR)
         learner.update(random_batch(VECTOR, 4, learner.device))
+
+
+def test_a_network_of_ones_own_computes_vectors_in_bfloat16_where_that_is_given(tmp_path: Path) -> None:
+    class Typed(brought.Linear):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            q = super().forward(observation)
+            seen.add(q.dtype)
+            return q
+
+    seen: set[torch.dtype] = set()
+    result = local.train(small(network=Typed, numerics="bfloat16", serial=True, steps=300), tmp_path / "run")
+    assert result.learner_updates > 0
+    assert torch.bfloat16 in seen
+
+
+class Counted:
+    """A loss with a lock, which cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock, self.batches = threading.Lock(), 0
+
+    def __call__(self, online: Any, target: Any, batch: TorchBatch) -> Any:
+        with self.lock:
+            self.batches += 1
+        return brought.squared(online, target, batch)
+
+
+@pytest.mark.parametrize("loss", ["categorical", Counted()])
+def test_copies_of_a_network_share_what_its_loss_holds(loss: Any, tmp_path: Path) -> None:
+    """The loss holds the settings, which hold the environment."""
+    lock = threading.Lock()
+
+    def make() -> brought.Counter:
+        with lock:
+            return brought.Counter()
+
+    config = small(
+        environment=make, environment_args={}, loss=loss, serial=True, steps=300, batch_size=16, target_period=5
+    )
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 5
+    if isinstance(loss, Counted):
+        assert loss.batches >= result.learner_updates
+
+
+@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("brought:make_raises", "on a random batch it raises TypeError"),
+        ("brought:squared_mean", r"its loss has the shape \(\), and has to have \(32,\)"),
+        ("brought:LossOfTargets", "LossOfTargets: on a random batch it raises .*no array 'missing'"),
+        # Of values, the first batch of the run decides.
+        ("brought:squared_nan", "its loss is infinite or NaN on the first batch"),
+    ],
+)
+def test_a_loss_that_fails_at_once_leaves_no_folder(loss: str, message: str, serial: bool, tmp_path: Path) -> None:
+    config = small(loss=loss, serial=serial, network="brought:Linear")
+    with pytest.raises(ConfigurationError, match=message):
+        local.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> None:
+    """Of an environment with a dictionary, whose observations the network can read."""
+    seen: list[dict[str, Any]] = []
+
+    def watched(online: Any, target: Any, batch: TorchBatch) -> Any:
+        seen.append({name: (array.dtype, array.shape) for name, array in batch.as_dict().items()})
+        assert torch.isfinite(online(batch.observation)).all()
+        return brought.squared(online, target, batch)
+
+    environment = {"environment": brought.Sampler, "environment_args": {"observation": "dictionary"}}
+    config = small(**environment, loss=watched, serial=True, steps=200, batch_size=16, stack=2, channels=(2, 2, 2))
+    result = local.train(config, tmp_path / "run")
+    assert len(seen) > result.learner_updates
+    assert all(each == seen[0] for each in seen)
+
+
+@pytest.mark.parametrize("ahead", ["on", "off"])
+def test_targets_of_any_names_are_computed_once(ahead: str, tmp_path: Path) -> None:
+    brought.Halved.computed = 0
+    result = local.train(small(loss="brought:Halved", targets_ahead=ahead, steps=400), tmp_path / "run")
+    assert result.learner_updates > 10
+    # Once for each update and for the trial before the run; the targets of a few batches were not needed at the end.
+    assert result.learner_updates < brought.Halved.computed <= result.learner_updates + 4
 
 
 @pytest.mark.parametrize("name", ["network", "loss"])

@@ -68,13 +68,27 @@ def check(batch: innet.Batch, lengths: list[int]) -> None:
     np.testing.assert_array_equal(batch.reward, batch.action)
 
 
-def vector(mode: AutoresetMode) -> SyncVectorEnv:
-    return SyncVectorEnv([lambda: Counter(0), lambda: Counter(1), lambda: Counter(2)], autoreset_mode=mode)
+class InPlace(Counter):
+    """Returns one array, which every step overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = np.zeros(3)
+
+    def _see(self) -> Any:
+        self.state[:] = super()._see()
+        return self.state
 
 
+def vector(mode: AutoresetMode, *, copy: bool = True) -> SyncVectorEnv:
+    made = [lambda: Counter(0), lambda: Counter(1), lambda: Counter(2)]
+    return SyncVectorEnv(made, copy=copy, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("copy", [True, False])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: AutoresetMode) -> None:
-    env = vector(mode)
+def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: AutoresetMode, copy: bool) -> None:
+    env = vector(mode, copy=copy)
     with memory(env) as replay:
         writer = replay.writer("t", 3, chunk_steps=5)
         with innet.Recorder(env, writer) as recorder:
@@ -87,8 +101,8 @@ def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: Autorese
         check(replay.sample("t", 2000), [4, 5, 6])
 
 
-def test_a_single_environment_is_recorded() -> None:
-    env = Counter()
+@pytest.mark.parametrize("env", [Counter(), InPlace()])
+def test_a_single_environment_is_recorded(env: Counter) -> None:
     with memory(env) as replay:
         writer = replay.writer("t", 1, VIEW)
         with innet.Recorder(env, writer) as recorder:
@@ -145,6 +159,134 @@ def test_a_truncation_without_a_q_function_says_what_is_missing() -> None:
         with pytest.raises(errors.ConfigError, match="give the Recorder a `q_function`"):
             for _ in range(20):
                 recorder.step(np.zeros(3, int), q=np.zeros((3, 2), np.float32))
+
+
+def queue(env: Any) -> innet.Memory:
+    """A memory that hands out each transition once, and takes no more than 20 before they are read."""
+    table = innet.Table.from_spaces(
+        "t",
+        *spaces(env),
+        capacity=5000,
+        view=VIEW,
+        sampler="fifo",
+        min_size=1,
+        max_times_sampled=1,
+        samples_per_insert=1.0,
+        slack=20.0,
+    )
+    return innet.Memory([table])
+
+
+def read(replay: innet.Memory) -> list[tuple[int, ...]]:
+    """Environment, episode, step and action of each transition that the queue has."""
+    batch = replay.sample("t", 100, timeout=0.0, allow_short=True)
+    return [(*map(int, now), int(action)) for now, action in zip(batch.observation, batch.action, strict=True)]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, None])
+def test_a_step_that_was_not_appended_is_appended_by_the_next_call(mode: AutoresetMode | None) -> None:
+    """Every step is made once, and written once with its own action."""
+    env: Any = Counter() if mode is None else vector(mode)
+    number = 1 if mode is None else 3
+    written: list[tuple[int, ...]] = []
+    expected: set[tuple[int, ...]] = set()
+    late = 0
+    with queue(env) as replay:
+        with innet.Recorder(env, replay.writer("t", number, chunk_steps=1)) as recorder:
+            observation, _ = recorder.reset()
+            ended = np.zeros(number, bool)
+            for step in range(100):
+                action = step if mode is None else np.full(3, step)
+                while True:
+                    try:
+                        following, _, terminated, truncated, _ = recorder.step(action, timeout=0.0)
+                        break
+                    except errors.DeadlineError:
+                        late += 1
+                        written += read(replay)
+                rows = np.reshape(observation, (number, 3)).astype(int)
+                # In NEXT_STEP, the step after an end is a reset.
+                reset = ended if mode is AutoresetMode.NEXT_STEP else np.zeros(number, bool)
+                expected |= {(*map(int, row), step) for row in rows[~reset]}
+                then = np.reshape(following, (number, 3))
+                observation, ended = following, np.reshape(np.logical_or(terminated, truncated), number)
+                shown = ~reset & (~ended if mode is AutoresetMode.SAME_STEP else True)
+                np.testing.assert_array_equal(then[shown], rows[shown] + [0, 0, 1])
+                if mode is None and ended[0]:
+                    observation, _ = recorder.reset()
+            written += read(replay)
+        written += read(replay)
+    assert late > 2
+    assert len(written) == len(set(written))
+    assert set(written) <= expected
+    # A last step that ends no episode has no next observation.
+    assert len(written) >= len(expected) - number
+
+
+def test_the_last_step_of_an_episode_is_appended_by_the_reset() -> None:
+    env = Counter(length=1)
+    written: list[tuple[int, ...]] = []
+    late = 0
+    with queue(env) as replay:
+        with innet.Recorder(env, replay.writer("t", 1, chunk_steps=1)) as recorder:
+            for episode in range(60):
+                recorder.reset()
+                try:
+                    recorder.step(episode, timeout=0.0)
+                except errors.DeadlineError:
+                    late += 1
+                    written += read(replay)
+            written += read(replay)
+        written += read(replay)
+    assert late > 1
+    assert [action for *_, action in written] == list(range(60))
+
+
+def test_a_step_that_was_not_appended_is_appended_at_the_end() -> None:
+    env = Counter(length=100)
+    with queue(env) as replay, innet.Recorder(env, replay.writer("t", 1, chunk_steps=1)) as recorder:
+        recorder.reset()
+        step, late = 0, False
+        while not late:
+            try:
+                recorder.step(step, timeout=0.0)
+                step += 1
+            except errors.DeadlineError:
+                late = True
+        written = read(replay)
+        recorder.close()
+        written += read(replay)
+        assert [action for *_, action in written] == list(range(step))
+
+
+def test_a_row_that_is_refused_asks_for_a_reset() -> None:
+    env = Counter()
+    with memory(env) as replay, innet.Recorder(env, replay.writer("t", 1, VIEW)) as recorder:
+        recorder.reset()
+        recorder.step(1)
+        with pytest.raises(errors.SchemaError, match="colour"):
+            recorder.step(2, colour=np.zeros(1, np.float32))
+        with pytest.raises(errors.ConfigError, match="the last step was refused: call `reset`"):
+            recorder.step(3)
+        recorder.reset()
+        for step in range(4):
+            recorder.step(step)
+        recorder.close()
+        batch = replay.sample("t", 500)
+        assert set(map(tuple, np.stack([batch.observation[:, 1], batch.action], 1))) == {(1, step) for step in range(4)}
+
+
+def test_an_episode_without_its_last_observation_is_named() -> None:
+    env = vector(AutoresetMode.SAME_STEP)
+    step = env.step
+    env.step = lambda actions: (*step(actions)[:4], {})  # type: ignore[method-assign]
+    with memory(env) as replay, innet.Recorder(env, replay.writer("t", 3, VIEW)) as recorder:
+        recorder.reset()
+        with pytest.raises(errors.ConfigError, match=r"SAME_STEP without info\['final_obs'\]: return"):
+            for _ in range(20):
+                recorder.step(np.zeros(3, int))
+        with pytest.raises(errors.ConfigError, match="call `reset` before `step`"):
+            recorder.step(np.zeros(3, int))
 
 
 def test_a_vector_environment_that_does_not_reset_is_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError, UnknownTableError
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.learner import Learner
+from innet_drl.train.learner import BatchWithTargets, Learner
 from innet_drl.train.numerics import random_batch
 from innet_drl.train.presets import PRESETS
 from innet_drl.train.targets import TargetsAhead
@@ -40,7 +40,7 @@ def test_an_update_with_a_target_is_the_one_that_computes_it() -> None:
     apart, together = learner(), learner()
     for _ in range(3):
         batch = random_batch(SPEC, 4, apart.device)
-        ready = TorchBatch(4, {**batch.as_dict(), **apart.targets(batch)})
+        ready = BatchWithTargets(4, {**batch.as_dict(), **apart.targets(batch)})
         torch.testing.assert_close(apart.update(ready).td_error, together.update(batch).td_error)
     for left, right in zip(apart.network.parameters(), together.network.parameters(), strict=True):
         torch.testing.assert_close(left, right)

@@ -100,13 +100,35 @@ def test_an_error_of_a_callback_reaches_the_caller_and_nothing_is_left_running(t
     for trial in range(2):
         with pytest.raises(PrunedError):
             train.run(
-                small(steps=1_000_000, seed=trial),
-                callbacks=[Recorder(stop_at="metrics", error=PrunedError())],
+                small(steps=1_000_000, evaluation_period=20, seed=trial),
+                callbacks=[Recorder(stop_at="evaluation", error=PrunedError())],
                 folder=tmp_path / str(trial),
             )
     with RunFolder.open(tmp_path / "0").hold():
         pass
     assert train.run(small(steps=300), folder=tmp_path / "last").agent_steps >= 300
+
+
+def test_an_error_of_a_callback_before_the_run_has_learned_leaves_no_folder(tmp_path: Path) -> None:
+    for serial in (True, False):
+        with pytest.raises(ZeroDivisionError):
+            train.run(
+                small(serial=serial),
+                callbacks=[Recorder(stop_at="start", error=ZeroDivisionError())],
+                folder=tmp_path / "run",
+            )
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("serial", [True, False])
+def test_an_error_of_a_callback_leaves_a_run_that_can_be_resumed(serial: bool, tmp_path: Path) -> None:
+    recorder = Recorder(stop_at="evaluation", error=ZeroDivisionError())
+    config = small(serial=serial, steps=1_000_000, evaluation_period=20)
+    with pytest.raises(ZeroDivisionError):
+        train.run(config, callbacks=[recorder], folder=tmp_path / "run")
+    steps = RunFolder(tmp_path / "run").latest_checkpoint().state["meter"]["agent_steps"]
+    resumed = train.run(small(serial=serial, steps=steps + 300), folder=tmp_path / "run", resume=True)
+    assert resumed.learner_updates > 20
 
 
 def test_a_run_in_a_thread_takes_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +148,45 @@ def test_a_run_in_a_thread_takes_nothing_over(tmp_path: Path, monkeypatch: pytes
     assert levels == [
         (logger.level, list(logger.handlers)) for logger in (logging.getLogger(), logging.getLogger("innet_drl"))
     ]
+
+
+OWN_PROCESSES = """
+import multiprocessing
+import signal
+import sys
+
+
+def show(pipe):
+    pipe.send(("json" in sys.modules, "torch" in sys.modules, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+    pipe.recv()
+
+
+if __name__ == "__main__":
+    from innet_drl import train
+    from training import small
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["json"])
+    train.run(small(steps=300), folder="run")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=show, args=(theirs,))
+    process.start()
+    print(ours.recv())
+    process.terminate()
+    process.join(20)
+    print(process.exitcode)
+    process.kill()
+"""
+
+
+def test_the_fork_server_of_the_callers_processes_is_not_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(OWN_PROCESSES)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.splitlines()[-2:] == ["(True, False, set())", str(-signal.SIGTERM)]
 
 
 def test_a_run_in_the_main_thread_leaves_signals_alone(tmp_path: Path) -> None:
@@ -264,6 +325,22 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--environment-args: it cannot be pickled .*serial=True"):
         train.run(config, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    result = train.run(dataclasses.replace(config, serial=True, steps=300), folder=tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is not None
+
+
+def test_a_serial_run_of_a_function_is_resumed_with_it(tmp_path: Path) -> None:
+    """Its memory is kept in a journal, which is of one environment."""
+
+    def make(num_envs: int) -> Any:
+        return gymnasium.make_vec("CartPole-v1", num_envs)
+
+    config = small(environment=make, serial=True, steps=300)
+    train.run(config, folder=tmp_path / "run")
+    assert (tmp_path / "run" / "journal").exists()
+    resumed = train.run(dataclasses.replace(config, steps=400), folder=tmp_path / "run", resume=True)
+    assert resumed.agent_steps >= 400
 
 
 def test_a_video_that_fails_late_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

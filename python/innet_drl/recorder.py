@@ -1,6 +1,6 @@
-"""Steps a Gymnasium environment and writes what happens.
+"""Steps a Gymnasium environment and writes the steps.
 
-Gymnasium hands out the last observation of an episode in three ways: a single environment returns it with the step that
+Gymnasium returns the last observation of an episode in three ways: a single environment returns it with the step that
 ends the episode; a vector environment does so in `info` (SAME_STEP), or with the next step (NEXT_STEP). The recorder
 writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
 """
@@ -14,16 +14,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from innet_drl._core import Writer
-from innet_drl.errors import ConfigError
+from innet_drl.errors import ConfigError, ReplayError
 
 __all__ = ["Recorder"]
+
+_Results = tuple[Any, Any, Any, Any, dict[str, Any]]
+"""What `step` of a Gymnasium environment returns."""
 
 
 class Recorder:
     """An environment whose steps a writer appends; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, as a
-    writer, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, whose
+    end waits as that of a `Writer`, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
@@ -51,12 +54,19 @@ class Recorder:
         self._observation: NDArray[Any] | None = None
         self._first = np.ones(self._streams, bool)
         self._final = np.zeros(self._streams, bool)
+        # Row and results of a step that the writer has not taken yet.
+        self._pending: tuple[dict[str, Any], _Results] | None = None
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment; an episode that was not over is cut off, and its open windows are dropped."""
+        """Resets the environment; an episode that was not over is cut off, and its open windows are dropped.
+
+        Raises:
+            ReplayError: As in `step`, for a step that was not appended before; the environment was not reset.
+        """
+        self._append_pending()
         observation, info = self._env.reset(**options)
-        self._observation = self._rows(observation)
-        self._first[:], self._final[:] = True, False
+        self._observation = self._kept(observation)
+        self._first, self._final = np.ones(self._streams, bool), np.zeros(self._streams, bool)
         return observation, info
 
     def step(
@@ -70,6 +80,9 @@ class Recorder:
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes one step and appends it.
 
+        After an error of the writer, such as `DeadlineError`, call `step` again: the environment has made its step, so
+        the call only appends it and returns its results, whatever its arguments but the timeout.
+
         Args:
             action: For the environment: one action, or one of each environment.
             q: float32 `(num_envs, actions)`: Q-values of the current observation, for priorities at birth.
@@ -78,34 +91,68 @@ class Recorder:
             **columns: More columns of the table, with a leading dimension of `num_envs`.
 
         Raises:
-            ConfigError: The environment was not reset, or a truncated episode needs a `q_function`.
-            ReplayError: As in `Writer.append`. The environment has made its step.
+            ConfigError: The environment was not reset, a truncated episode needs a `q_function`, or a vector
+                environment ended an episode without its last observation.
+            ReplayError: As in `Writer.append`. After a `ValueError`, as of an array of another shape, the step is lost:
+                call `reset`.
         """
-        if self._observation is None:
-            raise ConfigError("the episode is over, or none has begun: call `reset` before `step`")
-        following, reward, terminated, truncated, info = self._env.step(action)
+        if self._pending is None:
+            if self._observation is None:
+                raise ConfigError(
+                    "the episode is over, none has begun, or the last step was refused: call `reset` before `step`"
+                )
+            self._take(action, q, priority, columns)
+        return self._append(timeout)
+
+    def _take(self, action: Any, q: Any, priority: Any, columns: dict[str, Any]) -> None:
+        """Steps the environment, and makes the row of the step."""
+        # A copy, as of observations: the environment may clip an action in its array.
+        taken = self._rows(np.array(action, self._action_dtype))
+        results = self._env.step(action)
+        following, reward, terminated, truncated, info = results
+        observation, self._observation = self._observation, None
         ended = np.reshape(np.logical_or(terminated, truncated), self._streams)
         row: dict[str, Any] = {
-            "observation": self._observation,
-            "action": self._rows(np.asarray(action, self._action_dtype)),
+            "observation": observation,
+            "action": taken,
             "reward": np.reshape(np.asarray(reward, np.float32), self._streams),
             "terminated": np.reshape(terminated, self._streams),
             "truncated": np.reshape(truncated, self._streams),
             "first": self._first,
+            "q": q,
+            "priority": priority,
             **columns,
         }
         if self._next_step:
             row["final"] = self._final
         elif ended.any():
             row |= self._last_observations(following, info, ended, row["truncated"], q)
-        self._writer.append(**row, q=q, priority=priority, timeout=timeout)
+        self._pending = row, results
         if self._next_step:
             # The row after an end is the last one of its episode, and the next row starts another.
             self._first, self._final = self._final, ended
         else:
             self._first = ended
-        self._observation = None if ended.any() and not self._vector else self._rows(following)
-        return following, reward, terminated, truncated, info
+        if self._vector or not ended.any():
+            self._observation = self._kept(following)
+
+    def _append(self, timeout: float | None) -> _Results:
+        """Appends the pending row, and returns the results of its step."""
+        assert self._pending is not None
+        row, results = self._pending
+        try:
+            self._writer.append(**row, timeout=timeout)
+        except Exception as error:
+            if isinstance(error, ValueError) or not isinstance(error, ReplayError):
+                # The writer would refuse the row again.
+                self._pending = self._observation = None
+            raise
+        self._pending = None
+        return results
+
+    def _append_pending(self, timeout: float | None) -> None:
+        if self._pending is not None:
+            self._append(timeout)
 
     def _last_observations(
         self, following: Any, info: dict[str, Any], ended: NDArray[np.bool_], truncated: NDArray[np.bool_], q: Any
@@ -113,6 +160,11 @@ class Recorder:
         last = self._rows(following)
         if self._vector:
             last = last.copy()
+            if "final_obs" not in info:
+                raise ConfigError(
+                    "an episode ended in the mode SAME_STEP without info['final_obs']: return the last observations "
+                    "there, or use the mode NEXT_STEP"
+                )
             for index in np.flatnonzero(ended):
                 last[index] = info["final_obs"][index]
         row: dict[str, Any] = {"final_observation": last, "final": ended}
@@ -133,13 +185,19 @@ class Recorder:
         array = np.asarray(observation)
         return array if self._vector else array[None]
 
+    def _kept(self, observation: Any) -> NDArray[Any]:
+        """A copy of observations: the environment may write the next ones into the same array."""
+        return self._rows(observation).copy()
+
     def flush(self, timeout: float | None = 60.0) -> None:
         """Sends the steps so far, and waits until they are in the table, as `Writer.flush`."""
+        self._append_pending(timeout)
         self._writer.flush(timeout)
 
     def close(self, timeout: float | None = 60.0) -> None:
         """Sends the remaining steps, and closes the writer, as `Writer.close`, and the environment."""
         try:
+            self._append_pending(timeout)
             self._writer.close(timeout)
         finally:
             self._env.close()
@@ -149,6 +207,8 @@ class Recorder:
 
     def __exit__(self, *exception: Any) -> None:
         try:
+            if exception[0] is None:
+                self._append_pending(None)
             self._writer.__exit__(*exception)
         finally:
             self._env.close()

@@ -192,7 +192,7 @@ class StackFormat:
         self.transitions = transitions
         spec = settings.spec
         if spec.parts:
-            raise ConfigurationError("--message stacks: dictionaries are no float32 arrays: take --message frames")
+            raise ConfigurationError("?message=stacks: dictionaries are no float32 arrays: take ?message=frames")
         images = spec.is_image
         observation = innet.Column("float32", spec.observation_shape, codec=codec if images else "none")
         columns = {

@@ -4,5 +4,6 @@
 | --- | --- |
 | `local` | a whole training: memory, actors, learners and the first learner's loop |
 | `actors`, `learners`, `evaluator` | their processes: main functions, start, restart and end |
-| `processes` | fork server, signals and ends of processes |
+| `processes` | start, failure and end of a process |
+| `fork_server` | the process that they are forked from |
 """

@@ -5,24 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing.connection
-import signal
 import threading
 import time
 import traceback
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any, Self
 
 import torch
 
 import innet_drl as innet
 from innet_drl.launch.processes import (
-    END_SIGNALS,
     MAIN_GUARD,
     ProcessFailure,
+    Stopped,
     await_end,
-    end_with_parent,
-    silence_logs,
+    prepare_to_play,
     start,
     start_fork_server,
 )
@@ -64,27 +61,21 @@ class ActorAssignment:
     """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
 
 
-class _Stopped(BaseException):
-    """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Stopped
-
-
 def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of an actor's process."""
-    # Ctrl-C reaches every process of the terminal; the learner ends the run.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    silence_logs()
-    end_with_parent()
     playing = threading.Event()
     try:
-        signal.signal(signal.SIGTERM, _stop)
-        # A signal that was sent since the start is raised here.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
-        _play(assignment, pipe, playing)
-    except (_Stopped, BrokenPipeError):
+        prepare_to_play()
+        envs = environments.make(
+            assignment.config, assignment.config.environments, threads=assignment.config.environment_threads
+        )
+        try:
+            _play(assignment, envs, pipe, playing)
+        finally:
+            # What ended the play is the failure to report; environments that failed may fail again.
+            with contextlib.suppress(Exception):
+                envs.close()
+    except (Stopped, BrokenPipeError):
         pass
     except TrainingError as error:
         pipe.send(ProcessFailure(str(error), fatal=True))
@@ -99,10 +90,14 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
         pipe.close()
 
 
-def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection, playing: threading.Event) -> None:
+def _play(
+    assignment: ActorAssignment,
+    envs: environments.Environments,
+    pipe: multiprocessing.connection.Connection,
+    playing: threading.Event,
+) -> None:
     config = assignment.config
     torch.set_num_threads(config.actor_threads)
-    envs = environments.make(config, config.environments, threads=config.environment_threads)
     network = make_network(config, envs.spec)
     settings = memory_settings(
         config,
@@ -132,7 +127,7 @@ def _play(assignment: ActorAssignment, pipe: multiprocessing.connection.Connecti
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     pipe.send(actor.report())
                     reported = time.monotonic()
-        except _Stopped:
+        except Stopped:
             if config.replay != "embedded":
                 # The replay ratio may not admit the rows, now that no learner samples.
                 with contextlib.suppress(innet.ReplayError):
@@ -194,11 +189,11 @@ class Actors:
             ActorError: No restart is left, or a replacement would fail in the same way.
         """
         reports: list[ActorReport] = []
-        for pipe in multiprocessing.connection.wait(list(self._pipes), timeout=0):
-            assert isinstance(pipe, multiprocessing.connection.Connection)
-            failure, ended = None, False
+        for pipe, index in list(self._pipes.items()):
+            # Environments that are forks of the actor hold its end of the pipe, too.
+            failure, ended = None, not self._processes[index].is_alive()
             try:
-                while not ended and pipe.poll():
+                while failure is None and pipe.poll():
                     message = pipe.recv()
                     if isinstance(message, ProcessFailure):
                         failure, ended = message, True
@@ -212,9 +207,7 @@ class Actors:
 
     def _start(self, assignment: ActorAssignment) -> None:
         start_fork_server()
-        # Environments may be processes of the actor.
-        daemon = not assignment.config.async_environments
-        process, pipe = start(run_actor, f"actor {assignment.index}", assignment, duplex=False, daemon=daemon)
+        process, pipe = start(run_actor, f"actor {assignment.index}", assignment, duplex=False)
         self._processes[assignment.index] = process
         self._pipes[pipe] = assignment.index
 

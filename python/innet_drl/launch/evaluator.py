@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing.connection
-import signal
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -14,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl.launch.processes import (
-    END_SIGNALS,
     ProcessFailure,
+    Stopped,
     await_end,
-    end_with_parent,
-    silence_logs,
+    prepare_to_play,
     start,
     start_fork_server,
 )
@@ -32,18 +30,16 @@ logger = logging.getLogger(__name__)
 
 RESTARTS = 3
 """Processes that may fail and be replaced; then the run goes on without evaluations."""
+STOP_SECONDS = 2.0
+"""Seconds that the process may take to close its environments before it is killed."""
 
 Parameters = dict[str, NDArray[Any]]
 
 
 def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of the evaluator's process: receives parameters, plays, and sends the evaluation."""
-    # Ctrl-C reaches every process of the terminal; the learner ends the run.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    silence_logs()
-    end_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     try:
+        prepare_to_play()
         # The other cores are the learner's and the actors'.
         torch.set_num_threads(1)
         network = make_network(config, spec)
@@ -51,7 +47,7 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
             received = pipe.recv()
             network.load_state_dict({name: torch.from_numpy(array) for name, array in received.items()})
             pipe.send(evaluate(config, network, seed=config.seed, threads=1))
-    except (EOFError, BrokenPipeError):
+    except (Stopped, EOFError, BrokenPipeError):
         pass
     except TrainingError as error:
         pipe.send(ProcessFailure(str(error), fatal=True))
@@ -123,8 +119,8 @@ class Evaluator:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            await_end(self._process, 0.0)
+            self._process.terminate()
+            await_end(self._process, STOP_SECONDS)
             self._process.close()
         # The thread's call has ended with the process.
         if self._playing is not None:

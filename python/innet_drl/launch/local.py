@@ -114,12 +114,18 @@ def _train(
         if config.learners > 1 and config.gradients != "embedded":
             shown.say(f"connecting to the aggregator at {config.gradients}")
             check_aggregator(config)
-        with Trainer(config, folder, shown, resumed, callbacks, signals=signals) as trainer:
-            if config.serial:
-                serial.train(trainer)
-            else:
-                train_parallel(trainer)
-            return trainer.finish()
+        trainer = None
+        try:
+            with Trainer(config, folder, shown, resumed, callbacks, signals=signals) as trainer:
+                if config.serial:
+                    serial.train(trainer)
+                else:
+                    train_parallel(trainer)
+                return trainer.finish()
+        except BaseException:
+            if trainer is not None and trainer.learner.updates == 0:
+                folder.discard()
+            raise
 
 
 def _check_pickles(config: Config) -> None:
@@ -163,8 +169,6 @@ def train_parallel(trainer: Trainer) -> None:
             if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                 trainer.checkpoint(memory=memory)
                 logger.error("what was learned is kept: go on with --resume %s", trainer.folder.path)
-            else:
-                trainer.folder.discard()
             if learners is not None and isinstance(error, innet.errors.GradientError):
                 raise learners.explain(error) from error
             raise

@@ -1,4 +1,4 @@
-"""Processes of a run: forked from one that has imported torch, and ended with the learner's process.
+"""Processes of a run: how they start, report, and end with the learner's process.
 
 Each child reports over a pipe of its own, so that one that dies leaves no lock held. It ends on SIGTERM, and when
 the learner's process is gone.
@@ -11,22 +11,32 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import tempfile
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from types import FrameType
 from typing import Any
 
+from innet_drl.launch.fork_server import END_SIGNALS, forking, start_fork_server
 from innet_drl.train.errors import ProcessError
 
+__all__ = [
+    "END_SIGNALS",
+    "MAIN_GUARD",
+    "ProcessFailure",
+    "Stopped",
+    "await_end",
+    "end_with_parent",
+    "forbid_in_children",
+    "forking",
+    "prepare_to_play",
+    "silence_logs",
+    "start",
+    "start_fork_server",
+]
+
 MAIN_GUARD = "a script that trains does so under `if __name__ == '__main__':`, because actors import the script"
-
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that a terminal or a supervisor sends to every process of a run."""
-
-forking = multiprocessing.get_context("forkserver")
-"""Context of processes that are forked from one that has imported torch (`start_fork_server`)."""
 
 
 @dataclass(frozen=True)
@@ -40,31 +50,6 @@ class ProcessFailure:
     """The memory came back empty: a replacement counts as no restart."""
 
 
-def start_fork_server() -> None:
-    """Starts the process that actors are forked from, unless it runs: it imports torch once for all of them.
-
-    Actors are not forked from this process, whose threads and locks they would inherit in unknown states.
-
-    Raises:
-        ProcessError: The process cannot be started.
-    """
-    forking.set_forkserver_preload(["innet_drl.launch.actors"])
-    # It unblocks the signals of the process that starts it.
-    resource_tracker.ensure_running()
-    # A signal to the process group must not end the fork server before its last actor has ended. It inherits the
-    # mask, and ends when no process holds its pipe any more; an actor unblocks the signals that it handles.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-    try:
-        forkserver.ensure_running()
-    except OSError as error:
-        raise ProcessError(
-            f"the process that actors are forked from cannot be started ({error}): its socket is in "
-            f"{tempfile.gettempdir()}; where that path is long, set TMPDIR to a shorter one"
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def forbid_in_children() -> None:
     """Refuses to train where a process of a run imports the caller's script.
 
@@ -76,17 +61,17 @@ def forbid_in_children() -> None:
 
 
 def start(
-    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True, daemon: bool = True
+    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True
 ) -> tuple[Any, multiprocessing.connection.Connection]:
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
 
-    A daemon ends with this process at the latest, and may not start processes of its own.
+    It ends with this process at the latest.
 
     Raises:
         ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
-    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=daemon)
+    process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
     try:
         process.start()
     except (EOFError, OSError) as error:
@@ -99,6 +84,35 @@ def start(
         # With this copy closed, the pipe ends when the process ends.
         theirs.close()
     return process, ours
+
+
+class Stopped(BaseException):
+    """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
+
+
+def prepare_to_play() -> None:
+    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`.
+
+    Raises:
+        Stopped: SIGTERM was received since the start.
+    """
+    # Ctrl-C reaches every process of the terminal; the learner ends the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    silence_logs()
+    end_with_parent()
+    # To its parent it is a daemon, which ends with the parent. Daemons may not start processes, such as environments.
+    multiprocessing.current_process().daemon = False
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    # Gymnasium's warning about environments that are closed during a step: the end of a run does that.
+    warnings.filterwarnings("ignore", message=".*Calling `close` while waiting")
+    signal.signal(signal.SIGTERM, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # Once: the process then closes its environments.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
 
 
 def silence_logs() -> None:
@@ -116,6 +130,9 @@ def end_with_parent() -> None:
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
+        # Environments, which would wait for this process.
+        for child in multiprocessing.active_children():
+            child.kill()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

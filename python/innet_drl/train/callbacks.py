@@ -1,11 +1,13 @@
 """Callbacks: functions of the caller that a run calls, and that may end it.
 
-class Watch(train.Callback):
-def on_evaluation(self, evaluation, agent_steps):
-if evaluation.mean > 400:
-raise train.StopTraining("good enough")
+They are called in the thread of `run`, between updates:
 
-train.run(train.preset("cartpole"), callbacks=[Watch()])
+    class Watch(train.Callback):
+        def on_evaluation(self, evaluation, agent_steps):
+            if evaluation.mean > 400:
+                raise train.StopTraining("good enough")
+
+    train.run(train.preset("cartpole"), callbacks=[Watch()])
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from innet_drl.train.metrics import Metrics
 class StopTraining(Exception):  # noqa: N818 - it is no error, as StopIteration
     """Raised by a callback, it ends training as `steps` or `minutes` do: with checkpoint, evaluation and result.
 
-    The message is the reason, for the log. Any other exception of a callback ends the run at once, without a
-    checkpoint, and reaches the caller of `run`.
+    The message is the reason, for the log. Any other exception of a callback ends the run at once, with a checkpoint
+    only if the run has learned and has none, and reaches the caller of `run`.
     """
 
 

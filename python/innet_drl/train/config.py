@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 from urllib.parse import urlencode
-
-import yaml
 
 import innet_drl as innet
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, is_path, path_of
-from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping
+from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping, write_mapping
+
+logger = logging.getLogger(__name__)
 
 SERVER_SCHEMES = ("innet", "innets", "innet+fstack", "unix")
 """Schemes of servers' addresses. Other packages bring memories with other schemes."""
@@ -226,7 +227,8 @@ class Config:
     evaluation_epsilon: Share = 0.0
     """Random actions in an evaluation."""
     evaluation_frames: Count = 18_000
-    """Emulator frames after which an evaluated game is truncated: 5 minutes of play (Mnih et al., 2015)."""
+    """Emulator frames, and steps outside Atari, after which an evaluated game is truncated: 5 minutes of play (Mnih et
+    al., 2015). Environments with a shorter limit of their own keep it."""
     evaluation_period: Natural = 0
     """Updates between evaluations, which are played beside training; 0 evaluates only at the end."""
     target_return: float | None = None
@@ -266,6 +268,7 @@ class Config:
             ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
             ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
             ("atoms", self.atoms >= 2, "at least 2"),
+            ("quantiles", self.quantiles >= 2, "at least 2"),
             (
                 "value_range",
                 len(self.value_range) == 2 and self.value_range[0] < self.value_range[1],
@@ -329,11 +332,27 @@ class Config:
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
         """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""
-        return flags(name for name in names if getattr(self, name) != getattr(other, name))
+        ours, theirs = self.as_dict(), other.as_dict()
+        return flags(name for name in names if ours[name] != theirs[name])
+
+    def as_dict(self, lost: list[str] | None = None) -> dict[str, Any]:
+        """Returns every setting as YAML has it; `lost` gets the names of arguments that cannot be read back."""
+        return plain({field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, lost)
 
     def save(self, path: Path) -> None:
-        """Writes every field to a YAML file."""
-        path.write_text(yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False))
+        """Writes every field to a YAML file; the log names arguments that cannot be read back."""
+        lost: list[str] = []
+        write_mapping(path, self.as_dict(lost))
+        if lost:
+            logger.warning(
+                "config.yaml has text in place of %s, and so have `train.load` and a run that is resumed by its folder "
+                "alone: give numbers, text, lists and mappings, or make the object inside of the environment",
+                ", ".join(lost),
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Copies of networks, which losses and modules refer from to the settings, share them: they do not change.
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.

@@ -25,13 +25,13 @@ class SharedGradients:
 
     def __init__(self, worker: GradientWorker, network: nn.Module) -> None:
         self._worker = worker
-        self._parameters = list(network.parameters())
+        self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sizes = [parameter.numel() for parameter in self._parameters]
         self._values = np.zeros(sum(sizes) + 1, np.float32)
         self._parts = torch.split(torch.from_numpy(self._values[:-1]), sizes)
 
     def mean(self) -> None:
-        """Replaces every `grad` by its mean over all learners.
+        """Replaces every `grad` by its mean over all learners; a parameter that the loss does not use counts as 0.
 
         Raises:
             TrainingEnded: The first learner has called `end`.
@@ -39,7 +39,8 @@ class SharedGradients:
         """
         self._values[-1] = 0.0
         for parameter, part in zip(self._parameters, self._parts, strict=True):
-            assert parameter.grad is not None
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             # Copied in the order of the shape: learners may use different memory layouts.
             part.view(parameter.shape).copy_(parameter.grad)
         self._worker.sum(self._values, mean=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Evaluation:
     episode_frames: int | None
     """Emulator frames after which a game is truncated; `None` if the environment has a limit of its own."""
     cut_off: int
-    """Number of truncated games."""
+    """Number of games that were truncated, by the environment or at `evaluation_frames`."""
     no_ops: int
     """Largest number of no-ops at the start of a game, drawn at random for each; 0 outside Atari."""
 
@@ -45,7 +46,7 @@ class Evaluation:
 
     def __str__(self) -> str:
         spread = statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
-        limit = "their time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
+        limit = "a time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
         cut = f", {self.cut_off} ended by {limit}" if self.cut_off else ""
         if spread == 0 and 1 < len(self.scores) > self.cut_off:
             cut += "; all scores are equal: the games may be one game, repeated"
@@ -81,7 +82,7 @@ def evaluate(
     """Plays `config.evaluation_games` games.
 
     Each environment plays the same number of games, so that short games do not count more than long ones.
-    Atari games start with up to 30 no-ops (Mnih et al., 2015) and end at `config.evaluation_frames`.
+    Atari games start with up to 30 no-ops (Mnih et al., 2015). Games end at `config.evaluation_frames`.
 
     Args:
         config: The run's settings.
@@ -113,17 +114,29 @@ def _play(
     running = np.zeros(count)
     scores: list[list[float]] = [[] for _ in range(count)]
     cut_off = 0
+    # Atari games end at their limit by themselves; in others a greedy agent may play for ever.
+    longest = math.inf if config.is_atari else max(1, config.evaluation_frames // envs.spec.frames_per_step)
+    lengths = np.zeros(count)
     while any(len(of_one) < quota for of_one in scores):
         if stopped():
             return None
+        if all(len(of_one) >= quota or length >= longest for of_one, length in zip(scores, lengths, strict=True)):
+            # Environments cannot be reset one by one: those with games to play have reached the limit.
+            observation = envs.reset(int(random.integers(2**30)))
+            running[:] = lengths[:] = 0.0
         step = envs.step(choose(q_values(network, observation), epsilon, random))
         observation = step.observation
         running += step.reward
-        for environment in np.flatnonzero(step.terminated | step.truncated):
-            if len(scores[environment]) < quota:
+        lengths += 1
+        ended = step.terminated | step.truncated
+        for environment in np.flatnonzero(ended | (lengths == longest)):
+            # A game that goes on beyond the limit has its score already.
+            if len(scores[environment]) < quota and lengths[environment] <= longest:
                 scores[environment].append(float(running[environment]))
-                cut_off += int(step.truncated[environment] and not step.terminated[environment])
+                cut_off += int(not step.terminated[environment])
             running[environment] = 0.0
+        # In NEXT_STEP, the step after an end is a reset.
+        lengths[ended] = 0 if envs.resets_at_once else -1
     # In the order of play, so that dropping surplus games favours no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
     limit, no_ops = (config.evaluation_frames, environments.ATARI_NO_OPS) if config.is_atari else (None, 0)

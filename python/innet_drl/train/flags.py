@@ -17,6 +17,7 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.setting_values import read_value
 
 PresetName = Literal["breakout", "breakout-paper", "cartpole", "vector"]
 Flags = TypeVar("Flags")
@@ -117,7 +118,7 @@ def _keyword_arguments(items: list[str]) -> dict[str, Any]:
         if not (separator and key.isidentifier()):
             raise ValueError(f"{item!r} is not key=value")
         try:
-            found[key] = yaml.safe_load(value)
+            found[key] = read_value(value)
         except yaml.YAMLError:
             found[key] = value
     return found

@@ -28,6 +28,10 @@ from innet_drl.train.machine import cores
 from innet_drl.train.networks import Network, make_network, published
 
 
+class BatchWithTargets(TorchBatch):
+    """A batch with the tensors that `Loss.targets` computes of it (`innet_drl.train.targets`)."""
+
+
 @dataclass(frozen=True)
 class Update:
     """Results of one update; tensors stay on the device until they are read."""
@@ -135,16 +139,13 @@ class Learner:
     def update(self, batch: TorchBatch) -> Update:
         """Takes one step of the optimizer on a batch on the learner's device.
 
-        The loss is the mean over the batch of weight * loss(transition), with the batch's `target` if
-        `innet_drl.train.targets` has computed it. Several learners step with the mean of their gradients.
+        The loss is the mean over the batch of weight * loss(transition). Several learners step with the mean of their
+        gradients.
+
+        Args:
+            batch: Transitions; their targets are computed here unless it is a `BatchWithTargets`.
         """
-        if not self.loss.has_targets:
-            batch = self._prepared(batch, ("observation", "next_observation"))
-        elif "target" in batch.as_dict():
-            batch = self._prepared(batch, ("observation",))
-        else:
-            targets = self.targets(batch)
-            batch = self._prepared(batch, ("observation",), targets)
+        batch = self._with_targets(batch)
         with self._autocast():
             transition_loss = self.loss(self.network, self.target, batch)
         q = losses.of_actions(transition_loss.q, batch.action)
@@ -163,6 +164,21 @@ class Learner:
             self.target = copy.deepcopy(self.network).requires_grad_(False)
         td_error, copied = _to_cpu(transition_loss.priority)
         return Update(td_error, loss.detach(), q.float().mean(), copied)
+
+    def try_loss(self, batch: TorchBatch) -> None:
+        """Computes a loss of the user's own, without learning from it.
+
+        Raises:
+            ConfigurationError: It raises an exception, or returns something else than a loss.
+        """
+        loss, batch = self.loss, self._prepared(batch, ("observation", "next_observation"))
+
+        def compute(online: losses.Outputs, target: losses.Outputs, batch: TorchBatch) -> Any:
+            function = loss.function if isinstance(loss, losses.FunctionLoss) else loss
+            return function(online, target, self._with_targets(batch))
+
+        with self._autocast():
+            losses.tried(loss, compute, self.network, self.target, batch, "a random batch")
 
     def _average(self) -> None:
         # The first weights are noise: a decay that grows with the updates forgets them.
@@ -220,6 +236,12 @@ class Learner:
         self.optimizer.load_state_dict(state)
         self.updates = updates
         self.publications = publications
+
+    def _with_targets(self, batch: TorchBatch) -> TorchBatch:
+        if not self.loss.has_targets:
+            return self._prepared(batch, ("observation", "next_observation"))
+        targets = None if isinstance(batch, BatchWithTargets) else self.targets(batch)
+        return self._prepared(batch, ("observation",), targets)
 
     def _prepared(
         self, batch: TorchBatch, names: tuple[str, ...], targets: Mapping[str, Tensor] | None = None

@@ -43,7 +43,7 @@ class Metrics:
     return_best: float | None
     """Best score of any game."""
     td_loss: float | None
-    """Mean weighted Huber loss of the updates since the last line."""
+    """Mean weighted loss of the updates since the last line."""
     q_mean: float | None
     """Mean Q-value of the sampled actions since the last line."""
     parameter_version: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from typing import Any
 
+import numpy as np
 import torch
 
 from innet_drl.batches import TorchBatch
@@ -34,7 +36,8 @@ def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
         # A head of the user's own may need more than the 8 bits of precision of bfloat16.
         dtypes, layouts = dtypes[:1], layouts[:1]
     if not spec.is_image:
-        dtypes, layouts = [torch.float32], [torch.contiguous_format]
+        # The networks of vectors are too small to gain by bfloat16.
+        dtypes, layouts = dtypes[:1], [torch.contiguous_format]
     candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
     if config.serial or len(candidates) == 1:
         return candidates[0]
@@ -65,18 +68,30 @@ def _seconds_of_update(
     return best
 
 
-def random_batch(spec: EnvironmentSpec, size: int, device: torch.device) -> TorchBatch:
-    """Makes a batch of noise to measure with."""
-    shape = (size, *spec.observation_shape)
-    dtype = getattr(torch, spec.frame_dtype)
+def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observations: Any = None) -> TorchBatch:
+    """Makes a batch of noise with the arrays of a batch of the memory.
+
+    Args:
+        spec: The environment's spec.
+        size: Transitions.
+        device: Device of the tensors.
+        observations: Observations [2 * size, *observation_shape] in place of noise, the next ones last.
+    """
+    if observations is None:
+        observations = torch.randint(0, 256, (2 * size, *spec.observation_shape))
+    observation, next_observation = torch.as_tensor(observations).to(device, getattr(torch, spec.frame_dtype)).chunk(2)
+    random = torch.rand(size, device=device)
     return TorchBatch(
         size,
         {
-            "observation": torch.randint(0, 256, shape, device=device).to(dtype),
-            "next_observation": torch.randint(0, 256, shape, device=device).to(dtype),
-            "action": torch.randint(0, spec.actions, (size,), device=device),
-            "reward": torch.zeros(size, device=device),
-            "discount": torch.ones(size, device=device),
-            "weights": torch.ones(size, device=device),
+            "observation": observation,
+            "reward": torch.randn(size, device=device),
+            "discount": torch.where(random < 0.9, 0.99, 0.0),
+            "action": torch.randint(0, spec.actions, (size,), device=device).to(getattr(torch, spec.action_dtype)),
+            "next_observation": next_observation,
+            "weights": 1.0 - random,
+            "probabilities": torch.full((size,), 1.0 / size, dtype=torch.float64, device=device),
+            "ids": np.arange(size, dtype=np.uint64),
+            "ages": torch.zeros(size, dtype=torch.uint32, device=device),
         },
     )

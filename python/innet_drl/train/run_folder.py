@@ -173,8 +173,8 @@ class RunFolder:
             os.close(directory)
 
     def discard(self) -> None:
-        """Removes the files of a new run that took no step; `hold` then removes the folder."""
-        if self._is_new:
+        """Removes the files of a new run that learned nothing and has no checkpoint; `hold` then removes the folder."""
+        if self._is_new and self.newest_checkpoint() is None:
             for file in (self.path / "config.yaml", self.path / "metrics.jsonl", *self.path.glob("events.out.*")):
                 file.unlink(missing_ok=True)
             for part in (self.checkpoints, self.videos):

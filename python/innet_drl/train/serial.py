@@ -7,6 +7,7 @@ its memory if there is a snapshot of it, or fills it to `min_size` before it lea
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 
 from innet_drl.train import environments
@@ -49,6 +50,7 @@ def train(trainer: Trainer) -> None:
     """Trains until the trainer is finished, and leaves a checkpoint."""
     config, spec = trainer.config, trainer.spec
     with (
+        contextlib.closing(environments.make(config, config.environments, threads=config.environment_threads)) as envs,
         EmbeddedMemory.unserved(trainer.memory_settings()) as memory,
         memory.batches(str(trainer.learner.device), timeout=0.0) as batches,
     ):
@@ -58,7 +60,7 @@ def train(trainer: Trainer) -> None:
         actor = Actor(
             config,
             0,
-            environments.make(config, config.environments, threads=config.environment_threads),
+            envs,
             make_network(config, spec),
             journal or writer,
             first_step=trainer.meter.agent_steps,

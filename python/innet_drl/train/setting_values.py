@@ -9,9 +9,10 @@ import re
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, Union, get_args, get_origin
 
+import numpy as np
 import yaml
 
 from innet_drl.train.errors import ConfigurationError
@@ -23,9 +24,16 @@ class _Loader(yaml.SafeLoader):
     """Reads `1e-3` as a number, as YAML 1.2 does; in YAML 1.1 it is text."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes the text `1e-3` in quotes, which `_Loader` needs."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -49,6 +57,20 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} has no settings, lines such as `learning_rate: 0.001`")
     return values
+
+
+def write_mapping(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes values of `plain` to a YAML file, which `read_mapping` reads."""
+    path.write_text(yaml.dump(values, Dumper=_Dumper, sort_keys=False))
+
+
+def read_value(text: str) -> Any:
+    """Reads one value as in a YAML file of settings.
+
+    Raises:
+        yaml.YAMLError: It is not YAML.
+    """
+    return yaml.load(text, _Loader)
 
 
 def conform(name: str, value: Any, hint: Any) -> Any:
@@ -131,20 +153,37 @@ def _describe(hint: Any) -> str:
     return _NAMES.get(hint, str(hint))
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values as YAML has them; a function or class becomes its import path `module:name`."""
+def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str, Any]:
+    """Returns values as YAML has them.
 
-    def convert(value: Any) -> Any:
+    NumPy's numbers and arrays become numbers and lists. A function or class becomes its import path `module:name`, and
+    an object of another kind its text.
+
+    Args:
+        values: The values by name.
+        lost: Gets the names of arguments, which are values of mappings, that cannot be read back.
+    """
+
+    def convert(name: str, value: Any, *, is_argument: bool = False) -> Any:
+        if isinstance(value, np.generic | np.ndarray):
+            value = value.tolist()
         if isinstance(value, Mapping):
-            return {key: convert(part) for key, part in value.items()}
+            return {convert(name, key): convert(f"{name}.{key}", part, is_argument=True) for key, part in value.items()}
         if isinstance(value, tuple | list):
-            return [convert(part) for part in value]
-        if callable(value):
-            return import_path(value)
-        # Arguments of an environment may be objects of any kind.
-        return value if isinstance(value, bool | int | float | str | None) else str(value)
+            return [convert(name, part, is_argument=is_argument) for part in value]
+        if value is None or isinstance(value, bool):
+            return value
+        # Members of enumerations are numbers and text, too.
+        for kind in (int, float, str):
+            if isinstance(value, kind):
+                return str.__str__(value) if kind is str else kind(value)
+        if isinstance(value, PurePath):
+            return str(value)
+        if is_argument and lost is not None:
+            lost.append(name)
+        return import_path(value) if callable(value) else str(value)
 
-    return {name: convert(value) for name, value in values.items()}
+    return {name: convert(name, value) for name, value in values.items()}
 
 
 def import_path(value: Callable[..., Any]) -> str:

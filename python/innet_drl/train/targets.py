@@ -18,7 +18,7 @@ import torch
 
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError
-from innet_drl.train.learner import Learner, use_device
+from innet_drl.train.learner import BatchWithTargets, Learner, use_device
 
 POLL_SECONDS = 0.05
 """Period at which `close` checks whether the thread has ended."""
@@ -78,7 +78,7 @@ class TargetsAhead:
                 batch = next(self._batches)
                 self._learner.copy_network(chooser)
                 targets = self._learner.targets(batch, chooser)
-                self._ready.put(TorchBatch(len(batch), {**batch.as_dict(), **targets}))
+                self._ready.put(BatchWithTargets(len(batch), {**batch.as_dict(), **targets}))
             except DeadlineError as error:
                 self._ready.put(error)
             except Exception as error:

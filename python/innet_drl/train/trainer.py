@@ -35,7 +35,7 @@ from innet_drl.train.learner import Learner, Update
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
-from innet_drl.train.numerics import choose_numerics
+from innet_drl.train.numerics import choose_numerics, random_batch
 from innet_drl.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class Trainer:
 
     Raises:
         UnavailableEnvironmentError: The environment cannot be made.
-        ConfigurationError: There is no such device, or the checkpoint has another network.
+        ConfigurationError: There is no such device, the checkpoint has another network, or a loss of the user's own
+            fails on a random batch.
     """
 
     def __init__(
@@ -117,6 +118,9 @@ class Trainer:
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
         display.say("measuring which arithmetic is the fastest here")
         self.learner.use(choose_numerics(config, self.spec))
+        if config.loss not in LOSSES:
+            observations = probe.sample(2 * config.batch_size, config.seed)
+            self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
         self.stopwatch = Stopwatch()
         if resumed is not None:
@@ -181,6 +185,17 @@ class Trainer:
             except StopTraining as stop:
                 logger.info("training is ended by %s: %s", type(callback).__name__, str(stop) or "no reason given")
                 self._stopped = True
+            except Exception:
+                self._keep()
+                raise
+
+    def _keep(self) -> None:
+        """Writes the run's first checkpoint if there is none, so that a run which an error ends can be resumed."""
+        if self.learner.updates > 0 and self.folder.newest_checkpoint() is None:
+            try:
+                self.checkpoint()
+            except TrainingError as error:
+                logger.warning("what was learned could not be kept: %s", error)
 
     @property
     def keeps_memory(self) -> bool:

@@ -25,10 +25,10 @@ MAX_ACTIONS = 4096
 """Largest number of actions of a product of discrete spaces."""
 MAX_ONE_HOT = 4096
 """Largest length of a one-hot vector."""
-CONTINUOUS_PAGE = "docs/environments.md#continuous-actions"
+CONTINUOUS_PAGE = "docs/how-to/environments.md#continuous-actions"
 
 Encode = Callable[[Any], NDArray[Any]]
-"""An array [N, ...] of N environments from what their vector environment returned."""
+"""A new array [N, ...] of N environments from what their vector environment returned, which it may overwrite."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,7 @@ def _leaves(
             for key, inner in items
             for leaf in _leaves(inner, f"{name}.{key}" if name else str(key), of_key(key), environment)
         ]
-    if isinstance(space, spaces.Text) or not isinstance(
-        space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    ):
+    if isinstance(space, spaces.Text):
         logger.warning("%s: the observation's part %r is %s, and is left out", environment, name, space)
         return []
     part, encode = _array(space, name, environment)
@@ -104,6 +102,7 @@ def _leaves(
 
 def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Encode]:
     """One array of an observation, and how to encode it."""
+    where = f" in {name!r}" if name else ""
     if isinstance(space, spaces.Box):
         part, encode = _box(space, name)
     elif isinstance(space, spaces.MultiBinary):
@@ -116,7 +115,7 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
         part, encode = _one_hot(name, space.nvec.flatten().tolist(), starts.flatten().tolist(), environment)
     else:
         raise UnavailableEnvironmentError(
-            f"--environment {environment}: its observations {space} are no arrays of one shape: wrap it "
+            f"--environment {environment}: its observations {space}{where} are no arrays of one shape: wrap it "
             "(--environment-wrappers), so that it returns a Box or a Dict of boxes"
         )
     expected = space.shape
@@ -128,7 +127,6 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
             array = np.empty((0,))
         if array.shape[1:] != expected or array.dtype == object:
             found = "arrays of several shapes" if array.dtype == object or not array.size else str(array.shape[1:])
-            where = f" in {name!r}" if name else ""
             raise UnavailableEnvironmentError(
                 f"--environment {environment}: it returned observations of the shape {found}{where}, and its "
                 f"observation space says {expected}: return arrays of the space's shape, or declare another space"
@@ -139,7 +137,7 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(array, np.float32).reshape(len(array), -1)
+    return np.array(array, np.float32, order="C").reshape(len(array), -1)
 
 
 def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
@@ -159,7 +157,7 @@ def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
         if last:
             array = np.moveaxis(array, -1, -3)
         # Always the same memory layout: sums over another layout round differently.
-        return np.ascontiguousarray(array, dtype).reshape(len(array), *image)
+        return np.array(array, dtype, order="C").reshape(len(array), *image)
 
     return Part(name, image, "uint8" if small else "float32", scale), encode
 

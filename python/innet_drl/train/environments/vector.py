@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from innet_drl.train.environments.spaces import Actions, Encode
@@ -103,10 +103,11 @@ class Environments:
                 raise
             raise explained from error
         lives = info.get("lives", self._lives)
-        # Lives also fall at the end of a game, which is not the loss of a life alone.
-        life_lost = (lives < self._lives) & ~terminated & ~self._ended
-        self._lives = np.array(lives)
         ended = terminated | truncated
+        # Lives also fall at the end of a game, which is not the loss of a life alone. They are of the next game where
+        # this step has reset it: at the end of a game in SAME_STEP, and after it in NEXT_STEP.
+        life_lost = (lives < self._lives) & ~(ended if self.resets_at_once else terminated | self._ended)
+        self._lives = np.array(lives)
         final = None
         if self.resets_at_once:
             if ended.any():
@@ -202,6 +203,13 @@ class Environments:
         cartpole.prev_done = np.array(state["ended"], np.bool_)
         cartpole.np_random.bit_generator.state = state["random"]
         self._ended = cartpole.prev_done.copy()
+
+    def sample(self, count: int, seed: int) -> NDArray[Any]:
+        """Returns random observations [count, *observation_shape] of the environment's space."""
+        space = batch_space(self.vector.single_observation_space, count)
+        space.seed(seed)
+        frames = self.frames(space.sample())
+        return np.repeat(frames[:, None], self.spec.stack, 1) if self.stacks else frames
 
     def frames(self, observations: Any) -> NDArray[Any]:
         """Returns observations [N, ...] as the environments return them as frames [N, *frame_shape], without stacks."""

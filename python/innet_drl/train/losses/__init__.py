@@ -10,7 +10,7 @@
 
 from innet_drl.train.losses.base import PRIORITY_FLOOR, Loss, Outputs, TransitionLoss, of_actions
 from innet_drl.train.losses.distributional import Categorical, Quantile
-from innet_drl.train.losses.making import FunctionLoss, make_loss
+from innet_drl.train.losses.making import FunctionLoss, make_loss, tried
 from innet_drl.train.losses.q_learning import QLearning
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "TransitionLoss",
     "make_loss",
     "of_actions",
+    "tried",
 ]

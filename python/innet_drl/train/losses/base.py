@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -50,6 +50,10 @@ class Loss(abc.ABC):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Copies of a network share the loss whose `q` it calls.
+        return self
 
     def q(self, outputs: Tensor) -> Tensor:
         """Q-values [B, actions] of a network's outputs. Actors play by them and store priorities at birth from them."""

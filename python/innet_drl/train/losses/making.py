@@ -35,9 +35,8 @@ class FunctionLoss(Loss):
 
     def __init__(self, config: Config, function: Callable[[Outputs, Outputs, TorchBatch], Any]) -> None:
         super().__init__(config)
-        self._function = function
+        self.function = function
         self._checked = False
-        self._setting = f"--loss {importing.path_of(config.loss)}"
 
     def q(self, outputs: Tensor) -> Tensor:
         """The outputs, or the means of their last dimension."""
@@ -45,47 +44,75 @@ class FunctionLoss(Loss):
 
     def __call__(self, online: Outputs, target: Outputs, batch: TorchBatch) -> TransitionLoss:
         """Calls the function."""
-        if not self._checked:
-            self._check(online, target, batch)
+        if self._checked:
+            loss, priority, q = self.function(online, target, batch)
+        else:
+            loss, priority, q = tried(self, self.function, online, target, batch, "the first batch")
+            self._check(loss=loss, priority=priority, q=q)
             self._checked = True
-        loss, priority, q = self._function(online, target, batch)
         # A loss of NaN would reach the weights before it shows in a priority.
         priority = torch.where(loss.detach().isfinite(), priority.detach(), torch.nan)
         return TransitionLoss(loss, priority, q.detach())
 
-    def _check(self, online: Outputs, target: Outputs, batch: TorchBatch) -> None:
-        try:
-            result = self._function(online, target, batch)
-        except Exception as error:
-            raise ConfigurationError(
-                f"{self._setting}: on the first batch it raises {type(error).__name__}: {error}"
-            ) from error
-        names = ("loss", "priority", "q")
-        if not isinstance(result, tuple) or len(result) != 3 or not all(isinstance(item, Tensor) for item in result):
-            raise ConfigurationError(
-                f"{self._setting}: it returned {type(result).__name__}, and has to return three tensors: loss [batch], "
-                "priority [batch], Q-values [batch, actions]"
-            )
-        q_shape = tuple(self.q(online(batch.observation)).shape)
-        for name, tensor, expected in zip(names, result, ((len(batch),), (len(batch),), q_shape), strict=True):
-            if tuple(tensor.shape) != expected:
-                raise ConfigurationError(
-                    f"{self._setting}: its {name} has the shape {tuple(tensor.shape)}, and has to have {expected}"
-                )
+    def _check(self, **tensors: Tensor) -> None:
+        for name, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
                 raise ConfigurationError(
-                    f"{self._setting}: its {name} is infinite or NaN on the first batch: look for a division by 0 or a "
-                    "logarithm of 0, and try it on a batch of your own"
+                    f"{_setting(self.config)}: its {name} is infinite or NaN on the first batch: look for a division "
+                    "by 0 or a logarithm of 0, and try it on a batch of your own"
                 )
-        if bool((result[1] < 0).any()):
-            raise ConfigurationError(f"{self._setting}: its priority is negative: return |TD error|")
+        if bool((tensors["priority"] < 0).any()):
+            raise ConfigurationError(f"{_setting(self.config)}: its priority is negative: return |TD error|")
+
+
+def tried(
+    loss: Loss, compute: Callable[..., Any], online: Outputs, target: Outputs, batch: TorchBatch, which: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns `compute(online, target, batch)` of a loss of the user's own.
+
+    Args:
+        loss: The loss.
+        compute: The loss, or its function.
+        online: The network that is trained.
+        target: The target network.
+        batch: The batch.
+        which: Name of the batch, for messages.
+
+    Raises:
+        ConfigurationError: It raises an exception, or returns something else than three tensors of the right shapes, or
+            a loss without a gradient.
+    """
+    setting = _setting(loss.config)
+    try:
+        result = compute(online, target, batch)
+        q_shape = tuple(loss.q(online(batch.observation)).shape)
+    except Exception as error:
+        raise ConfigurationError(f"{setting}: on {which} it raises {type(error).__name__}: {error}") from error
+    names = ("loss", "priority", "q")
+    if not isinstance(result, tuple) or len(result) != 3 or not all(isinstance(item, Tensor) for item in result):
+        raise ConfigurationError(
+            f"{setting}: it returned {type(result).__name__}, and has to return three tensors: loss [batch], priority "
+            "[batch], Q-values [batch, actions]"
+        )
+    for name, tensor, expected in zip(names, result, ((len(batch),), (len(batch),), q_shape), strict=True):
+        if tuple(tensor.shape) != expected:
+            raise ConfigurationError(
+                f"{setting}: its {name} has the shape {tuple(tensor.shape)}, and has to have {expected}"
+            )
+    if not result[0].requires_grad:
+        raise ConfigurationError(f"{setting}: its loss has no gradient: compute it from online(batch.observation)")
+    return result
+
+
+def _setting(config: Config) -> str:
+    return f"--loss {importing.path_of(config.loss)}"
 
 
 def make_loss(config: Config) -> Loss:
     """Makes the configured loss.
 
     Raises:
-        ConfigurationError: An import path that leads nowhere.
+        ConfigurationError: An import path that leads nowhere, or a class that cannot be made.
     """
     if isinstance(config.loss, str) and not importing.is_path(config.loss):
         return _LOSSES[config.loss](config)
@@ -94,7 +121,14 @@ def make_loss(config: Config) -> Loss:
         return FunctionLoss(config, made)
     if not issubclass(made, Loss):
         raise ConfigurationError(
-            f"--loss {importing.path_of(config.loss)}: it is a class, and has to be a function (online, target, "
-            "batch) or a subclass of innet_drl.train.losses.Loss"
+            f"{_setting(config)}: it is a class, and has to be a function (online, target, batch) or a subclass of "
+            "innet_drl.train.losses.Loss"
         )
-    return made(config)
+    if missing := ", ".join(sorted(made.__abstractmethods__)):
+        raise ConfigurationError(f"{_setting(config)}: the class has to define {missing}")
+    try:
+        return made(config)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{_setting(config)}: called with the settings it raises {type(error).__name__}: {error}"
+        ) from error
