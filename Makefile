@@ -21,7 +21,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom bench-check bench-record python-test bench bench-peers wire clean
+.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom bench-check bench-record python-test docs bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,7 +29,7 @@ help: ## what there is
 demo: build ## train Breakout for MINUTES=3 on this machine, with a live page
 	$(BIN)/python examples/breakout_apex.py --minutes $(MINUTES) --evaluation-games 10 --evaluation-frames 6000 --evaluation-epsilon 0.05
 
-test: lint rust-test bench-check loom python-test ## every check: formatting, lints, types, Rust, counts, loom, Python, stubs
+test: lint docs rust-test bench-check loom python-test ## every check: formatting, lints, types, documentation, Rust, counts, loom, Python, stubs
 
 setup: $(VENV)/.installed
 
@@ -76,7 +76,7 @@ rust-test: setup ## Rust tests
 	$(RUST_TESTS)
 	cargo test --locked --workspace --exclude replay_py --doc
 	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): make dpdk-test')
-	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/fstack.md): make fstack-test')
+	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/how-to/fstack.md): make fstack-test')
 
 # Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
@@ -104,6 +104,14 @@ loom: ## model checks of the lock-free parts, and the mutations that must make t
 
 python-test: build ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest
+
+# Material's notice about the next major version of MkDocs is no warning of this site.
+docs: $(VENV)/.docs ## build the documentation site into build/site; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(UV) --constraint constraints.txt --requirements pyproject.toml --extra docs
+	@touch $@
 
 bench: build $(VENV)/.bench ## every benchmark, beside the peers where `make bench-peers` was run (an hour on two cores)
 	$(BIN)/python -m benchmarks all

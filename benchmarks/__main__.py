@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -19,8 +18,8 @@ from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
-from benchmarks.sweep import sweep
-from benchmarks.table import RESULTS, table
+from benchmarks.sweep import RECORD, sweep
+from benchmarks.table import table, today
 
 
 def main() -> None:
@@ -41,12 +40,8 @@ def main() -> None:
     tyro.extras.subcommand_cli_from_dict(commands, description=__doc__)
 
 
-def everything(out: Path = RESULTS) -> None:
-    """Runs every benchmark, each in a process of its own, and keeps the lines when none failed.
-
-    Args:
-        out: File for the lines.
-    """
+def everything() -> None:
+    """Runs every benchmark, each in a process of its own; when none failed, the lines are a report's raw data."""
     # What is measured is the commit: a file of it that changes meanwhile would say otherwise.
     collected = recording.FOLDER / "results.jsonl"
     runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
@@ -69,7 +64,9 @@ def everything(out: Path = RESULTS) -> None:
                 failed.append(" ".join(run))
     if failed:
         raise SystemExit(f"these failed, see their messages above: {', '.join(failed)}; {collected} has the others")
-    shutil.copyfile(collected, out)
+    folder = today("replay")
+    shutil.copyfile(collected, folder / "results.jsonl")
+    shutil.copyfile(RECORD, folder / "sweep.json")
 
 
 def _command(benchmark: Benchmark) -> Callable[..., None]:

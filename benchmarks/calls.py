@@ -1,7 +1,7 @@
 """Whole calls from Python with both ends polling: F-Stack over memif against the kernel's TCP over loopback.
 
-`python -m benchmarks.calls` wants the Python package with the feature `fstack`, and writes `calls.json`. It stands
-beside `cargo bench --bench transport`, which has the same ends without codec, memory and Python.
+`python -m benchmarks.calls` wants the Python package with the feature `fstack`, and writes the raw data of a
+report. `cargo bench --bench transport` has the same ends without codec, memory and Python.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import tyro
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.table import today
 from innet_drl._core import fstack_release
 from innet_drl.bench import services
 from innet_drl.bench.settings import SPINNING, NetworkStack
 
-RECORD = Path(__file__).parent / "calls.json"
 SIZES = {64: 2_000, 1_024: 2_000, 4_096: 2_000, 65_536: 1_000, 1 << 20: 100, 13_170_000: 10}
 """Bytes of the one tensor of the parameters, and calls in a round."""
 SERVER, CLIENT = 0, 1
@@ -39,12 +39,12 @@ Times = dict[tuple[str, int], list[float]]
 """Microseconds of calls, by what was done and the bytes."""
 
 
-def calls(rounds: int = 3, out: Path = RECORD) -> None:
+def calls(rounds: int = 3, out: Path | None = None) -> None:
     """Times `get_parameters` and `put_parameters` of each size; the record has the best of the rounds.
 
     Args:
         rounds: Turns of each stack.
-        out: File for the record.
+        out: File for the record; `docs/reports/DATE-fstack/calls.json` by default.
     """
     if fstack_release is None:
         raise SystemExit("this innet_drl was built without F-Stack: maturin develop --release --features fstack")
@@ -66,8 +66,9 @@ def calls(rounds: int = 3, out: Path = RECORD) -> None:
         "rounds": rounds,
         "rows": rows(measured),
     }
-    out.write_text(json.dumps(record, indent=2) + "\n")
-    print(out.read_text(), end="")
+    text = json.dumps(record, indent=2) + "\n"
+    (out or today("fstack") / "calls.json").write_text(text)
+    print(text, end="")
 
 
 def one(stack: NetworkStack, share: float = 1.0) -> Times:

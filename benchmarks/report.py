@@ -18,8 +18,8 @@ from benchmarks.catalogue import Benchmark, Goal
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
 
-RESULTS = ("results.jsonl", "README.md", "growth.svg", "sweep.json", "calls.json")
-"""What the benchmarks write beside themselves."""
+RESULTS = ("README.md", "benchmarks/README.md", "benchmarks/sweep.json", "docs/reports")
+"""Files that the benchmarks write."""
 
 
 def results(benchmark: Benchmark, measured: dict[str, Measured]) -> None:
@@ -54,7 +54,7 @@ def commit(root: Path) -> str:
         command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
-    others = [f":!benchmarks/{name}" for name in RESULTS]
+    others = [f":!{name}" for name in RESULTS]
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
     return git("describe", "--always") + ("-dirty" if changed else "")
 

@@ -1,22 +1,25 @@
-"""Recorded results as tables and a picture: `python -m benchmarks table` brings the README up to date."""
+"""Recorded results as a dated report, a short table and pictures: `python -m benchmarks table`."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sweep
+from benchmarks import charts
 from benchmarks.catalogue import BENCHMARKS
 from benchmarks.growth import AXES
-from innet_drl.bench import pictures
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results.jsonl"
-README = HERE / "README.md"
-PICTURE = HERE / "growth.svg"
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "docs" / "reports"
+"""A report is `DATE-SUBJECT.md`; its raw data are in the folder `DATE-SUBJECT`."""
+README = ROOT / "benchmarks" / "README.md"
+LINKING = (ROOT / "README.md", README)
+"""Pages with links to the newest report."""
 
 LIMITS = {
     "memory copy": (1, "copies 13.17 MB"),
@@ -29,38 +32,133 @@ LIMITS = {
     "tcp": (1, "13.17 MB over loopback TCP, into a buffer that is used again"),
     "unix socket": (1, "the same over a pair of Unix sockets"),
 }
-"""How much of what was counted a call does, and what that is."""
+"""Work of one call: its multiple of the counted unit, and its description."""
 
 Line = dict[str, Any]
 
 
+def today(subject: str) -> Path:
+    """The folder for raw data of a report of today."""
+    folder = REPORTS / f"{datetime.date.today()}-{subject}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def table() -> None:
-    """Writes the tables of the recorded results into the README, and draws the growth."""
+    """Writes the report of the newest results, their table in the README beside this file, and the pictures."""
+    folder = max(each for each in REPORTS.glob("*-replay") if each.is_dir())
     of: dict[str, list[Line]] = defaultdict(list)
-    for text in RESULTS.read_text().splitlines():
+    for text in (folder / "results.jsonl").read_text().splitlines():
         if text.startswith("{"):
             line = json.loads(text)
             of[line["benchmark"]].append(line)
+    sweep = json.loads((folder / "sweep.json").read_text())
+    folder.with_suffix(".md").write_text(report_page(of, sweep, folder.name))
+    for page in LINKING:
+        page.write_text(re.sub(r"\d{4}-\d\d-\d\d-replay", folder.name, page.read_text()))
     README.write_text(filled(README.read_text(), of))
-    _draw(of)
+    bars = [(work, ratio, f"{words}: {ours}, {peer}") for work, ours, peer, ratio, words in _best(of)]
+    charts.results(bars, folder / "results.svg")
+    charts.growth(of, folder / "growth.svg")
+    for record in REPORTS.glob("*-learning/breakout.json"):
+        charts.learning(record, record.with_suffix(".svg"))
 
 
 def filled(text: str, of: dict[str, list[Line]]) -> str:
-    """A page with new tables between its marks, of the lines of each benchmark."""
-    parts = {
-        "figures": _figures(of),
-        "limits": _limits(of),
-        "connections": _connections(of),
-        "growth": _growth(of),
-        "training": _training(of),
-        "sweep": _sweep(),
+    """A page with a new table of results between its marks."""
+    before, begin, after = text.partition("<!-- results -->")
+    _, end, after = after.partition("<!-- end of results -->")
+    assert end, "the page lacks the marks of results"
+    head = ["| work | innet-drl | best peer | ratio |", "| --- | --- | --- | --- |"]
+    rows = [_row(work, ours, peer, words) for work, ours, peer, _, words in _best(of)]
+    return "\n".join([before + begin, "", *head, *rows, "", end + after])
+
+
+def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:
+    """The page of a report."""
+    machine = next(line for lines in of.values() for line in lines if "commit" in line)
+    versions = sorted({line["version"] for lines in of.values() for line in lines if "version" in line})
+    parts: dict[str, Iterable[str]] = {
+        "Goals": _figures(of),
+        "Median and spread": _spread(of),
+        "Limits of the machine": _limits(of),
+        "Connections": _connections(of),
+        "Growth": [f"![cost over what grows, with the expected slope]({name}/growth.svg)", "", *_growth(of)],
+        "Training": _training(of),
+        "Settings": _sweep(sweep),
     }
-    for name, rows in parts.items():
-        before, begin, after = text.partition(f"<!-- {name} -->")
-        _, end, after = after.partition(f"<!-- end of {name} -->")
-        assert end, f"the page lacks the marks of {name}"
-        text = "\n".join([before + begin, "", *rows, "", end + after])
-    return text
+    lines = [
+        f"# Replay memory beside its peers, {name[:10]}",
+        "",
+        "| | |",
+        "| --- | --- |",
+        _row("commit", f"`{machine['commit']}`"),
+        _row("machine", f"{machine['cores']} cores of an {machine['processor']}, loopback"),
+        _row("versions", "; ".join([f"Python {machine['python']}", *versions])),
+        _row("raw data", f"[`results.jsonl`]({name}/results.jsonl), [`sweep.json`]({name}/sweep.json)"),
+        _row("repeat", "`make bench-peers`, `make bench`"),
+        "",
+        "[Question, method, meaning of each limit](../../benchmarks/README.md). One run, each benchmark after the",
+        "other. `python -m benchmarks table` generates this page from the raw data.",
+        "",
+        f"![How many times as good as the best peer]({name}/results.svg)",
+    ]
+    for heading, rows in parts.items():
+        lines += ["", f"## {heading}", "", *rows]
+    return "\n".join(lines) + "\n"
+
+
+SHORT = {
+    "sum_tree": ("sample and update 512 of 2^20 priorities", "innet"),
+    "push": ("push transitions, one actor", "innet"),
+    "sample": ("sample 512 transitions from a server, prefetching", "innet prefetching"),
+    "sample_in_process": ("sample 512 transitions in process", "innet"),
+    "parameters_get": ("get 13 MB of parameters", "innet"),
+    "parameters_put": ("put 13 MB of parameters", "innet"),
+    "wire": ("a transition on the wire", "innet"),
+    "memory": ("a transition in a server's memory", "innet"),
+}
+"""Benchmarks of the short table: their work in words, and the system that is shown."""
+
+
+def _best(of: dict[str, list[Line]]) -> Iterable[tuple[str, str, str, float, str]]:
+    """Work, our value, the best peer with its value, and the ratio as number and in words."""
+    for name, (work, ours) in SHORT.items():
+        values = {line["system"]: line for line in of[name] if "value" in line}
+        for line in of[name]:
+            if line["system"] == ours and "times_best_peer" in line:
+                ratio, peer = line["times_best_peer"], line["best_peer"]
+                words = f"{ratio:.2g} times" + (" less" if values[ours]["unit"] == "bytes/transition" else "")
+                shown = NAMES[peer.partition(" ")[0]]
+                yield work, _plain(values[ours]), f"{shown} {_plain(values[peer])}", ratio, words
+                break
+
+
+NAMES = {"cpprb": "cpprb", "echo": "echo", "redis": "Redis", "reverb": "Reverb", "torchrl": "TorchRL"}
+
+
+def _plain(line: Line) -> str:
+    """A value with a unit that needs no explanation."""
+    value = line["value"]
+    if line["unit"] == "transitions/s":
+        return f"{round(value, -3):,.0f}/s"
+    unit = {"us": "µs", "bytes/transition": "bytes"}.get(line["unit"], line["unit"])
+    return f"{_number(value) if value < 10 else format(value, ',.0f')} {unit}"
+
+
+def _spread(of: dict[str, list[Line]]) -> Iterable[str]:
+    """Medians, and percentiles of single calls."""
+    yield "The value is the median of the rounds; p50 and p99 are of single calls in ms."
+    yield ""
+    yield "| benchmark | system | value | rounds | p50 | p99 |"
+    yield "| --- | --- | ---: | ---: | ---: | ---: |"
+    for benchmark in BENCHMARKS:
+        for line in of[benchmark.name]:
+            if benchmark.name != "limits" and "value" in line and "p50_ms" in line:
+                cells = (_number(line["p50_ms"]), _number(line["p99_ms"]))
+                yield _row(
+                    f"`{benchmark.name}`", line["system"], _value(line, line["system"]), f"{line['rounds']}", *cells
+                )
 
 
 def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
@@ -90,7 +188,7 @@ def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
 
 
 def _limits(of: dict[str, list[Line]]) -> Iterable[str]:
-    yield "| limit | one call, us | what it does |"
+    yield "| limit | one call, µs | work |"
     yield "| --- | --- | --- |"
     for line in of["limits"]:
         if "value" in line:
@@ -110,16 +208,17 @@ def _training(of: dict[str, list[Line]]) -> Iterable[str]:
         )
 
 
-def _sweep() -> Iterable[str]:
-    yield "| system | part | settings, the best first | a second (or transitions a byte) |"
-    yield "| --- | --- | --- | --- |"
+def _sweep(record: list[Line]) -> Iterable[str]:
+    """The best settings of each part; the raw data has the others."""
+    yield "| system | part | best of | settings |"
+    yield "| --- | --- | ---: | --- |"
     of: dict[tuple[str, str], list[Line]] = defaultdict(list)
-    for row in json.loads(sweep.RECORD.read_text()):
+    for row in record:
         of[row["system"], row["part"]].append(row)
     for (system, part), rows in of.items():
-        rows.sort(key=lambda row: -row["score"])
-        settings = ("`" + json.dumps(row["settings"]).strip("{}").replace('"', "") + "`" for row in rows)
-        yield _row(system, part, "; ".join(settings), "; ".join(_number(row["score"]) for row in rows))
+        best = max(rows, key=lambda row: row["score"])
+        settings = json.dumps(best["settings"]).strip("{}").replace('"', "")
+        yield _row(system, part, f"{len(rows)}", f"`{settings}`" if settings else "defaults")
 
 
 def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
@@ -136,7 +235,7 @@ def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
 
 def _growth(of: dict[str, list[Line]]) -> Iterable[str]:
     """A row for each axis."""
-    yield "| what grows | cost in us at | exponent, expected and measured | steepest part |"
+    yield "| what grows | cost in µs at | exponent, expected and measured | steepest part |"
     yield "| --- | --- | --- | --- |"
     for axis in AXES:
         lines = of[f"growth_{axis.name}"]
@@ -146,45 +245,13 @@ def _growth(of: dict[str, list[Line]]) -> Iterable[str]:
                 yield _row(axis.about, costs, f"{axis.order:g}, {line['ratio']:.2f}", f"{line['steepest']:.2f}")
 
 
-def _draw(of: dict[str, list[Line]]) -> None:
-    """One small plot for each axis, cost over what grows, with the expected slope."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams |= pictures.SETTINGS
-    from matplotlib import pyplot
-
-    columns = 4
-    figure, places = pyplot.subplots(
-        -(-len(AXES) // columns), columns, figsize=(13, 6.4), layout="constrained", squeeze=False
-    )
-    for place in places.flat[len(AXES) :]:
-        place.remove()
-    for axis, place in zip(AXES, places.flat, strict=False):
-        points = [(line["at"], line["value"]) for line in of[f"growth_{axis.name}"] if "value" in line]
-        if not points:
-            continue
-        at, cost = zip(*points, strict=True)
-        place.loglog(at, cost, "o-", color="#1f6feb", markersize=4)
-        expected = [cost[0] * (each / at[0]) ** axis.order for each in at]
-        place.loglog(at, expected, "--", color="#8c959f", linewidth=1)
-        place.set_title(axis.name.replace("_", " "), fontsize=10)
-        place.set_ylabel("µs")
-        place.yaxis.set_major_formatter("{x:,g}")
-        place.set_xticks(at, [f"{each:,}" if each < 1e4 else f"{each:.0e}" for each in at], fontsize=7)
-        place.minorticks_off()
-        place.grid(alpha=0.3)
-        place.set_ylim(min(cost) / 3, max(*cost, *expected) * 3)
-    pictures.save(figure, PICTURE)
-
-
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _value(line: Line, hidden: str = "") -> str:
     """A value with its unit, and the system where it is not said already."""
-    value, unit = line["value"], line["unit"]
+    value, unit = line["value"], line["unit"].replace("us", "µs")
     number = f"{value / 1e3:.3g} K" if value >= 1e4 else _number(value)
     system = "" if line["system"] == hidden else f"{line['system']} "
     return f"{system}{number} {unit}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.systems import Service
-from benchmarks.table import filled
+from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
 
 ROWS, STREAMS, COUNT = 60, 2, 40
@@ -192,8 +193,8 @@ def test_results_make_no_commit_dirty(tmp_path: Path) -> None:
         named = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", *named, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
-    (tmp_path / "benchmarks").mkdir()
-    program, results = tmp_path / "program.py", tmp_path / "benchmarks" / "results.jsonl"
+    (tmp_path / "docs" / "reports").mkdir(parents=True)
+    program, results = tmp_path / "program.py", tmp_path / "docs" / "reports" / "results.jsonl"
     program.touch()
     results.touch()
     git("init")
@@ -251,10 +252,9 @@ def test_tables_of_recorded_lines() -> None:
     of = defaultdict(list)
     for line in recorded:
         of[str(line["benchmark"])].append(line)
-    names = ("figures", "limits", "connections", "growth", "training", "sweep")
-    page = "before\n" + "".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->\n" for name in names) + "after\n"
-    text = filled(page, of)
-    rows = text.splitlines()
+    machine = {"commit": "abc", "processor": "processor", "cores": 2, "python": "3.11"}
+    of["limits"][0] |= machine
+    rows = report_page(of, [], "2026-01-02-replay").splitlines()
     push = (
         "| transitions a second of one actor process that pushes 50 at a time | 400 K transitions/s "
         "| reverb 20 K transitions/s | 19.5 x reverb | 20 x reverb: 19.5, **not met** | 0.8 x frame copy |"
@@ -264,13 +264,31 @@ def test_tables_of_recorded_lines() -> None:
     assert "| innet | 1472 | 1.5, 4 | 1.5, 4 | 1.5, 4 | 1 |" in rows
     assert "| steps of a sequence; sample 64 | 5: 361 | 1, 0.87 | 1.07 |" in rows
     assert "| apart | 24 | 1.25 |" in rows
-    assert "old" not in rows
-    assert (rows[0], rows[-1]) == ("before", "after")
-    assert filled(text, of) == text
+    assert "| commit | `abc` |" in rows
+    assert rows[0] == "# Replay memory beside its peers, 2026-01-02"
+    page = filled("before\n<!-- results -->\nold\n<!-- end of results -->\nafter\n", of)
+    assert page.splitlines()[5] == "| push transitions, one actor | 400,000/s | Reverb 20,000/s | 20 times |"
+    assert "old" not in page
+    assert filled(page, of) == page
+
+
+def test_pages_show_the_newest_report() -> None:
+    folder = max(each for each in REPORTS.glob("*-replay") if each.is_dir())
+    of = defaultdict(list)
+    for text in (folder / "results.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        of[line["benchmark"]].append(line)
+    for page in LINKING:
+        assert set(re.findall(r"\d{4}-\d\d-\d\d-replay", page.read_text())) == {folder.name}
+    assert filled(README.read_text(), of) == README.read_text()
+    assert (
+        report_page(of, json.loads((folder / "sweep.json").read_text()), folder.name)
+        == folder.with_suffix(".md").read_text()
+    )
 
 
 def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(AssertionError, match="figures"):
+    with pytest.raises(AssertionError, match="results"):
         filled("no marks", defaultdict(list))
 
 

@@ -16,11 +16,15 @@ import pytest
 import innet_drl as innet
 from conftest import MakeReplay
 from innet_drl import errors
+from recording_relay import RecordingRelay
 from serving import Server, until
 from steps import VIEW, fill, step, table
 
 ENDS = pytest.mark.timeout(45)
 """Less than the 60 s for which a client waits for a server that is away."""
+
+FOREVER = 2**32 - 1
+"""The deadline of a request that has none."""
 
 
 @pytest.fixture
@@ -175,6 +179,23 @@ def test_a_server_at_the_address_of_a_closed_one_is_used(tmp_path: Path) -> None
             with memory.serve(address):
                 fill(client, 20)
                 assert len(client.sample("t", 4, VIEW)) == 4
+
+
+def test_a_block_without_an_exception_ends_when_its_steps_are_stored(tmp_path: Path) -> None:
+    """The requests of its end have no deadline."""
+    server, relayed = tmp_path / "server", tmp_path / "relay"
+    with (
+        innet.Memory([table()]) as memory,
+        memory.serve(f"unix://{server}"),
+        RecordingRelay(relayed, server) as relay,
+        innet.connect(relay.address) as client,
+    ):
+        with client.writer("t", 1, VIEW) as writer:
+            for t in range(10):
+                writer.append(**step(t))
+        deadlines = {kind: deadline for kind, deadline in relay.requests() if kind in ("push", "closeWriter")}
+        assert deadlines == {"push": FOREVER, "closeWriter": FOREVER}
+        assert memory.stats()["tables"]["t"]["steps"] == 10
 
 
 @ENDS

@@ -25,7 +25,7 @@ from innet_drl.gradients import GradientWorker
 from steps import table
 
 WORKER = Path(__file__).parent / "gradient_worker.py"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "gradients.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reference" / "statistics.md"
 T = TypeVar("T")
 
 
@@ -296,7 +296,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_round_is_named(server: inne
 
 def test_every_statistic_is_explained(replay: innet.Replay) -> None:
     _place = replay.join_gradients("job", 0, 1)
-    chapter = DOCUMENT.read_text().split("## Statistics\n")[1].split("\n## ")[0]
+    chapter = DOCUMENT.read_text().split("## Gradient sums\n")[1].split("\n## ")[0]
     rows = re.findall(r"(?m)^\| (`.*?) \|", chapter)
     explained = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
     stats = replay.stats()["gradients"]

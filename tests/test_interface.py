@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -71,6 +73,63 @@ def test_a_table_made_anew_with_other_columns_is_sampled_as_it_is_now(make_repla
         for t in range(12):
             writer.append(**{**step(t), "frame": np.full((1, 4, 3), t, np.uint8)})
     assert replay.sample("t", 4, VIEW, timeout=5).observation.shape == (4, 4, 4, 3)
+
+
+def test_a_table_that_another_program_makes_anew_is_read_by_its_new_view(tmp_path: Path) -> None:
+    def made(memory: innet.Memory, view: innet.NStep) -> None:
+        memory.create_table(table(view=view))
+        # No episode ends, so that every discount is the same.
+        with memory.writer("t", 1) as writer:
+            for t in range(20):
+                writer.append(**step(t, episode=100))
+
+    def view(n: int, gamma: float) -> innet.NStep:
+        return innet.NStep(stack=4, n=n, gamma=gamma, observation="frame")
+
+    with (
+        innet.Memory() as memory,
+        memory.serve(f"unix://{tmp_path}/s") as server,
+        innet.connect(server.addresses[0]) as client,
+    ):
+        made(memory, view(3, 0.5))
+        with client.batches("t", 4, prefetch=0) as batches, client.batches("t", 4, VIEW, prefetch=0) as named:
+            assert set(next(batches).discount) == {0.125}
+            next(named)
+            # As many rows as before, and the same definition under another number.
+            for gamma in (0.25, 0.25):
+                memory.drop_table("t")
+                made(memory, view(3, gamma))
+                assert set(client.sample("t", 4).discount) == {gamma**3}
+            with pytest.raises(errors.TableDiffersError, match="gamma: 0.25"):
+                # The first one was under way.
+                for _ in range(3):
+                    next(batches)
+            for _ in range(3):
+                next(named)
+        # Fewer rows than the last view reads.
+        memory.drop_table("t")
+        made(memory, view(1, 0.5))
+        with suppress(errors.ViewError):
+            client.sample("t", 4)
+        assert set(client.sample("t", 4).discount) == {0.5}
+
+
+def test_a_sample_reads_no_files() -> None:
+    counts = Path("/proc/self/io")
+    if not counts.exists():
+        pytest.skip("this system does not count the reads of a process")
+
+    def reads() -> int:
+        return int(re.findall(r"syscr: (\d+)", counts.read_text())[0])
+
+    with innet.Memory([table()]) as replay:
+        fill(replay, 20)
+        replay.sample("t", 4, VIEW)
+        before = reads()
+        for _ in range(100):
+            replay.sample("t", 4, VIEW)
+        # Those of the counts themselves.
+        assert reads() - before < 100
 
 
 def test_the_arrays_of_a_batch(make_replay: MakeReplay) -> None:

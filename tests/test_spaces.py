@@ -1,4 +1,4 @@
-"""The table of spaces in docs/environments.md: each row makes frames, is read by its network, and trains."""
+"""The table of spaces in docs/how-to/environments.md: each row makes frames, is read by its network, and trains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.networks import make_network
 from training import small
 
-PAGE = Path(__file__).parents[1] / "docs" / "environments.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "environments.md"
 
 SEEN: dict[str, tuple[str, Any]] = {
     "vector of float64": ("mlp", (5,)),
@@ -202,7 +202,7 @@ def test_a_part_without_a_shape_is_refused(part: spaces.Space[Any]) -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(-1, 1, (2,)), r"docs/environments\.md#continuous-actions"),
+        (spaces.Box(-1, 1, (2,)), r"docs/how-to/environments\.md#continuous-actions"),
         (spaces.MultiDiscrete([100, 100]), "10,000 combinations, more than 4,096"),
         (spaces.Tuple((spaces.Discrete(2),)), "needs discrete ones"),
     ],

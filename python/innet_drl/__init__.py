@@ -5,12 +5,11 @@ The replay client needs NumPy alone:
     import innet_drl as innet
 
     table = innet.Table.from_spaces("apex", env.observation_space, env.action_space, capacity=100_000)
-    replay = innet.Memory([table])                      # in this process, or
+    replay = innet.Memory(table)                        # in this process, or
     replay = innet.connect("innet://host:7710")         # on a server: the same interface
 
-`docs/api.md` shows the whole interface by example; `innet_drl.errors` lists its errors, `innet_drl.gradients` has
-the workers of gradient jobs. Training needs the extra
-`train`: `pip install 'innet-drl[train]'`, then `innet-drl train --help`.
+`innet_drl.errors` has the errors, `innet_drl.gradients` the workers of gradient jobs. Training needs the extra `train`:
+`pip install 'innet-drl[train]'`, then `innet-drl train --help`.
 """
 
 from innet_drl import errors

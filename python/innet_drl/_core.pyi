@@ -67,9 +67,9 @@ class Column:
     Args:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
         shape: Shape of one value; `()` is a scalar.
-        codec: `"lz4"` packs a value with LZ4, or as what changed since an earlier step of its stream where that takes
-            a third or less; `"zstd"` does so with zstd, which takes longer and fewer bytes; `"none"` keeps it raw;
-            `None` is `"lz4"` for values of 64 bytes and more.
+        codec: `"lz4"` packs a value with LZ4, or as the difference from an earlier step of its stream if that has at
+            most a third of the bytes; `"zstd"` does the same with zstd: fewer bytes, more time. `"none"` stores raw
+            values. `None` is `"lz4"` from 64 bytes on, `"none"` below.
 
     Raises:
         ConfigError: A dtype or codec that does not exist.
@@ -97,36 +97,31 @@ class Table:
         columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
             row. `NStep` and `Sequences` read the columns `action` and `reward` beside the observation.
         capacity: Steps held before the oldest are evicted; at most 2^24.
-        capacity_bytes: Bytes held before the oldest are evicted: as stored, and 512 for each chunk; 0 derives
-            it from `capacity` steps without compression, each a chunk.
+        capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
+            for `capacity` uncompressed steps, each in a chunk of its own.
         sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
-            `"uniform"` all items with equal probability. The others sample one item, with probability 1,
-            until it was sampled `max_times_sampled` times or another one comes before it: `"fifo"` the oldest
-            (it needs `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the one with the
-            highest or lowest priority. Among equal priorities the item that was inserted or updated the longest
-            ago comes first. These requests wait for each other, and updates for them, one item at a time; only
-            `"fifo"` takes no lock.
+            `"uniform"` all items with equal probability. The others always sample the first item of an order, until
+            it has been sampled `max_times_sampled` times: `"fifo"` the oldest (needs `max_times_sampled`), `"lifo"`
+            the newest, `"max_heap"` and `"min_heap"` the highest and lowest priority, and among equal priorities the
+            least recently inserted or updated item. `"lifo"` and the heaps take a lock for each item.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
-        live_max_priority: The priority of an item without one is the largest of the live items, and not the
-            largest that the table has held since it was made or emptied (Schaul et al.): a single priority that
-            was far too large then ends with its item. It costs a lock in pushes and updates, and 28 bytes for
-            each step of `capacity`.
-        max_times_sampled: An item is removed after it was sampled this often, at least `samples_per_insert`;
-            0 never removes it.
+        live_max_priority: New items without a priority get the largest priority of the live items. By default it is
+            the largest since the table was created or emptied (Schaul et al.), so one outlier has a lasting effect.
+            Costs a lock in pushes and updates, and 28 bytes for each step of `capacity`.
+        max_times_sampled: Samples after which an item is removed, at least `samples_per_insert`; 0 keeps items.
         min_size: Items needed before the first sample.
         samples_per_insert: Items sampled for each item inserted, held to within `slack`; 0 sets no limit.
-        slack: How far the items sampled may run from `samples_per_insert` times the items inserted, in sampled
-            items, either way; 0 derives it: the samples of 1,024 inserts or of a tenth of `min_size`, and at least
-            4,096, but no more inserts than `capacity` has beside `min_size`. A sample has at most
-            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted before they were
-            sampled leave fewer samples than the ratio expects: writers then continue as soon as a request waits for
-            more.
+        slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts.
+            0 is the samples of 1,024 inserts or of a tenth of `min_size`, at least 4,096, but of no more inserts than
+            `capacity` has beside `min_size`. A sample has at most `2 * slack - samples_per_insert` items. With
+            `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio expects: writers
+            then continue as soon as a sample waits.
         view: View of writers and samples that name none.
 
     Raises:
-        TableError: A field that cannot be used; the message says what it may be.
+        TableError: An invalid argument; the message has the allowed values.
     """
 
     def __new__(
@@ -233,7 +228,7 @@ class NStep:
         padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
 
     Raises:
-        ConfigError: A number out of its range; the message says what it may be.
+        ConfigError: A number out of range; the message has the range.
     """
 
     def __new__(
@@ -281,7 +276,7 @@ class Sequences:
         state: Columns delivered at the first step alone: the stored recurrent state.
 
     Raises:
-        ConfigError: A number out of its range; the message says what it may be.
+        ConfigError: A number out of range; the message has the range.
     """
 
     def __new__(
@@ -498,10 +493,11 @@ class Parameters:
 class Writer(_ContextManager):
     """Writes the steps of `num_envs` environments: one `append` a step.
 
-    Steps are packed into chunks and sent when `chunk_steps` of an environment are there. Use it as a context
-    manager, or call `close`: unsent steps are lost with their writer. A step is stored whole or, after an error,
-    not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn is part
-    of the timeout. The counts may be read at any time.
+    Steps are packed into chunks of `chunk_steps` and sent. Use the writer as a context manager, or call `close`:
+    unsent steps are lost with their writer. The end of a block waits until the table has taken the steps, without a
+    limit; after an exception for 5 seconds; `close(timeout)` sets a time. A step is stored completely or, after an
+    error, not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn counts
+    for the timeout. The counts may be read at any time.
     """
 
     def append(
@@ -522,25 +518,24 @@ class Writer(_ContextManager):
         Every array has a leading dimension of `num_envs`.
 
         Args:
-            terminated: bool `(num_envs,)`: the value after this step is 0. If `first` is false in the next row, it is a
-                lost life: learning ends, the observation stack continues.
+            terminated: bool `(num_envs,)`: the value after this step is 0. With `first` false in the next row it is a
+                lost life: the return ends, the observation stack continues.
             truncated: bool `(num_envs,)`: the episode was cut after this step; its final row bootstraps.
-            first: bool `(num_envs,)`: the observation starts a new episode and a new stack; `None` does after every
-                end. Give it to keep the stack over a lost life, and after a reset in the middle of an episode.
+            first: bool `(num_envs,)`: the observation starts a new episode and a new stack; `None` is true after every
+                end. Needed at a lost life, and after a reset in the middle of an episode.
             final: bool `(num_envs,)`. Without `final_<observation>`: this row is the last observation of an
                 episode, as a NEXT_STEP environment shows it; its action and reward are ignored. With it:
                 where the row's step ended the episode and `final_<observation>` holds its last observation;
                 `None` takes `terminated | truncated`.
-            q: float32 `(num_envs, actions)`: the actor's Q-values of this observation. All anchors then get
-                the priority |n-step TD error| at birth, computed as the learner does with equal parameters.
+            q: float32 `(num_envs, actions)`: the actor's Q-values of this observation. The initial priority is then
+                |n-step TD error|, by the learner's formula.
             priority: float32 or float64 `(num_envs,)`: priorities of the anchors, before the exponent. Without
                 `q` and `priority`, items start with the largest priority that the table has held since it was made
                 or emptied; see `live_max_priority` of `Table`.
-            final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed at a truncation where
-                there is `q`.
-            timeout: Seconds to wait until the table takes the rows; `None` for ever, 0 not at all.
-            **columns: Every column of the table, dtype and shape exactly; and, for SAME_STEP environments,
-                `final_<observation>`: the last observations of the episodes that ended.
+            final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed with `q` at a truncation.
+            timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
+            **columns: Every column of the table, with its exact dtype and shape; and, for SAME_STEP environments,
+                `final_<observation>`: the last observations of ended episodes.
 
         Raises:
             SchemaError: A missing or unknown column, or another dtype or shape than the table's.
@@ -591,7 +586,7 @@ class SumTree:
         seed: Makes samples repeatable where one thread samples and updates.
 
     Raises:
-        ConfigError: A number out of its range; the message says what it may be.
+        ConfigError: A number out of range; the message has the range.
     """
 
     def __new__(
@@ -827,11 +822,10 @@ class Server(_ContextManager):
 class Replay(_ContextManager):
     """A replay memory: a `Memory` in this process, or the connection to one on a server (`connect`).
 
-    Every method may be called from several threads. `timeout` is in seconds everywhere: 60 by default, `None` waits
-    for ever, 0 tries once; waiting ends with `DeadlineError`, or with Ctrl-C. A server enforces the timeout and names
-    the cause; an unresponsive one delays a call by up to `grace` of `connect` more. Waiting calls release the
-    interpreter lock. A replay must not be used in a forked child (`ForkError`): start processes with the method
-    "spawn" or "forkserver", and connect there.
+    All methods are thread-safe. `timeout` is in seconds: 60 by default, `None` waits without limit, 0 tries once. Then
+    a call raises `DeadlineError`, which names the cause; an unresponsive server delays it by up to `grace` of
+    `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used in a forked child
+    (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
     """
 
     def create_table(self, table: Table, timeout: float | None = 60.0) -> None:
@@ -912,9 +906,9 @@ class Replay(_ContextManager):
                 table's.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
-            allow_short: Return what there is at the deadline instead of an error.
+            allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Threads that unpack; `None` is one for each core that this process may use.
+            threads: Threads that unpack; `None` is one for each core that this process might use at its first sample.
 
         Raises:
             EmptyError: No item has a priority above zero.
@@ -1007,7 +1001,7 @@ class Replay(_ContextManager):
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
 
-        `docs/api.md` explains every key.
+        `docs/reference/statistics.md` explains every key.
         """
     def join_gradients(
         self,
@@ -1026,7 +1020,7 @@ class Replay(_ContextManager):
         """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
-        a connection of its own, and leaves the job when it ends. See `docs/gradients.md`.
+        a connection of its own, and leaves the job when it ends. See `docs/how-to/gradients.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
@@ -1038,7 +1032,7 @@ class Replay(_ContextManager):
                 integers on a grid of 31 bits, minus the bits that the number of workers takes, below the largest
                 value of each segment.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
-            deadline: Seconds that anything may take, this call too: then it fails, and names who was missing.
+            deadline: Longest time of any call in seconds, including this one; the error names missing workers.
             via: `ip:port` for datagrams instead of the server's own: a relay, or a translated address.
             station: The DPDK device that datagrams go over; the connection is the kernel's.
 
@@ -1066,8 +1060,8 @@ class Replay(_ContextManager):
         """Takes part in an asynchronous job, whose workers do not wait for each other.
 
         The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker
-        begins with the weights of update 0; one that comes later calls `GradientUpdates.restart`.
-        See `docs/distributed.md`.
+        begins with the weights of update 0; a later one calls `GradientUpdates.restart`.
+        See `docs/how-to/data-parallel.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
@@ -1079,7 +1073,7 @@ class Replay(_ContextManager):
             updates: Last update of the job; `None` for no end.
             name: Display name in errors. `""` is the host's name and the process.
             segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
-            deadline: Seconds that anything may take, a round that waits for contributions too: then the job fails.
+            deadline: Longest time of any call, and of a round's contributions, in seconds; then the job fails.
 
         Raises:
             ConfigError: The server sums no gradients; arguments out of range, or different from the other workers'.
@@ -1099,11 +1093,11 @@ class Memory(Replay):
     """A replay memory in this process, which can be saved, restored and served.
 
     Args:
-        tables: Tables to make, or one.
-        max_bytes: Bytes that all tables and all parameters may take; `None` sets no limit. A table reserves its
+        tables: One or more tables to create.
+        max_bytes: Limit for all tables and parameters in bytes; `None` sets no limit. A table reserves its
             `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
             received data.
-        seed: Makes samples repeatable where one thread writes and samples.
+        seed: Makes samples repeatable if one thread writes and samples.
 
     Raises:
         TableError: A table that cannot be made.
@@ -1116,9 +1110,9 @@ class Memory(Replay):
         """Writes all tables to a file, while they are in use.
 
         The file has steps, items with their priorities and samples, the rate limiter's counts and the statistics, but
-        neither parameters nor writers. It is not the memory at one instant: tables are written one after another. Steps
-        pushed after the save reached their table, and steps evicted before it left the table, are left out. Each item
-        has the priority of the moment when it was written.
+        neither parameters nor writers. Tables are written one after another, so it is not the memory at one instant:
+        steps pushed or evicted during the save of their table are left out, and each item has its priority at the
+        moment of writing.
 
         An existing file is replaced once the new one is complete on disk.
 
@@ -1164,18 +1158,18 @@ class Memory(Replay):
         Args:
             addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 takes a
                 free one.
-            token: Secret of at least 16 bytes that clients have to know; it is never sent, and allows every request.
-                Needed on any address that is not loopback, or one of the next two.
+            token: Secret of at least 16 bytes, which clients prove to know; it is never sent. It allows every request.
+                An address beyond loopback needs it, or one of the next two.
             learner_token: Secret of learners: it allows everything except emptying and dropping tables.
             actor_token: Secret of actors: it allows writing with writers of their own, and reading definitions,
                 parameters and statistics. Other requests raise `ForbiddenError`.
             tls_cert: PEM file with the certificate chain.
             tls_key: PEM file with its key.
-            trusted_network: Allows other addresses without token and TLS. Gradients at another address always need
-                it: their datagrams are neither encrypted nor authenticated.
+            trusted_network: Allow addresses beyond loopback without token and TLS. Gradients there always need it:
+                their datagrams are neither encrypted nor authenticated.
             io_threads: Threads that serve connections; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
-            gradients: `"ip:port"` of UDP where gradients of workers are summed, too; port 0 takes a free one.
+            gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
         """
 
 def connect(
@@ -1195,22 +1189,21 @@ def connect(
     Tables that this client made are made again on a server that was started again without them.
 
     Args:
-        url: `"innet://host:port"`, `"innets://host:port"` (TLS) or `"unix:///path"`; `"innet+fstack://address:port"`
-            goes there by F-Stack's TCP, where the package was built with it.
-        token: The server's token; it is never sent. `None` takes the environment variable INNET_TOKEN, where it is
-            set and not empty; `""` is none in any case.
-        tables: Tables to make there, or one. With an actor's token they have to exist, as defined here.
-        timeout: Seconds to wait for the server to listen, to have room for another connection, and to answer; the log
-            (`innet_drl`) names a server that is waited for.
-        tls_ca: PEM file with the server's certificate, or with that of the authority that signed it. `innets://`
-            needs it: the authorities that the system trusts are not asked.
-        spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core. For clients
-            that do little else, on a machine with a core for each.
-        config: F-Stack's configuration file, for `innet+fstack://`. It starts once in a process, on a
-            thread of its own, so all such addresses of a process need the same file.
+        url: `"innet://host:port"`, `"innets://host:port"` (TLS), `"unix:///path"`, or, in a package built with F-Stack,
+            `"innet+fstack://address:port"`.
+        token: The server's token; it is never sent. `None` is the environment variable INNET_TOKEN, if set and not
+            empty; `""` is no token.
+        tables: One or more tables to create. With an actor's token they must exist with these definitions.
+        timeout: Seconds to wait until the server listens, accepts another connection, and answers; the log
+            (`innet_drl`) names the server.
+        tls_ca: PEM file with the server's certificate, or its authority's. Needed for `innets://`: the system's
+            authorities are not used.
+        spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core.
+        config: F-Stack's configuration file, for `innet+fstack://`. F-Stack starts once in a process, so all such
+            addresses of a process need the same file.
         grace: Seconds by which a call may exceed its `timeout`, for the server's answer that names the cause.
-        reconnect_for: Seconds for which a call without a shorter `timeout` connects again after its connection broke;
-            then it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
+        reconnect_for: Seconds for which a call without a shorter `timeout` reconnects after a broken connection; then
+            it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
 
     Raises:
         ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes.

@@ -48,7 +48,7 @@ class ReplayError(Exception):
 
 
 class DeadlineError(ReplayError, TimeoutError):
-    """The timeout passed; the message names what the call waited for."""
+    """The timeout passed; the message names the cause."""
 
 
 class UnknownTableError(ReplayError, KeyError):

@@ -1,6 +1,6 @@
 """Workers of gradient jobs: sums of gradients in the aggregator of a server.
 
-`Replay.join_gradients` and `Replay.follow_gradients` make them. `docs/gradients.md` explains the jobs;
+`Replay.join_gradients` and `Replay.follow_gradients` make them. `docs/how-to/gradients.md` explains the jobs;
 `innet_drl.distributed` uses them from torch.
 """
 

@@ -1,6 +1,6 @@
-"""Steps a Gymnasium environment and writes what happens.
+"""Steps a Gymnasium environment and writes the steps.
 
-Gymnasium hands out the last observation of an episode in three ways: a single environment returns it with the step that
+Gymnasium returns the last observation of an episode in three ways: a single environment returns it with the step that
 ends the episode; a vector environment does so in `info` (SAME_STEP), or with the next step (NEXT_STEP). The recorder
 writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
 """
@@ -25,8 +25,8 @@ _Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 class Recorder:
     """An environment whose steps a writer appends; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, or call
-    `close`, which sends the remaining steps. Gymnasium itself is not imported.
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, whose end
+    waits as that of a `Writer`, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).

@@ -445,8 +445,6 @@ impl Aggregator {
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::io("cannot get random bytes")(std::io::Error::other(error)))?;
-    Ok(bytes)
+    replay_core::sync::random()
+        .map_err(|error| Error::io("cannot make a session")(std::io::Error::other(error)))
 }

@@ -90,7 +90,7 @@ pub use gathering::PendingRacks;
 pub use job::JobStatus;
 pub use parent::ParentAggregator;
 pub use round::{Round, Sum};
-pub use transports::{AnyTransport, dpdk_aggregators, udp_aggregators};
+pub use transports::{AnyTransport, dpdk_aggregators, udp_addresses, udp_aggregators};
 pub use udp::{UdpAggregator, UdpTransport};
 pub use worker::{Control, ControlCall, Exchange, WorkerSession};
 pub use worker_transport::{Worker, WorkerTransport};

@@ -21,15 +21,22 @@ pub fn udp_aggregators(
     threads: usize,
     limits: AggregatorLimits,
 ) -> Result<Vec<Box<dyn AggregatorTransport>>> {
-    let start = |number| {
+    let start = |address| {
+        let aggregator = UdpAggregator::start(address, limits)?;
+        Ok(Box::new(aggregator) as Box<dyn AggregatorTransport>)
+    };
+    udp_addresses(address, threads).map(start).collect()
+}
+
+/// Addresses of [`udp_aggregators`]: consecutive ports from that of `address`, or port 0 for each of them.
+pub fn udp_addresses(address: SocketAddr, threads: usize) -> impl Iterator<Item = SocketAddr> {
+    (0..threads).map(move |number| {
         let port = match address.port() {
             0 => 0,
             port => port.saturating_add(number as u16),
         };
-        let aggregator = UdpAggregator::start(SocketAddr::new(address.ip(), port), limits)?;
-        Ok(Box::new(aggregator) as Box<dyn AggregatorTransport>)
-    };
-    (0..threads).map(start).collect()
+        SocketAddr::new(address.ip(), port)
+    })
 }
 
 /// Aggregators on DPDK devices, one for each thread.

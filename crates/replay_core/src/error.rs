@@ -1,5 +1,6 @@
 //! The error type of the workspace. Its `ErrorCode` crosses the wire, and Python maps it to exception classes.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
@@ -223,6 +224,16 @@ impl From<Interrupted> for Error {
     }
 }
 
+/// The beginning of a text that a peer made, for errors and logs: `most` bytes, with an ellipsis if there is more.
+pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str> {
+    let text = text.into();
+    if text.len() <= most {
+        return text;
+    }
+    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end));
+    format!("{}...", &text[..end.unwrap_or(0)]).into()
+}
+
 /// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.
 ///
 /// # Errors
@@ -328,6 +339,12 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_two_characters() {
+        assert_eq!(shortened("no", 2), "no");
+        assert_eq!(shortened("ééé", 3), "é...");
+    }
 
     #[test]
     fn a_servers_deadline_is_reported_once() {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::Listing;
 use crate::schema::TableConfig;
-use crate::sync::{lock, random};
+use crate::sync::{lock, random_number};
 use crate::table::Table;
 
 /// Limits of a memory, and the seed of its sampling.
@@ -56,6 +56,9 @@ impl Memory {
     pub const MAX_TABLES: usize = 1024;
 
     /// An empty memory with a new incarnation number.
+    ///
+    /// # Panics
+    /// When the operating system has no random numbers.
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
         Arc::new(Memory {
@@ -64,7 +67,7 @@ impl Memory {
             kept,
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
-            incarnation: random(),
+            incarnation: random_number().expect("the operating system has random numbers"),
             seed: limits.seed.unwrap_or_else(rand::random),
             started: Instant::now(),
         })
@@ -90,7 +93,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`Error::Table`] for a definition that cannot be made, too many tables, or more bytes than are left of the
-    /// limit; [`Error::TableDiffers`] when a table of that name has another definition.
+    /// limit; [`Error::TableDiffers`] when a table of that name has another definition; [`Error::Io`] without random numbers.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
         let _making = lock(&self.making);
@@ -126,7 +129,7 @@ impl Memory {
         let seed = config.name.bytes().fold(self.seed, |seed, byte| {
             seed.rotate_left(8) ^ u64::from(byte)
         });
-        let table = Arc::new(Table::new(config.clone(), reservation, seed));
+        let table = Arc::new(Table::new(config.clone(), reservation, seed)?);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(config.name.clone(), table.clone());
         Ok(table)

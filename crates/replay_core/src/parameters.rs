@@ -3,7 +3,7 @@
 //! broken connection is stored once.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
@@ -24,6 +24,15 @@ struct Stored {
     parameters: Parameters,
     /// Numbers and versions of the last puts, the newest last: at most [`ParameterStore::REMEMBERED_PUTS`].
     puts: VecDeque<(u64, u64)>,
+}
+
+impl Stored {
+    /// The version of the put with the number `id`, if it is one of the last puts.
+    fn put(&self, id: u64) -> Option<u64> {
+        let mut puts = self.puts.iter();
+        puts.find(|&&(put, _)| id != 0 && put == id)
+            .map(|&(_, version)| version)
+    }
 }
 
 /// A file together with its share of the memory's byte limit: a version that was replaced counts until its
@@ -77,6 +86,11 @@ impl ParameterStore {
                 Self::MAX_NAME_BYTES
             )));
         }
+        // Before the file is checked and counted: a repetition needs no memory for a second copy.
+        let repeated = self.read().get(name).and_then(|stored| stored.put(id));
+        if let Some(version) = repeated {
+            return Ok(version);
+        }
         let what = "parameters, in bytes,";
         let size = bytes.len() as u64;
         check_size(
@@ -99,8 +113,8 @@ impl ParameterStore {
         });
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         let stored = newest.get(name);
-        let mut earlier = stored.iter().flat_map(|stored| &stored.puts);
-        if let Some(&(_, version)) = earlier.find(|&&(earlier, _)| id != 0 && earlier == id) {
+        // Again: the first try may have been stored since.
+        if let Some(version) = stored.and_then(|stored| stored.put(id)) {
             return Ok(version);
         }
         let version = stored.map_or(1, |stored| stored.parameters.version + 1);
@@ -136,14 +150,14 @@ impl ParameterStore {
 
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
-        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
+        let newest = self.read();
         let parameters = newest.get(name).map(|stored| &stored.parameters);
         parameters.filter(|p| p.version > newer_than).cloned()
     }
 
     /// Names, versions and sizes, in the order of the names.
     pub fn list(&self) -> Vec<ListedParameters> {
-        let newest = self.newest.read().unwrap_or_else(PoisonError::into_inner);
+        let newest = self.read();
         let listed = newest.iter().map(|(name, stored)| ListedParameters {
             name: name.clone(),
             version: stored.parameters.version,
@@ -156,5 +170,9 @@ impl ParameterStore {
     pub fn stats(&self) -> Value {
         let entry = |p: ListedParameters| (p.name, json!({"version": p.version, "bytes": p.bytes}));
         Value::Object(self.list().into_iter().map(entry).collect())
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Stored>> {
+        self.newest.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

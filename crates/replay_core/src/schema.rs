@@ -263,6 +263,8 @@ impl TableConfig {
     pub const MAX_CAPACITY: u64 = 1 << 24;
     /// Most bytes of one unpacked step.
     pub const MAX_STEP_BYTES: u64 = 1 << 28;
+    /// Most columns.
+    pub const MAX_COLUMNS: usize = 256;
     /// Bytes that a chunk counts for beside its steps as stored: what is kept about it.
     pub const CHUNK_BYTES: u64 = 512;
 
@@ -329,9 +331,10 @@ impl TableConfig {
         if self.name.is_empty() || self.name.len() > 128 {
             return refuse("a name has 1 to 128 bytes".into());
         }
-        if self.columns.is_empty() || self.columns.len() > 256 {
+        if self.columns.is_empty() || self.columns.len() > Self::MAX_COLUMNS {
             return refuse(format!(
-                "a table has 1 to 256 columns, got {}",
+                "a table has 1 to {} columns, got {}",
+                Self::MAX_COLUMNS,
                 self.columns.len()
             ));
         }

@@ -1,7 +1,10 @@
 //! Definitions of views: the arrays that a client makes of sampled windows, and so the extents of a writer's windows.
 //! [`crate::view`] makes the arrays, [`crate::episode_windows`] the windows.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
 use crate::schema::{Column, TableConfig};
@@ -80,8 +83,40 @@ pub struct Sequences {
     pub gamma: f64,
     /// Padding of a stack at the start of an episode.
     pub padding: Padding,
-    /// Columns returned for the first step alone: the stored recurrent state.
+    /// Columns returned for the first step alone: the stored recurrent state. Each appears once.
+    #[serde(deserialize_with = "deserialize_state")]
     pub state: Vec<String>,
+}
+
+/// Reads no more names than a table has columns: a text of a client may name far more.
+fn deserialize_state<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<String>, D::Error> {
+    struct State;
+
+    impl<'de> Visitor<'de> for State {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {} names of columns", TableConfig::MAX_COLUMNS)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(
+            self,
+            mut sequence: A,
+        ) -> std::result::Result<Vec<String>, A::Error> {
+            let mut names = Vec::new();
+            while let Some(name) = sequence.next_element()? {
+                if names.len() == TableConfig::MAX_COLUMNS {
+                    return Err(A::Error::invalid_length(names.len() + 1, &self));
+                }
+                names.push(name);
+            }
+            Ok(names)
+        }
+    }
+
+    deserializer.deserialize_seq(State)
 }
 
 /// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
@@ -199,7 +234,12 @@ impl ViewSpec {
         match self {
             ViewSpec::NStep(_) => made.extend(["next_observation", "discount"]),
             ViewSpec::Sequences(view) => {
-                for name in &view.state {
+                for (i, name) in view.state.iter().enumerate() {
+                    if view.state[..i].contains(name) {
+                        return Err(Error::Config(format!(
+                            "column {name:?} appears twice in the stored state"
+                        )));
+                    }
                     if *name == view.observation || name == REWARD {
                         return Err(Error::Config(format!(
                             "column {name:?} cannot be a stored state: the view returns it at every step"

@@ -12,7 +12,7 @@ use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
 use crate::schema::{TableConfig, flags};
-use crate::sync::random;
+use crate::sync::random_number;
 use crate::view_spec::ViewSpec;
 use pack::{OpenChunk, Packer};
 use step::{CheckedStep, StepChecker};
@@ -128,7 +128,7 @@ impl Writer {
         let (table, name) = (config.name.clone(), options.name);
         let channel = open_channel(OpenWriter {
             table: table.clone(),
-            writer: random(),
+            writer: random_number()?,
             name: name.clone(),
             streams,
             window_before: view.before(),

@@ -29,8 +29,8 @@ use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
-use replay_core::table::Turn;
+use replay_core::replay::{OpenWriter, Wait, WriterOpened};
+use replay_core::table::{Activity, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
@@ -109,6 +109,8 @@ pub struct ConnectionHandler<'a, S> {
     pub slot: &'a Slot,
     /// End of the time for the handshake.
     pub handshake_deadline: Instant,
+    /// Frames that wait to be read: while one does, the connection's writers are not idle.
+    pub unread: Arc<Activity>,
 }
 
 /// A received request.
@@ -265,6 +267,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if let Some(room) = room.as_mut().now_or_never() {
             return room;
         }
+        let _unread = self.unread.wait();
         loop {
             let next = self.stack.now() + WAITING_EVERY;
             if let Some(room) = until(self.stack, next, &mut room).await {
@@ -374,7 +377,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
         let last = received.request.deadline_ms == 0;
         let reply = membership.attempt(body, last, turn).transpose()?;
-        log_opened(body, &reply);
+        if let (RequestBody::OpenWriter { open, .. }, Ok(ReplyBody::Writer(opened))) =
+            (body, &reply)
+        {
+            self.context.service.attach_writer(open, &self.unread);
+            log_opened(open, opened);
+        }
         Some(reply)
     }
 
@@ -453,16 +461,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 }
 
 /// Logs an opened writer, and adds its name to the log lines of its connection.
-fn log_opened(request: &RequestBody, reply: &Result<ReplyBody>) {
-    if let (RequestBody::OpenWriter { open, .. }, Ok(ReplyBody::Writer(opened))) = (request, reply)
-    {
-        tracing::Span::current().record("writer", &open.name);
-        tracing::info!(
-            table = open.table,
-            streams = open.streams,
-            epoch = opened.epoch,
-            last_sequence = opened.last_sequence,
-            "writer opened"
-        );
-    }
+fn log_opened(open: &OpenWriter, opened: &WriterOpened) {
+    tracing::Span::current().record("writer", &open.name);
+    tracing::info!(
+        table = open.table,
+        streams = open.streams,
+        epoch = opened.epoch,
+        last_sequence = opened.last_sequence,
+        "writer opened"
+    );
 }

@@ -54,7 +54,8 @@ impl ReceiveBudget {
         }
     }
 
-    /// Waits for `bytes`, or for the limit if that is less.
+    /// Waits for `bytes`, or for the limit if that is less: a frame that is as long as frames may be, with a long control message,
+    /// counts for the limit, and takes up to 16 MiB more with its decoded request.
     pub async fn reserve(&self, bytes: u32) -> ReceivePermit {
         let left = Arc::clone(&self.left);
         let bytes = u32::try_from(self.limit).map_or(bytes, |limit| bytes.min(limit));
@@ -81,6 +82,17 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+
+    #[test]
+    fn a_frame_beyond_the_budget_takes_all_of_it() {
+        let budget = ReceiveBudget::new(100);
+        let first = budget.try_reserve(1).unwrap();
+        let mut long = pin!(budget.reserve(120));
+        assert!(long.as_mut().now_or_never().is_none());
+        drop(first);
+        let _long = long.now_or_never().expect("memory is free now");
+        assert_eq!(budget.reserved(), 100);
+    }
 
     #[test]
     fn a_long_frame_is_not_overtaken() {

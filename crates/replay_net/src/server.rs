@@ -10,7 +10,7 @@ mod running;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
@@ -25,6 +25,7 @@ use crate::stack::{Address, Stack, until};
 use crate::tls;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
+use replay_core::table::Activity;
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 
@@ -252,6 +253,7 @@ impl Server {
             phase: phase.clone(),
             slot: &accepted.slot,
             handshake_deadline: stack.now() + self.handshake_deadline,
+            unread: Activity::new(Instant::now()),
         };
         let served = async {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {

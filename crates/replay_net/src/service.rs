@@ -16,9 +16,9 @@ use crate::receive::ReceiveBudgets;
 use crate::reply_budget::ReplyBudget;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
-use replay_core::replay::{Parameters, SampleRequest, Sampled};
+use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_core::table::{Attempt, Table, Turn};
+use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
 use replay_wire::{RELEASE, ReplyBody, RequestBody};
 pub use tables::Tables;
@@ -270,6 +270,14 @@ impl Service {
             RequestBody::Sample(_) | RequestBody::GetParameters { .. }
         );
         large && !turn.waits()
+    }
+
+    /// Keeps an opened writer from expiring while frames of its connection wait.
+    pub fn attach_writer(&self, open: &OpenWriter, connection: &Arc<Activity>) {
+        // An error means that the table was dropped.
+        if let Ok(table) = self.memory.table(&open.table) {
+            table.attach_writer(open.writer, connection);
+        }
     }
 
     /// Ends the membership of a gradient worker whose connection has ended.

@@ -10,6 +10,7 @@ use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Client, ConnectOptions};
 use replay_net::server::RunningServer;
+use replay_wire::auth::Secret;
 use support::*;
 
 fn client(server: &RunningServer) -> Client {
@@ -133,6 +134,44 @@ fn without_a_server_a_call_gives_up_after_its_time() {
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
     let error = pushes.push(steps(0, 1), &Wait::forever()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
+}
+
+#[test]
+fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
+    let (server, direct) = server_with_a_queue();
+    let limited = TableConfig {
+        samples_per_insert: 1.0,
+        slack: 10.0,
+        ..queue("limited")
+    };
+    direct.create_table(&limited, &soon()).unwrap();
+    let proxy = Proxy::start(port(&server), vec![]);
+    // The call below has waited for longer when its connection breaks.
+    let reconnect_for = Duration::from_millis(1);
+    let options = ConnectOptions {
+        reconnect_for,
+        ..Default::default()
+    };
+    let through = connect(&proxy.address, options).unwrap();
+    let mut pushes = through.open_writer(writer("limited", 1), &soon()).unwrap();
+    for first in (0..30).step_by(5) {
+        pushes.push(steps(first, 5), &soon()).unwrap();
+    }
+    let stats = || server.server().service().stats()["tables"]["limited"].clone();
+    std::thread::scope(|scope| {
+        let flushed = scope.spawn(|| pushes.flush(&Wait::forever()));
+        until("a push waits", || stats()["blocked_pushes"] != 0);
+        let waited = Instant::now();
+        until("it waits for longer", || waited.elapsed() > reconnect_for);
+        proxy.cut();
+        let mut seen = Vec::new();
+        while seen.len() < 30 {
+            let sampled = direct.sample(&sample_request("limited", 5), &soon());
+            seen.extend(numbers(&sampled.unwrap()));
+        }
+        flushed.join().unwrap().unwrap();
+        assert_eq!(seen, (0..30).collect::<Vec<_>>());
+    });
 }
 
 #[test]
@@ -311,6 +350,32 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
     }
     let left = client.sample(&all, &soon()).unwrap();
     assert_eq!(left.live_items, u64::from(ITEMS));
+}
+
+#[test]
+fn a_table_whose_drop_was_refused_is_made_again_on_a_restarted_server() {
+    const LEARNER: &str = "token of the learners";
+    let restartable = RestartableServer::new();
+    let secret = |token: &str| Some(Secret(token.to_owned()));
+    let start = || {
+        serve(&[&restartable.address], |config| {
+            config.token = secret("token of the operator");
+            config.learner_token = secret(LEARNER);
+        })
+    };
+    let server = start();
+    let options = ConnectOptions {
+        token: secret(LEARNER),
+        ..Default::default()
+    };
+    let client = connect(&server.addresses()[0], options).unwrap();
+    client.create_table(&queue("own"), &soon()).unwrap();
+    let error = client.drop_table("own", &soon()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden, "{error}");
+    drop(server);
+
+    let _server = start();
+    assert_eq!(client.table_config("own", &soon()).unwrap().name, "own");
 }
 
 #[test]

@@ -1,19 +1,87 @@
 //! One sampled batch, from the request to arrays, shared by `Replay.sample` and `Replay.batches`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use replay_core::error::{Error, Result};
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled, Wait};
-use replay_core::view::{Batch, Decoder};
+use replay_core::schema::TableConfig;
+use replay_core::table::keys::KeySpace;
+use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 
-/// Longest time to remove an item from the memory that cannot be decoded.
-const REPORT_WITHIN: Duration = Duration::from_secs(5);
+use crate::turns::lock;
 
-/// A request for samples, and the decoder for their arrays.
+/// Longest time to ask about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
+const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// How to read samples of a table: its definition, and a decoder for it.
+pub struct Reading {
+    config: Arc<TableConfig>,
+    pub view: ViewSpec,
+    /// Whether the view is the table's own.
+    own: bool,
+    decoder: Decoder,
+    /// Number in the keys of the table of this definition; `None` before the first sample.
+    table: Mutex<Option<u16>>,
+}
+
+impl Reading {
+    /// Reads by `view`, or else by the table's own.
+    ///
+    /// # Errors
+    /// Errors of [`TableConfig::view_or_own`] and [`Decoder::new`].
+    pub fn new(
+        config: Arc<TableConfig>,
+        view: Option<ViewSpec>,
+        options: DecodeOptions,
+    ) -> Result<Self> {
+        let own = view.is_none();
+        let view = config.view_or_own(view)?;
+        Ok(Reading {
+            decoder: Decoder::new(&config, &view, options)?,
+            config,
+            view,
+            own,
+            table: Mutex::default(),
+        })
+    }
+
+    /// Checks at the first sample with keys of another table that its definition, which `definition` asks for, is still the one
+    /// that the decoder was made for. It is asked for between two samples with the same number, so it is that table's.
+    fn check(
+        &self,
+        sampled: &Sampled,
+        definition: impl FnOnce() -> Result<Arc<TableConfig>>,
+    ) -> Result<()> {
+        let Some(item) = sampled.items.first() else {
+            return Ok(());
+        };
+        let number = Some(KeySpace::number_of(item.key));
+        if *lock(&self.table) == number {
+            return Ok(());
+        }
+        // After an error the next sample asks again.
+        let Ok(now) = definition() else {
+            return Ok(());
+        };
+        let same =
+            now.columns == self.config.columns && (!self.own || now.view == self.config.view);
+        if !same {
+            let difference = now.difference(&self.config);
+            return Err(Error::TableDiffers {
+                table: now.name.clone(),
+                difference: difference.unwrap_or_else(|| "another view".to_owned()),
+            });
+        }
+        *lock(&self.table) = number;
+        Ok(())
+    }
+}
+
+/// A request for samples, and how to read them.
 pub struct DecodedSampler {
     pub replay: Arc<dyn Replay>,
-    pub decoder: Arc<Decoder>,
+    pub reading: Arc<Reading>,
     pub request: SampleRequest,
 }
 
@@ -39,8 +107,8 @@ impl DecodedSampler {
     /// weights and is called when the batch is there.
     ///
     /// # Errors
-    /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; errors of `sample` and
-    /// [`Decoder::decode`].
+    /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; [`Error::TableDiffers`] for a table
+    /// that was made again with other columns, or another view if that is used; errors of `sample` and [`Decoder::decode`].
     pub fn next(
         &self,
         wait: &Wait<'_>,
@@ -49,6 +117,13 @@ impl DecodedSampler {
     ) -> Result<DecodedSample> {
         loop {
             let sampled = sample(wait)?;
+            let asking = Wait {
+                deadline: Some(Instant::now() + ASK_WITHIN),
+                ..*wait
+            };
+            let table = &self.request.table;
+            self.reading
+                .check(&sampled, || self.replay.table_config(table, &asking))?;
             let sampled = self.decode(sampled, beta())?;
             let rejected = sampled.batch.rejected.len();
             if sampled.batch.len > 0 || rejected == 0 {
@@ -70,9 +145,9 @@ impl DecodedSampler {
     /// their writer.
     fn decode(&self, mut sampled: Sampled, beta: f64) -> Result<DecodedSample> {
         let credit = sampled.credit.take();
-        let batch = self.decoder.decode(&sampled, beta)?;
+        let batch = self.reading.decoder.decode(&sampled, beta)?;
         for rejected in &batch.rejected {
-            let wait = Wait::until(Some(Instant::now() + REPORT_WITHIN));
+            let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
             let table = &self.request.table;
             match self
                 .replay

@@ -159,6 +159,7 @@ attributes! { PyWindow, |view, py|
 value_class!(PyWindow: "before", "after");
 
 /// Any view, as an argument.
+#[derive(Clone)]
 pub struct ViewArgument(pub ViewSpec);
 
 impl<'py> FromPyObject<'_, 'py> for ViewArgument {

@@ -205,7 +205,8 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
         }
         Ok(())
     }
-    false => writer.close(py, wait::TIMEOUT),
+    // The block's steps are complete: they are not given up because the table holds them back for long.
+    false => writer.close(py, None),
 });
 
 #[pymethods]

@@ -10,7 +10,7 @@ use pastey::paste;
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
 use gradients::{Arithmetic, Asynchronous, Ticket};
-use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::error::{Error, ErrorCode, Result, shortened};
 use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterOpened,
 };
@@ -19,6 +19,15 @@ use replay_core::view::ViewSpec;
 
 /// Longest list in a message: Cap'n Proto counts elements in 29 bits.
 const MAX_LIST: usize = (1 << 29) - 1;
+
+/// Longest view of a table, in bytes of JSON.
+const MAX_VIEW_BYTES: usize = 64 << 10;
+
+/// Bytes of a name or of a view that an error quotes, which may come before the handshake and is logged.
+const QUOTED: usize = 64;
+
+/// Bytes of a parser's reason, which quotes the text, too.
+const REASON: usize = 256;
 
 /// A field, as generated readers return it and generated builders accept it.
 pub trait Field: Sized {
@@ -160,7 +169,8 @@ impl Message for Column {
         let name = String::read(from.get_name())?;
         let codec = from.get_codec().map_err(|codec| {
             Error::Protocol(format!(
-                "column {name:?} has codec {}, which this release does not know: update it, or choose another codec",
+                "column {:?} has codec {}, which this release does not know: update it, or choose another codec",
+                shortened(&*name, QUOTED),
                 codec.0
             ))
         })?;
@@ -206,13 +216,23 @@ impl Field for Option<ViewSpec> {
     type Written<'a> = String;
 
     fn read(text: Self::Read<'_>) -> Result<Self> {
-        let text = String::read(text)?;
+        let text = text.map_err(malformed)?;
         if text.is_empty() {
             return Ok(None);
         }
+        // Before it is copied: parsed, it takes a small multiple of its bytes.
+        if text.len() > MAX_VIEW_BYTES {
+            return Err(Error::Protocol(format!(
+                "the view of a table has {} bytes, and {MAX_VIEW_BYTES} are the most",
+                text.len()
+            )));
+        }
+        let text = String::read(Ok(text))?;
         serde_json::from_str(&text).map(Some).map_err(|error| {
             Error::Protocol(format!(
-                "the view {text:?} of a table cannot be read: {error}"
+                "the view {:?} of a table cannot be read: {}",
+                shortened(&*text, QUOTED),
+                shortened(error.to_string(), REASON)
             ))
         })
     }

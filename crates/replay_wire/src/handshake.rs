@@ -7,6 +7,7 @@ use crate::auth::{self, ChannelBinding, Secret, Side, Transcript};
 use crate::role::Role;
 use crate::{Challenge, Hello, PROTOCOL, RELEASE};
 use replay_core::error::{Error, Result};
+use replay_core::sync::random;
 
 /// Characters of an unauthenticated peer's release that errors and logs repeat.
 const MAX_RELEASE: usize = 64;
@@ -85,7 +86,7 @@ impl Handshake {
             tokens: Arc::clone(&tokens),
             transcript: Transcript {
                 client_nonce: hello.nonce,
-                server_nonce: auth::nonce()?,
+                server_nonce: random()?,
                 channel_binding,
             },
         };

@@ -1,7 +1,7 @@
 """`innet-drl bench gradients`: the sum of learners' gradients by innet-drl and by other systems, in turn.
 
 Every worker is a process that takes part in all systems. A trial is a number of sums by one system, one after the
-other. `docs/gradients.md` defines the figures.
+other. `docs/reports/2026-11-22-gradients.md` defines the figures.
 """
 
 from __future__ import annotations

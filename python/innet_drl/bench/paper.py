@@ -1,6 +1,6 @@
 """`innet-drl bench paper`: measures every system, and prints, writes and draws the figures.
 
-`docs/paper.md` defines the figures.
+`docs/explanation/paper.md` defines the figures.
 """
 
 from __future__ import annotations

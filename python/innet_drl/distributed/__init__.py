@@ -7,7 +7,7 @@ There are three interfaces:
     replica = Replica(model, optimizer, "innet://host:7710", "job", ...)       # asynchronous workers
 
 The server is `innet-replay serve --gradients HOST:PORT`. Importing this package registers the backend `innet`.
-See `docs/distributed.md`.
+See `docs/how-to/data-parallel.md`.
 """
 
 from innet_drl.distributed.asynchronous import Contributions, Replica

@@ -3,9 +3,9 @@
     import innet_drl.distributed
     torch.distributed.init_process_group("cpu:innet")             # or "cpu:innet,cuda:nccl"
 
-Environment variables name the server (see `docs/distributed.md`). Each process group is a job, whose name its first
-rank chooses and shares through the store; workers join with their first sum. As with Gloo, a group may be used by one
-thread at a time, and in the same order by all ranks.
+Environment variables name the server (see `docs/how-to/data-parallel.md`). Each process group is a job. Its first rank
+chooses the job's name and shares it through the store; workers join with their first sum. As with Gloo, a group may be
+used by one thread at a time, and in the same order by all ranks.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 | --- | --- |
 | `preset`, `PRESETS`, `Config` | settings |
 | `run`, `Result` | a training run |
-| `Callback`, `StopTraining`, `Metrics`, `Evaluation` | what a run reports on its way, and how to end it |
+| `Callback`, `StopTraining`, `Metrics`, `Evaluation` | reports during a run, and ending it |
 | `load`, `Agent` | a trained agent |
 
 A run takes over neither signals nor loggers, and gives torch's threads and random numbers back. It logs to `innet_drl`

@@ -1,6 +1,6 @@
 """Callbacks: functions of the caller that a run calls, and that may end it.
 
-A callback that ends training at a score:
+They are called in the thread of `run`, between updates:
 
     class Watch(train.Callback):
         def on_evaluation(self, evaluation, agent_steps):

@@ -132,7 +132,7 @@ class Page(Display):
             ("Q", number(metrics.q_mean, 3)),
             ("sample age", number(metrics.sample_age, 0)),
             ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
-            ("drawn per step", f"{metrics.samples_per_insert:.2f}"),
+            ("samples per insert", f"{metrics.samples_per_insert:.2f}"),
             ("stale", f"{metrics.stale_updates:,}"),
             ("games", f"{metrics.games:,}"),
             ("evaluation", number(metrics.evaluation_mean)),

@@ -44,6 +44,9 @@ const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 
 /// Random targets of a batch, one in each of as many equal parts of the sum of priorities (Schaul et al., 2016, appendix
 /// B.2.1). They follow from a seed and the batch's number alone: no lock between threads.
+///
+/// The generator is `StdRng` although faster ones would do: snapshots and the journals of serial runs keep the number of the
+/// next batch, and a resumed run has to repeat the samples of the last release.
 pub struct Strata(StdRng);
 
 impl Strata {

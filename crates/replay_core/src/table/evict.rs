@@ -65,29 +65,38 @@ impl Table {
     /// # Errors
     /// [`crate::Error::Internal`] for a table that has failed.
     pub(crate) fn empty(&self) -> Result<()> {
+        let end = self.begin_to_empty()?;
         let mut removed = Vec::with_capacity(EVICTED_AT_ONCE);
-        let mut residents = self.lock_residents()?;
-        let end = residents.end();
-        self.limiter.reset();
-        self.max_priority.reset();
-        loop {
-            while removed.len() < EVICTED_AT_ONCE && residents.first < end {
-                let Some(oldest) = residents.pop() else { break };
-                for &key in &oldest.items {
-                    self.items.kill(key);
-                }
-                removed.push(oldest);
-            }
-            self.first_arrival.store(residents.first, Ordering::Relaxed);
-            drop(residents);
-            if removed.is_empty() {
-                break;
-            }
-            self.retire(&mut removed);
-            residents = self.lock_residents()?;
-        }
+        while self.remove_some(end, &mut removed)? {}
         self.held.wake();
         Ok(())
+    }
+
+    /// Forgets the counts of the live chunks, and returns the number of the first chunk that is not live yet.
+    fn begin_to_empty(&self) -> Result<u64> {
+        let residents = self.lock_residents()?;
+        self.limiter.reset();
+        let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
+        self.max_priority.reset(steps);
+        Ok(residents.end())
+    }
+
+    /// Removes the oldest chunks before `end`, as far as one hold of the lock goes; `removed` is empty before and after. False:
+    /// there was none.
+    fn remove_some(&self, end: u64, removed: &mut Evicted) -> Result<bool> {
+        let mut residents = self.lock_residents()?;
+        while removed.len() < EVICTED_AT_ONCE && residents.first < end {
+            let Some(oldest) = residents.pop() else { break };
+            for &key in &oldest.items {
+                self.items.kill(key);
+            }
+            removed.push(oldest);
+        }
+        self.first_arrival.store(residents.first, Ordering::Relaxed);
+        drop(residents);
+        let some = !removed.is_empty();
+        self.retire(removed);
+        Ok(some)
     }
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.
@@ -111,5 +120,110 @@ impl Table {
         for chunk in evicted.drain(..) {
             self.chunks.retire(chunk.handle);
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::memory::{Memory, MemoryLimits};
+    use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody};
+    use crate::schema::{Column, Dtype, TableConfig};
+    use crate::table::keys::ItemKey;
+    use crate::table::{Attempt, Turn};
+
+    use super::*;
+
+    /// Pushes a chunk of one step with an item, and returns the item.
+    fn push(table: &Table, sequence: u64, priority: f32) -> ItemKey {
+        let push = Push {
+            table: "t".into(),
+            writer: 1,
+            epoch: 1,
+            sequence,
+            body: PushBody {
+                chunks: vec![ChunkHead {
+                    stream: 0,
+                    rows: 1,
+                    first_step: sequence - 1,
+                    bytes: 2,
+                }],
+                items: vec![NewItem {
+                    anchor: sequence - 1,
+                    stream: 0,
+                    before: 0,
+                    after: 0,
+                    priority: Some(priority),
+                }],
+                payload: vec![0; 2].into(),
+            },
+        };
+        let pushed = table.try_push(&push, &mut Turn::default());
+        assert!(matches!(pushed, Ok(Attempt::Ready(_))));
+        let mut residents = table.lock_residents().unwrap();
+        let newest = residents.end() - 1;
+        residents.get_mut(newest).unwrap().items[0]
+    }
+
+    /// A table of more chunks than one hold of the lock removes, and its newest item.
+    fn table() -> (Arc<Table>, ItemKey) {
+        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 1000);
+        let table = Memory::new(MemoryLimits::default())
+            .create_table(&config)
+            .unwrap();
+        let open = OpenWriter {
+            table: "t".into(),
+            writer: 1,
+            name: String::new(),
+            streams: 1,
+            window_before: 0,
+            window_after: 0,
+        };
+        table.open_writer(&open).unwrap();
+        let items: Vec<_> = (1..=CHUNKS).map(|n| push(&table, n, 1.0)).collect();
+        (table, items[items.len() - 1])
+    }
+
+    const CHUNKS: u64 = EVICTED_AT_ONCE as u64 + 10;
+    const TOO_LARGE: f64 = 1e300;
+
+    fn update(table: &Table, key: ItemKey, priority: f64) {
+        let key = table.items.key_bits(key);
+        let receipt = table.update_priorities(&[key], &[priority]).unwrap();
+        assert_eq!(receipt.applied, 1);
+    }
+
+    fn largest(table: &Table) -> Option<f64> {
+        table.max_priority.get(&table.items)
+    }
+
+    #[test]
+    fn an_update_of_an_item_that_is_about_to_die_does_not_count() {
+        let (table, old) = table();
+        update(&table, old, TOO_LARGE);
+        let end = table.begin_to_empty().unwrap();
+        assert_eq!(largest(&table), None);
+        assert!(table.remove_some(end, &mut Vec::new()).unwrap());
+        update(&table, old, TOO_LARGE);
+        assert_eq!(largest(&table), None);
+        // Those of newcomers do.
+        let new = push(&table, CHUNKS + 1, 3.0);
+        assert_eq!(largest(&table), Some(3.0));
+        update(&table, new, 5.0);
+        while table.remove_some(end, &mut Vec::new()).unwrap() {}
+        assert_eq!(largest(&table), Some(5.0));
+        assert!(table.items.confirm(new) && !table.items.confirm(old));
+    }
+
+    #[test]
+    fn an_update_that_began_before_the_table_was_emptied_does_not_count() {
+        let (table, old) = table();
+        assert!(table.items.confirm(old));
+        table.empty().unwrap();
+        table
+            .max_priority
+            .update(&table.items, &[old], &[TOO_LARGE]);
+        assert_eq!(largest(&table), None);
     }
 }

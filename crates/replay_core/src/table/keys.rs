@@ -2,7 +2,8 @@
 
 use std::sync::atomic::AtomicU32;
 
-use crate::sync::random;
+use crate::error::Result;
+use crate::sync::random_number;
 
 const SLOT_BITS: u32 = 24;
 const LIFETIME_BITS: u32 = 24;
@@ -46,14 +47,23 @@ pub struct KeySpace {
 
 impl KeySpace {
     /// The keys of a new table.
-    pub fn new() -> Self {
+    ///
+    /// # Errors
+    /// Errors of [`random_number`].
+    pub fn new() -> Result<Self> {
         // Numbers given out, counted from `first`. Not loom's: no model makes tables.
         static TABLES: AtomicU32 = AtomicU32::new(0);
         static FIRST: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
-        let first = *FIRST.get_or_init(|| random() as u32);
+        let random = random_number()?;
+        let first = *FIRST.get_or_init(|| (random >> 32) as u32);
         // Relaxed: each number is given out once, and nothing is published with it.
         let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Self::of(first.wrapping_add(table) as u16, random() as u32)
+        Ok(Self::of(first.wrapping_add(table) as u16, random as u32))
+    }
+
+    /// The number in a key outside its table, which names the table.
+    pub const fn number_of(bits: u64) -> u16 {
+        (bits >> SPACE_SHIFT) as u16
     }
 
     /// Keys of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
@@ -86,12 +96,6 @@ impl KeySpace {
     }
 }
 
-impl Default for KeySpace {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use std::collections::HashSet;
@@ -108,6 +112,7 @@ mod tests {
         let keys = KeySpace::of(3, 7);
         let bits = keys.to_bits(key);
         assert_eq!(bits, (4 << 48) - 1);
+        assert_eq!(KeySpace::number_of(bits), 3);
         assert_eq!(keys.from_bits(bits), Some(key));
         assert_eq!(KeySpace::of(2, 7).from_bits(bits), None);
         assert_eq!(KeySpace::of(4, 7).from_bits(bits), None);
@@ -115,7 +120,7 @@ mod tests {
 
     #[test]
     fn tables_have_numbers_of_their_own_and_random_first_generations() {
-        let spaces: Vec<_> = (0..1000).map(|_| KeySpace::new()).collect();
+        let spaces: Vec<_> = (0..1000).map(|_| KeySpace::new().unwrap()).collect();
         let numbers: HashSet<_> = spaces.iter().map(|space| space.number).collect();
         assert_eq!(numbers.len(), spaces.len());
         let generations: HashSet<_> = spaces.iter().map(|s| s.first_generation).collect();

@@ -15,6 +15,9 @@ pub struct MaxPriority {
     /// Bits of the largest priority since the table was made or emptied, before the exponent; 0 while none was above zero.
     /// Positive floats are ordered as their bits.
     ever: AtomicU64,
+    /// Steps that the table had taken when it was last emptied: items of these no longer count, while they still die. Held
+    /// while an update raises `ever`, so that no update which began before a reset raises it afterwards.
+    emptied_at: Mutex<u64>,
     /// Items by priority, with `live_max_priority`.
     live: Option<Mutex<Heap>>,
 }
@@ -25,6 +28,7 @@ impl MaxPriority {
         let heap = || Mutex::new(Heap::new(RankBy::Highest, config.capacity as u32));
         MaxPriority {
             ever: AtomicU64::new(0),
+            emptied_at: Mutex::new(0),
             live: config.live_max_priority.then(heap),
         }
     }
@@ -59,13 +63,16 @@ impl MaxPriority {
         self.ever.load(Ordering::Relaxed)
     }
 
-    /// Counts priorities of which `priority` is the largest.
+    /// Counts the priorities of items that were just inserted, of which `priority` is the largest. Only under the insert lock.
     pub fn raise(&self, priority: f64) {
-        // The bits of -0.0 would be the largest of all.
-        let bits = priority.abs().to_bits();
-        if self.ever_bits() < bits {
-            self.ever.fetch_max(bits, Ordering::Relaxed);
+        if self.is_larger(priority) {
+            // Relaxed, as all accesses: the value is all that is published. Updates raise it at the same time.
+            self.ever.fetch_max(bits(priority), Ordering::Relaxed);
         }
+    }
+
+    fn is_larger(&self, priority: f64) -> bool {
+        self.ever_bits() < bits(priority)
     }
 
     /// Adds an item that was just inserted. Only under the insert lock.
@@ -75,15 +82,40 @@ impl MaxPriority {
         }
     }
 
-    /// Sets the priorities of items that were live a moment ago.
-    pub fn update(&self, keys: &[ItemKey], priorities: &[f64]) {
+    /// Sets the priorities of items that were live a moment ago, and counts those of items that are.
+    pub fn update(&self, items: &Items, keys: &[ItemKey], priorities: &[f64]) {
+        if priorities.iter().any(|&priority| self.is_larger(priority)) {
+            let emptied_at = lock(&self.emptied_at);
+            for (&key, &priority) in keys.iter().zip(priorities) {
+                if self.is_larger(priority) {
+                    let born = items.metadata(key.slot).born;
+                    if items.confirm(key) && born > *emptied_at {
+                        self.ever.fetch_max(bits(priority), Ordering::Relaxed);
+                    }
+                }
+            }
+        }
         if let Some(heap) = &self.live {
             Heap::update_all(heap, keys, priorities);
         }
     }
 
-    /// Forgets the priorities of items that are gone, when the table is emptied.
-    pub fn reset(&self) {
+    /// Forgets the priorities of all items when the table, which has taken `steps` steps, begins to be emptied. Only under the
+    /// insert lock.
+    pub fn reset(&self, steps: u64) {
+        let mut emptied_at = lock(&self.emptied_at);
+        *emptied_at = steps;
         self.ever.store(0, Ordering::Relaxed);
     }
+
+    /// Takes over the largest priority of a snapshot, whose items are in place. Only under the insert lock.
+    pub fn go_on_from(&self, largest: f64) {
+        *lock(&self.emptied_at) = 0;
+        self.raise(largest);
+    }
+}
+
+/// Bits that order priorities; those of -0.0 would be the largest of all.
+fn bits(priority: f64) -> u64 {
+    priority.abs().to_bits()
 }

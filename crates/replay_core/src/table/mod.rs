@@ -7,6 +7,7 @@
 //! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
+//! | `activity` | whether a writer is idle |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
 //! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
@@ -22,6 +23,7 @@ pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
+mod activity;
 mod credit;
 mod evict;
 mod heap;
@@ -40,6 +42,7 @@ mod writers;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use crate::budget::Reservation;
 use crate::chunk::RowBlobs;
@@ -50,6 +53,7 @@ use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 
+pub use activity::Activity;
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -71,9 +75,9 @@ pub enum Attempt<T> {
     Blocked(String),
 }
 
-/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order; pushes share
-/// one short lock. All are lock-free too, but for a sample that ends an item (`max_times_sampled`): the queue that it returns
-/// the slot to lets another thread finish first.
+/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order, and an update
+/// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
+/// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,
@@ -115,13 +119,16 @@ impl Table {
     }
 
     /// An empty table of a valid definition.
-    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Self {
+    ///
+    /// # Errors
+    /// Errors of [`KeySpace::new`].
+    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Result<Self> {
         let capacity = config.capacity as u32;
-        Table {
+        Ok(Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
             items: Items::new(
-                KeySpace::new(),
+                KeySpace::new()?,
                 capacity,
                 config.priority_unit_log2,
                 config.max_times_sampled,
@@ -140,7 +147,7 @@ impl Table {
             samples: AtomicU64::new(0),
             dropped: AtomicBool::new(false),
             config: Arc::new(config),
-        }
+        })
     }
 
     /// The definition.
@@ -154,11 +161,24 @@ impl Table {
     /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
     /// table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
+        self.open_writer_at(open, Instant::now())
+    }
+
+    /// [`Table::open_writer`] at the time `now`, when other writers may be idle.
+    ///
+    /// # Errors
+    /// Its errors.
+    pub fn open_writer_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         self.check_open()?;
         // One stream: the others may get no steps.
         self.config
             .check_window(1, open.window_before, open.window_after)?;
-        self.writers.open(open)
+        self.writers.open(open, now)
+    }
+
+    /// As [`Writers::attach`].
+    pub fn attach_writer(&self, writer: u64, connection: &Arc<Activity>) {
+        self.writers.attach(writer, connection);
     }
 
     /// As [`Writers::resume`].

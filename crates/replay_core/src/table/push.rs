@@ -246,11 +246,7 @@ mod tests {
         });
         assert!(waits);
         let newcomer = open(2, Writers::MAX_STREAMS);
-        let open_after = |idle: u32| {
-            table
-                .writers
-                .open_at(&newcomer, start + idle * Writers::IDLE)
-        };
+        let open_after = |idle: u32| table.writers.open(&newcomer, start + idle * Writers::IDLE);
         let refused = open_after(1_000).unwrap_err();
         assert_eq!(refused.code(), ErrorCode::TooLarge);
         assert!(table.writers.get(1).is_ok());

@@ -399,7 +399,8 @@ impl Table {
         for ((_, counter), value) in self.counters.all().into_iter().zip(state.counters) {
             counter.store(value, Ordering::Relaxed);
         }
-        self.max_priority.raise(f64::from_bits(state.max_priority));
+        let largest = f64::from_bits(state.max_priority);
+        self.max_priority.go_on_from(largest);
         self.samples.store(state.samples, Ordering::Relaxed);
         self.limiter.go_on_from(
             state.limiter_inserted,

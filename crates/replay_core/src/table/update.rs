@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result, check_priority};
+use crate::error::{Error, Result, check_priority, shortened};
 use crate::replay::UpdateReceipt;
 
 use super::Table;
 
-/// Characters of a reader's reason that are logged.
+/// Bytes of a reader's reason that are logged.
 const MAX_REASON: usize = 200;
 
 impl Table {
@@ -28,18 +28,15 @@ impl Table {
         }
         let mut items = Vec::with_capacity(keys.len());
         let mut new = Vec::with_capacity(keys.len());
-        let mut largest = 0.0f64;
         for (&bits, &priority) in keys.iter().zip(priorities) {
             let key = self.items.named(bits);
             let Some(key) = key.filter(|&key| self.items.confirm(key)) else {
                 continue;
             };
-            largest = largest.max(priority);
             items.push(key);
             new.push(priority);
         }
-        self.max_priority.raise(largest);
-        self.max_priority.update(&items, &new);
+        self.max_priority.update(&self.items, &items, &new);
         let applied = self.sampler.update(&self.items, &items, new)?;
         let stale = keys.len() - applied;
         self.counters
@@ -72,27 +69,9 @@ impl Table {
             writer = chunk.writer.name,
             stream = chunk.stream,
             step = chunk.first_step + u64::from(metadata.rows.first_row),
-            reason = shortened(reason),
+            reason = &*shortened(reason, MAX_REASON),
             "removed an item that does not decode"
         );
         Some(chunk.writer.name.clone())
-    }
-}
-
-/// The beginning of a text that a client made.
-fn shortened(text: &str) -> &str {
-    let end = text.char_indices().nth(MAX_REASON);
-    &text[..end.map_or(text.len(), |(at, _)| at)]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_reason_is_cut_between_two_characters() {
-        assert_eq!(shortened("no"), "no");
-        let long = "é".repeat(1 << 20);
-        assert_eq!(shortened(&long), "é".repeat(MAX_REASON));
     }
 }

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::sync::lock;
 
 use super::Attempt;
-use super::writers::WaitingPush;
+use super::activity;
 
 /// Calls of one kind that wait for a table.
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl WaitingLine {
 pub struct Turn {
     place: Option<(Arc<WaitingLine>, Arc<Place>)>,
     /// For a push: keeps its writer from expiring.
-    pub(super) push: Option<WaitingPush>,
+    pub(super) push: Option<activity::Waiting>,
 }
 
 impl Turn {

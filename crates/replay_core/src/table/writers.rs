@@ -2,7 +2,6 @@
 //! and the steps of each stream.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use crate::error::{Error, Result, check_size};
 use crate::replay::{OpenWriter, WriterOpened};
 use crate::sync::lock;
 
+use super::activity::{Activity, Waiting};
 use super::streams::Stream;
 
 /// The constant part of a writer, to which chunks refer when it is gone.
@@ -43,52 +43,10 @@ pub struct TableWriter {
     activity: Arc<Activity>,
 }
 
-/// The pushes of a writer, to tell whether it is idle.
-#[derive(Debug)]
-struct Activity {
-    start: Instant,
-    /// Milliseconds from `start` to the last attempt at a push, or to the end of the last wait.
-    used: AtomicU64,
-    /// Pushes that wait.
-    waiting: AtomicUsize,
-}
-
-impl Activity {
-    fn touch(&self, now: Instant) {
-        // Relaxed: under the lock of the entries, or before the release of `waiting`.
-        self.used.store(millis(self.start, now), Ordering::Relaxed);
-    }
-
-    /// Milliseconds of the last push; `None` while one waits.
-    fn idle_since(&self) -> Option<u64> {
-        // Acquire: pairs with the release in `WaitingPush::drop`, after which `used` is the end of the wait.
-        let waits = self.waiting.load(Ordering::Acquire) > 0;
-        (!waits).then(|| self.used.load(Ordering::Relaxed))
-    }
-}
-
-/// A push that waits: its writer is not idle.
-pub struct WaitingPush(Arc<Activity>);
-
-impl Drop for WaitingPush {
-    fn drop(&mut self) {
-        self.0.touch(Instant::now());
-        // Release: pairs with the acquire in `Activity::idle_since`.
-        self.0.waiting.fetch_sub(1, Ordering::Release);
-    }
-}
-
-fn millis(start: Instant, now: Instant) -> u64 {
-    let elapsed = now.saturating_duration_since(start);
-    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
-}
-
 impl TableWriter {
     /// Keeps the writer from expiring while a push waits.
-    pub fn waiting_push(&self) -> WaitingPush {
-        // Relaxed: the attempt before it has just set `used`, so that the writer is not idle either way.
-        self.activity.waiting.fetch_add(1, Ordering::Relaxed);
-        WaitingPush(self.activity.clone())
+    pub fn waiting_push(&self) -> Waiting {
+        self.activity.wait()
     }
 
     /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
@@ -139,19 +97,31 @@ struct KnownWriter {
     writer: Arc<Mutex<TableWriter>>,
     streams: u32,
     activity: Arc<Activity>,
+    /// Frames of its connection, if it has one.
+    connection: Option<Arc<Activity>>,
+}
+
+impl KnownWriter {
+    /// Time of the last push; `None` while one waits, or a frame of the connection, which may be one.
+    fn idle_since(&self) -> Option<Instant> {
+        let own = self.activity.idle_since()?;
+        match &self.connection {
+            Some(connection) => Some(own.max(connection.idle_since()?)),
+            None => Some(own),
+        }
+    }
 }
 
 /// The writers of a table, by number.
 pub struct Writers {
     table: String,
     entries: Mutex<HashMap<u64, KnownWriter>>,
-    start: Instant,
 }
 
 impl Writers {
     /// Most streams of all writers of a table. To stay within it, a new writer expires those that have been idle for
     /// [`Writers::IDLE`], the longest idle first; without enough of them it is refused. A writer with a push that waits is not
-    /// idle.
+    /// idle, nor is one whose connection the server does not read meanwhile.
     pub const MAX_STREAMS: u32 = 65_536;
     /// Time without a push after which a writer may expire.
     pub const IDLE: Duration = Duration::from_secs(300);
@@ -165,21 +135,16 @@ impl Writers {
         Writers {
             table: table.to_owned(),
             entries: Mutex::new(HashMap::new()),
-            start: Instant::now(),
         }
     }
 
     /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
-    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers, idle ones expire.
+    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers, those that are idle at the time `now` expire.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for too many streams, of this writer or of all writers; [`Error::Protocol`] without a stream, or
     /// when the writer is open with other streams or another window.
-    pub fn open(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        self.open_at(open, Instant::now())
-    }
-
-    pub(super) fn open_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
+    pub fn open(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         if open.streams == 0 {
             return Err(Error::Protocol("a writer has at least one stream".into()));
         }
@@ -201,12 +166,8 @@ impl Writers {
             drop(entries);
             return take_over(&mut lock(&writer), open);
         }
-        self.expire_for(&mut entries, open.streams, millis(self.start, now))?;
-        let activity = Arc::new(Activity {
-            start: self.start,
-            used: AtomicU64::new(millis(self.start, now)),
-            waiting: AtomicUsize::new(0),
-        });
+        self.expire_for(&mut entries, open.streams, now)?;
+        let activity = Activity::new(now);
         let writer = TableWriter {
             identity: Arc::new(WriterIdentity {
                 name: open.name.clone(),
@@ -225,6 +186,7 @@ impl Writers {
             writer: Arc::new(Mutex::new(writer)),
             streams: open.streams,
             activity,
+            connection: None,
         };
         entries.insert(open.writer, entry);
         Ok(WriterOpened {
@@ -256,6 +218,14 @@ impl Writers {
         })?;
         entry.activity.touch(Instant::now());
         Ok(Arc::clone(&entry.writer))
+    }
+
+    /// Keeps a writer from expiring also while frames of `connection` wait, which may be its pushes; one that is already gone
+    /// is fine.
+    pub fn attach(&self, writer: u64, connection: &Arc<Activity>) {
+        if let Some(entry) = lock(&self.entries).get_mut(&writer) {
+            entry.connection = Some(connection.clone());
+        }
     }
 
     /// Forgets a writer; one that is already gone is fine.
@@ -317,7 +287,7 @@ impl Writers {
         &self,
         entries: &mut HashMap<u64, KnownWriter>,
         streams: u32,
-        now: u64,
+        now: Instant,
     ) -> Result<()> {
         let limit = u64::from(Self::MAX_STREAMS);
         let total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
@@ -325,13 +295,10 @@ impl Writers {
         if excess == 0 {
             return Ok(());
         }
-        let idle = u64::try_from(Self::IDLE.as_millis()).unwrap_or(u64::MAX);
-        let mut victims: Vec<(u64, u64, u32)> = entries
+        let mut victims: Vec<(Instant, u64, u32)> = entries
             .iter()
-            .filter_map(|(&writer, entry)| {
-                Some((entry.activity.idle_since()?, writer, entry.streams))
-            })
-            .filter(|&(since, ..)| now.saturating_sub(since) >= idle)
+            .filter_map(|(&writer, entry)| Some((entry.idle_since()?, writer, entry.streams)))
+            .filter(|&(since, ..)| now.saturating_duration_since(since) >= Self::IDLE)
             .collect();
         victims.sort_unstable();
         let mut needed = 0;
@@ -399,7 +366,7 @@ mod tests {
     #[test]
     fn sequence_numbers_apply_once_and_in_order() {
         let writers = Writers::new("t");
-        writers.open(&open(1, 2)).unwrap();
+        writers.open(&open(1, 2), Instant::now()).unwrap();
         let writer = writers.get(1).unwrap();
         let mut writer = lock(&writer);
         assert!(!writer.has_applied(1, 1).unwrap());
@@ -414,15 +381,15 @@ mod tests {
     #[test]
     fn a_newer_connection_fences_the_older_off() {
         let writers = Writers::new("t");
-        writers.open(&open(1, 2)).unwrap();
+        writers.open(&open(1, 2), Instant::now()).unwrap();
         lock(&writers.get(1).unwrap()).applied(10);
-        let again = writers.open(&open(1, 2)).unwrap();
+        let again = writers.open(&open(1, 2), Instant::now()).unwrap();
         assert_eq!((again.epoch, again.last_sequence), (2, 1));
         let writer = writers.get(1).unwrap();
         let old = lock(&writer).has_applied(1, 2);
         assert!(matches!(old, Err(Error::Fenced { writer }) if writer == "actor 1"));
         assert!(matches!(writers.close(1, 1), Err(Error::Fenced { .. })));
-        assert!(writers.open(&open(1, 3)).is_err());
+        assert!(writers.open(&open(1, 3), Instant::now()).is_err());
         writers.close(1, 2).unwrap();
         writers.close(1, 2).unwrap();
         assert!(matches!(writers.get(1), Err(Error::Expired { .. })));
@@ -433,7 +400,7 @@ mod tests {
         let writers = Writers::new("t");
         let unknown = writers.resume(&open(1, 2));
         assert!(matches!(unknown, Err(Error::Expired { writer }) if writer == "actor 1"));
-        writers.open(&open(1, 2)).unwrap();
+        writers.open(&open(1, 2), Instant::now()).unwrap();
         lock(&writers.get(1).unwrap()).applied(10);
         let again = writers.resume(&open(1, 2)).unwrap();
         assert_eq!((again.epoch, again.last_sequence), (2, 1));
@@ -447,10 +414,10 @@ mod tests {
         let start = Instant::now();
         for writer in 1..=3 {
             let opened = start + Duration::from_secs(writer);
-            writers.open_at(&open(writer, third), opened).unwrap();
+            writers.open(&open(writer, third), opened).unwrap();
         }
         let (code, message) = {
-            let error = writers.open_at(&open(4, third), start + Writers::IDLE);
+            let error = writers.open(&open(4, third), start + Writers::IDLE);
             let error = error.unwrap_err();
             (error.code(), error.to_string())
         };
@@ -460,22 +427,44 @@ mod tests {
 
         // The first two are idle long enough, and one of them is enough.
         let later = start + Duration::from_secs(2) + Writers::IDLE + Duration::from_millis(1);
-        writers.open_at(&open(4, third), later).unwrap();
+        writers.open(&open(4, third), later).unwrap();
         assert!(writers.get(1).is_err());
         assert!([2, 3, 4].iter().all(|&w| writers.get(w).is_ok()));
-        assert!(writers.open(&open(5, 0)).is_err());
-        assert!(writers.open(&open(5, Writers::MAX_STREAMS + 1)).is_err());
+        assert!(writers.open(&open(5, 0), Instant::now()).is_err());
+        assert!(
+            writers
+                .open(&open(5, Writers::MAX_STREAMS + 1), Instant::now())
+                .is_err()
+        );
     }
 
     #[test]
     fn a_push_keeps_a_writer_from_expiring() {
         let writers = Writers::new("t");
         writers
-            .open_at(&open(1, Writers::MAX_STREAMS), Instant::now())
+            .open(&open(1, Writers::MAX_STREAMS), Instant::now())
             .unwrap();
         writers.get(1).unwrap();
-        let wide = writers.open_at(&open(2, Writers::MAX_STREAMS), Instant::now());
+        let wide = writers.open(&open(2, Writers::MAX_STREAMS), Instant::now());
         assert!(matches!(wide, Err(Error::TooLarge { .. })));
         writers.get(1).unwrap();
+    }
+
+    #[test]
+    fn a_writer_is_not_idle_while_its_connection_is_not_read() {
+        let writers = Writers::new("t");
+        let start = Instant::now();
+        writers.open(&open(1, Writers::MAX_STREAMS), start).unwrap();
+        let connection = Activity::new(start);
+        writers.attach(1, &connection);
+        writers.attach(2, &connection);
+        let frame = connection.wait();
+        let open_after =
+            |idle: u32| writers.open(&open(2, Writers::MAX_STREAMS), start + idle * Writers::IDLE);
+        assert!(matches!(open_after(1_000), Err(Error::TooLarge { .. })));
+        drop(frame);
+        assert!(open_after(0).is_err(), "idle from here on");
+        open_after(1_000).unwrap();
+        assert!(matches!(writers.get(1), Err(Error::Expired { .. })));
     }
 }

@@ -53,6 +53,17 @@ fn a_put_that_is_sent_again_is_stored_once() {
 }
 
 #[test]
+fn a_put_that_is_sent_again_needs_no_memory_for_a_second_copy() {
+    let large = file(1, 1000);
+    let (store, budget) = store(large.len() as u64);
+    assert_eq!(store.put("policy", 7, large.clone()).unwrap(), 1);
+    assert_eq!(store.put("policy", 7, large.clone()).unwrap(), 1);
+    assert_eq!(budget.left(), 0);
+    let error = refusal(store.put("policy", 8, large));
+    assert_eq!(error.code(), ErrorCode::TooLarge);
+}
+
+#[test]
 fn what_is_not_a_safetensors_file_is_refused() {
     let (store, budget) = store(u64::MAX);
     let good = file(1, 100);

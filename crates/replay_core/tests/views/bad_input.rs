@@ -362,3 +362,26 @@ fn pushes_that_could_not_fit_the_table_are_refused_at_the_start() {
     open(816, 800 * row, 16, 50).unwrap();
     open(11, 0, 1, 10).unwrap();
 }
+
+#[test]
+fn a_stored_state_names_each_column_once() {
+    let ViewSpec::Sequences(view) = sequence(4, 0) else {
+        unreachable!("it has sequences");
+    };
+    let twice = ViewSpec::Sequences(Sequences {
+        state: vec!["state".into(), "state".into()],
+        ..view.clone()
+    });
+    let error = twice.validate(&environment::table()).unwrap_err();
+    assert!(
+        error.to_string().contains("\"state\" appears twice"),
+        "{error}"
+    );
+    let many = Sequences {
+        state: vec![String::new(); TableConfig::MAX_COLUMNS + 1],
+        ..view
+    };
+    let text = serde_json::to_string(&many).unwrap();
+    let error = serde_json::from_str::<Sequences>(&text).unwrap_err();
+    assert!(error.to_string().contains("at most 256 names"), "{error}");
+}

@@ -46,7 +46,7 @@ const LOSSES: usize = 5;
 
 /// Starts `server` on one core; when it has said that it is ready, runs `client` on another one, and takes the cells that
 /// it prints. Both start again where DPDK's memif has ended the client by a segmentation fault, which it now and then does
-/// when the other end comes or goes (docs/fstack.md).
+/// when the other end comes or goes (docs/how-to/fstack.md).
 pub fn run(mut server: Command, mut client: Command) -> Value {
     for _ in 0..LOSSES {
         let mut log = tempfile::tempfile().unwrap();

@@ -2,7 +2,8 @@
 //! server and a client process, each on a core of its own. Transport time (`exchanges.rs`: no codec, no memory), and
 //! whole calls of a client to `innet-replay serve` (`calls.rs`).
 //!
-//! Writes `benchmarks/transport.json`, with commit and versions. `--rounds N` goes through all of them so often [default: 3].
+//! Writes the file of `--out`, with commit and versions; a report's raw data are in `docs/reports`. `--rounds N` is the
+//! number of rounds [default: 3].
 
 #![allow(clippy::print_stdout, reason = "the record is its output")]
 
@@ -20,11 +21,6 @@ use serde_json::{Value, json};
 
 use ends::{BARE_KERNEL, FSTACK, FSTACK_SEGMENTS, KERNEL};
 
-const RECORD: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../benchmarks/transport.json"
-);
-
 /// The cells of each round, by what carried the bytes.
 type Rounds<'a> = BTreeMap<&'a str, Vec<Value>>;
 
@@ -37,9 +33,11 @@ fn main() {
         ["exchange", way, config] => print(exchanges::measure(way, Path::new(config))),
         ["call", way, config] => print(calls::measure(way, Path::new(config))),
         _ => {
-            let rounds = arguments.iter().skip_while(|&&a| a != "--rounds").nth(1);
-            let record = record(rounds.map_or(3, |n| n.parse().unwrap()));
-            fs::write(RECORD, format!("{record:#}\n")).unwrap();
+            let flag = |name: &str| arguments.iter().skip_while(move |&&a| a != name).nth(1);
+            let record = record(flag("--rounds").map_or(3, |n| n.parse().unwrap()));
+            if let Some(out) = flag("--out") {
+                fs::write(out, format!("{record:#}\n")).unwrap();
+            }
             println!("{record:#}");
         }
     }
@@ -108,7 +106,7 @@ fn commit() -> String {
         "--untracked-files=no",
         "--",
         ":/",
-        ":(top,exclude)benchmarks/*.json",
+        ":(top,exclude)docs/reports",
     ];
     let mut commit = text("git", &["describe", "--always"]);
     if !text("git", &changed).is_empty() {

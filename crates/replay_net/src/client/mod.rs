@@ -48,7 +48,7 @@ use replay_core::replay::{
     UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
-use replay_core::sync::random;
+use replay_core::sync::random_number;
 use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -69,7 +69,7 @@ pub struct ConnectOptions {
     /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
     /// the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
-    /// Longest time for which a call reconnects after a broken connection, also without a deadline.
+    /// Longest time for which a call reconnects, from the break of its connection, also without a deadline.
     pub reconnect_for: Duration,
     /// Longest time for which the first connection is tried again while no server listens at the address.
     pub await_server: Duration,
@@ -139,7 +139,10 @@ impl Client {
             (is_absent(error) && begun.elapsed() < absent)
                 || (is_busy(error) && begun.elapsed() < busy)
         };
-        let first = retry_for(absent.max(busy), helps, &dialer, wait, || dialer.dial(wait))?;
+        let longest = absent.max(busy);
+        let first = retry_for(longest, helps, &mut None, &dialer, wait, || {
+            dialer.dial(wait)
+        })?;
         idle.give(first);
         Ok(Client {
             dialer,
@@ -254,15 +257,19 @@ impl Replay for Client {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        self.dialer.tables().remove(table);
         let tries = Cell::new(0);
         let dropped = self.ask_done(wait, |_| {
             tries.set(tries.get() + 1);
             RequestBody::DropTable(table.into())
         });
+        let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
+        if dropped.as_ref().err().is_none_or(unknown) {
+            // After a refusal the table is still there, and a restarted server gets it again.
+            self.dialer.tables().remove(table);
+        }
         match dropped {
             // An earlier try dropped it, and its answer was lost.
-            Err(error) if error.code() == ErrorCode::UnknownTable && tries.get() > 1 => Ok(()),
+            Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
             dropped => dropped,
         }
     }
@@ -321,7 +328,7 @@ impl Replay for Client {
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         // The server recognises the number when the put is sent again, and does not put it over a newer one.
-        let id = random();
+        let id = random_number()?;
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
             name: name.into(),
             id,

@@ -14,6 +14,8 @@ pub struct Outage(Mutex<OutageState>);
 struct OutageState {
     /// Time of the log line.
     since: Option<Instant>,
+    /// Connections opened so far.
+    connections: u64,
     closed: bool,
 }
 
@@ -37,11 +39,20 @@ impl Outage {
 
     /// A connection is open.
     pub fn end(&self, address: &Address) {
-        let state = std::mem::take(&mut *self.lock());
-        if let Some(since) = state.since {
+        let mut state = self.lock();
+        let since = state.since.take();
+        state.connections += 1;
+        state.closed = false;
+        drop(state);
+        if let Some(since) = since {
             let seconds = since.elapsed().as_secs();
             tracing::warn!("{address} answers again after {seconds} s");
         }
+    }
+
+    /// Connections opened so far, by all calls.
+    pub fn connections(&self) -> u64 {
+        self.lock().connections
     }
 
     /// # Errors

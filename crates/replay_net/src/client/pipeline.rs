@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, Write
 
 use crate::framing::{FrameReader, write_frame};
 use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::sync::random;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
@@ -69,7 +70,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         token: Option<&str>,
         channel_binding: Option<ChannelBinding>,
     ) -> Result<u64> {
-        let nonce = auth::nonce()?;
+        let nonce = random()?;
         let hello = RequestBody::Hello(Hello {
             protocol: PROTOCOL,
             release: RELEASE.into(),

@@ -9,40 +9,68 @@ use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
 /// Calls `attempt` again after a broken connection: at once, then after pauses that double up to a second, until the caller's
-/// deadline or for [`ConnectOptions::reconnect_for`](super::ConnectOptions), whichever ends first. After the first pause the log
-/// names the server. A server that was closed for good is not waited for.
+/// deadline or [`ConnectOptions::reconnect_for`](super::ConnectOptions) after the break, whichever is first. After the first
+/// pause the log names the server. A server that was closed for good is not waited for.
 ///
 /// # Errors
 /// Error of the last attempt or of an interrupt.
 pub fn retry<T>(dialer: &Dialer, wait: &Wait<'_>, attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    let longest = dialer.options.reconnect_for;
-    retry_for(longest, is_broken, dialer, wait, attempt)
+    retry_since(&mut None, dialer, wait, attempt)
 }
 
-/// [`retry`] for `longest`, after errors that `helps` accepts.
+/// [`retry`] for the calls of one channel: `broken_since` is the time of the break, which an earlier call may have met.
+///
+/// # Errors
+/// Errors of [`retry`].
+pub fn retry_since<T>(
+    broken_since: &mut Option<Instant>,
+    dialer: &Dialer,
+    wait: &Wait<'_>,
+    attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let longest = dialer.options.reconnect_for;
+    retry_for(longest, is_broken, broken_since, dialer, wait, attempt)
+}
+
+/// [`retry_since`] for `longest`, after errors that `helps` accepts.
 ///
 /// # Errors
 /// Errors of [`retry`].
 pub fn retry_for<T>(
     longest: Duration,
     helps: impl Fn(&Error) -> bool,
+    broken_since: &mut Option<Instant>,
     dialer: &Dialer,
     wait: &Wait<'_>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let until = Instant::now().checked_add(longest);
-    let until = [until, wait.deadline].into_iter().flatten().min();
     let mut pause = Duration::ZERO;
     loop {
+        let (begun, connections) = (Instant::now(), dialer.outage.connections());
         let error = match attempt() {
-            Ok(done) => return Ok(done),
+            Ok(done) => {
+                *broken_since = None;
+                return Ok(done);
+            }
             Err(error) => error,
         };
         if is_closed(&error) {
             dialer.outage.close();
         }
-        let next = Instant::now() + pause;
-        if !helps(&error) || until.is_some_and(|until| next >= until) {
+        let now = Instant::now();
+        // A new connection that held for longer than the pause ends one outage, and its break begins the next. One that breaks
+        // sooner, again and again, does not.
+        let held = dialer.outage.connections() != connections && now - begun > pause;
+        if held || !helps(&error) {
+            *broken_since = None;
+        }
+        if !helps(&error) {
+            return Err(error);
+        }
+        let next = now + pause;
+        let until = broken_since.get_or_insert(now).checked_add(longest);
+        let until = [until, wait.deadline].into_iter().flatten().min();
+        if until.is_some_and(|until| next >= until) {
             return Err(error);
         }
         dialer.outage.check(&dialer.address)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
 use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
-use super::pool::retry;
+use super::pool::retry_since;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -17,7 +17,7 @@ pub struct Samples {
     in_flight: usize,
     connection: Option<Connection>,
     pending: Vec<PendingSample>,
-    /// Time of the first failed call since the connection broke.
+    /// Time of the break, while there is no connection.
     broken_since: Option<Instant>,
 }
 
@@ -92,12 +92,10 @@ impl Samples {
 
     /// Error of a failed call. Within `reconnect_for` of a broken connection a call with a deadline gets
     /// [`Error::Deadline`], so that a reader with short deadlines waits for its server as long as one without.
-    fn failed(&mut self, error: Error, wait: &Wait<'_>) -> Error {
-        if !is_broken(&error) {
-            return error;
-        }
-        let since = *self.broken_since.get_or_insert_with(Instant::now);
-        if wait.deadline.is_none() || since.elapsed() >= self.dialer.options.reconnect_for {
+    fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
+        let longest = self.dialer.options.reconnect_for;
+        let over = || self.broken_since.is_none_or(|at| at.elapsed() >= longest);
+        if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
         let waited_for = error.to_string();
@@ -136,7 +134,8 @@ impl SampleChannel for Samples {
             request.earlier = true;
         }
         let dialer = self.dialer.clone();
-        let next = retry(&dialer, wait, || {
+        let mut broken_since = self.broken_since;
+        let next = retry_since(&mut broken_since, &dialer, wait, || {
             let next = self.next_on_this_connection(wait, patience);
             if let Err(error) = &next
                 && (is_broken(error) || is_closed(error) || !is_harmless(error))
@@ -145,9 +144,7 @@ impl SampleChannel for Samples {
             }
             next
         });
-        if next.is_ok() {
-            self.broken_since = None;
-        }
+        self.broken_since = broken_since;
         next.map_err(|error| self.failed(error, wait))
     }
 }

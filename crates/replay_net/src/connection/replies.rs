@@ -8,7 +8,7 @@ use super::{ConnectionHandler, Received};
 use crate::framing::write_frame;
 use crate::reply_budget::ReplyShare;
 use crate::stack::{Stack, until};
-use replay_core::error::{Error, Result};
+use replay_core::error::{Error, Result, shortened};
 use replay_wire::{OutgoingFrame, Reply, ReplyBody};
 
 /// Longest error message in bytes; a message may quote the client's data.
@@ -134,16 +134,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 }
 
 pub(super) fn error_reply(error: &Error) -> ReplyBody {
-    let mut message = error.to_string();
-    if message.len() > MAX_MESSAGE {
-        let end = (0..=MAX_MESSAGE)
-            .rev()
-            .find(|&i| message.is_char_boundary(i));
-        message.truncate(end.unwrap_or(0));
-        message.push_str("...");
-    }
     ReplyBody::Error {
         code: error.code(),
-        message,
+        message: shortened(error.to_string(), MAX_MESSAGE).into_owned(),
     }
 }

@@ -298,6 +298,8 @@ pub struct Proxy {
     pub address: Address,
     connections: Arc<AtomicUsize>,
     hangs: Arc<AtomicBool>,
+    /// The clients' ends.
+    open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Proxy {
@@ -307,13 +309,15 @@ impl Proxy {
         let address = format!("innet://{}", listener.local_addr().unwrap());
         let connections = Arc::new(AtomicUsize::new(0));
         let hangs = Arc::new(AtomicBool::new(false));
-        let (count, hung) = (connections.clone(), hangs.clone());
+        let open = Arc::<Mutex<Vec<TcpStream>>>::default();
+        let (count, hung, opened) = (connections.clone(), hangs.clone(), open.clone());
         thread::spawn(move || {
             for client in listener.incoming() {
                 let n = count.fetch_add(1, Ordering::Relaxed);
                 let left = Arc::new(Mutex::new(cuts.get(n).copied().unwrap_or(usize::MAX)));
                 let (client, server) = (client.unwrap(), TcpStream::connect((host(), port)));
                 let Ok(server) = server else { continue };
+                opened.lock().unwrap().push(client.try_clone().unwrap());
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
                 let (both, up, down) = (left.clone(), hung.clone(), hung.clone());
                 thread::spawn(move || forward(from, to, &both, &up));
@@ -324,6 +328,15 @@ impl Proxy {
             address: address.parse().unwrap(),
             connections,
             hangs,
+            open,
+        }
+    }
+
+    /// Cuts all connections that are open; new ones are let through.
+    pub fn cut(&self) {
+        for client in self.open.lock().unwrap().drain(..) {
+            // An error means that the connection has ended.
+            let _ = client.shutdown(Shutdown::Both);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZero;
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use pyo3::prelude::*;
@@ -11,13 +11,13 @@ use replay_core::error::{Error, ErrorCode};
 use replay_core::importance;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::Dtype;
-use replay_core::view::{DecodeOptions, Decoder, Normalization, ViewSpec};
+use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 
 use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
-use crate::decoded_sample::DecodedSampler;
+use crate::decoded_sample::{DecodedSampler, Reading};
 use crate::turns::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
@@ -33,21 +33,17 @@ pub(super) struct DecoderKey {
     options: DecodeOptions,
 }
 
-/// A view, and the decoder for it.
-pub(super) struct Reading {
-    view: ViewSpec,
-    decoder: Arc<Decoder>,
-}
-
 /// Number of decoders kept for each table.
 const DECODERS_PER_TABLE: usize = 8;
 
 /// Dtypes of ids. torch returns them as signed integers.
 const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 
-/// Threads that unpack a batch where none are asked for: one for each core that this process may use.
+/// Threads that unpack a batch where none are asked for: one for each core that this process might use at its first sample. The
+/// standard library reads the files of the control group each time.
 fn unpacking_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZero::get)
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 impl PyReplay {
@@ -77,9 +73,7 @@ impl PyReplay {
         }
         let reading = self.backend.call_until(py, deadline, |backend, wait| {
             let config = backend.replay.table_config(table, wait)?;
-            let view = config.view_or_own(key.view.clone())?;
-            let decoder = Decoder::new(&config, &view, key.options).map(Arc::new)?;
-            Ok(Arc::new(Reading { view, decoder }))
+            Reading::new(config, key.view.clone(), key.options).map(Arc::new)
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
@@ -119,7 +113,7 @@ impl PyReplay {
         };
         Ok(DecodedSampler {
             replay: self.replay(py)?,
-            decoder: reading.decoder.clone(),
+            reading,
             request,
         })
     }
@@ -184,32 +178,46 @@ impl PyReplay {
     ) -> PyResult<PyBatch> {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
-        let sampler = self.sampler(
-            py,
-            table,
-            batch_size,
-            view,
-            normalize,
-            allow_short,
-            threads,
-            deadline,
-        )?;
         let closing = self.backend.closing();
-        let sampled = wait::blocking(py, deadline, Some(closing), move |wait| {
-            // Dropped here, without the interpreter lock: it may have the last reference to the memory.
-            let sampler = sampler;
-            let sampled = sampler.next(
-                wait,
-                || beta,
-                |wait| sampler.replay.sample(&sampler.request, wait),
-            );
-            // Another client may have replaced the table by one with other columns.
-            let code = sampled.as_ref().err().map(Error::code);
-            if matches!(code, Some(ErrorCode::UnknownTable | ErrorCode::Corrupt)) {
-                self.forget_decoders(table);
+        let sampled = loop {
+            let sampler = self.sampler(
+                py,
+                table,
+                batch_size,
+                view.clone(),
+                normalize,
+                allow_short,
+                threads,
+                deadline,
+            )?;
+            let sampled = wait::blocking(py, deadline, Some(closing), move |wait| {
+                // Dropped here, without the interpreter lock: it may have the last reference to the memory.
+                let sampler = sampler;
+                let sampled = sampler.next(
+                    wait,
+                    || beta,
+                    |wait| sampler.replay.sample(&sampler.request, wait),
+                );
+                // Another client may have replaced the table by one with other columns, or another view.
+                let code = sampled.as_ref().err().map(Error::code);
+                if let Some(
+                    ErrorCode::UnknownTable
+                    | ErrorCode::Corrupt
+                    | ErrorCode::View
+                    | ErrorCode::TableDiffers,
+                ) = code
+                {
+                    self.forget_decoders(table);
+                }
+                match sampled {
+                    Err(error) if error.code() == ErrorCode::TableDiffers => Ok(None),
+                    sampled => sampled.map(Some),
+                }
+            })?;
+            if let Some(sampled) = sampled {
+                break sampled;
             }
-            sampled
-        })?;
+        };
         PyBatch::new(py, sampled.delivered())
     }
 

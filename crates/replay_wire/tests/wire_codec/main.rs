@@ -11,6 +11,7 @@ use messages::{Answer, answer, body, bytes, received, request, seen};
 use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, TableConfig};
+use replay_core::view::{NStep, ViewSpec};
 use replay_wire::*;
 
 proptest! {
@@ -176,6 +177,15 @@ fn a_codec_of_a_later_release_is_named() {
         shape: vec![],
         codec: Codec::Lz4,
     };
+    let message = refusal_of(&with_a_later_codec(column));
+    assert!(
+        message.contains("column \"frame\" has codec 99, which this release does not know"),
+        "{message}"
+    );
+}
+
+/// The control message of a request for a table of `column`, float64 and LZ4, with another codec.
+fn with_a_later_codec(column: Column) -> Vec<u8> {
     let request = Request {
         id: 1,
         deadline_ms: 0,
@@ -189,13 +199,66 @@ fn a_codec_of_a_later_release_is_named() {
         .find(|&i| control[i..i + 8] == word)
         .unwrap();
     control[at + 2] = 99;
-    let error = decode_request(Frame::new(&control, Bytes::new())).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::Protocol);
-    assert!(
-        error
-            .to_string()
-            .contains("column \"frame\" has codec 99, which this release does not know")
-    );
+    control
+}
+
+/// The control message of a request for a table with a view of the column `observation`.
+fn with_a_view(observation: &str) -> Vec<u8> {
+    let column = Column {
+        name: "x".into(),
+        dtype: Dtype::Uint8,
+        shape: vec![],
+        codec: Codec::None,
+    };
+    let view = NStep {
+        observation: observation.into(),
+        ..NStep::default()
+    };
+    let body = RequestBody::CreateTable(TableConfig {
+        view: Some(ViewSpec::NStep(view)),
+        ..TableConfig::new("t", vec![column], 1)
+    });
+    let request = Request {
+        id: 1,
+        deadline_ms: 0,
+        body,
+    };
+    encode_request(&request).unwrap().control().to_vec()
+}
+
+fn refusal_of(control: &[u8]) -> String {
+    let error = decode_request(Frame::new(control, Bytes::new())).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_long_view_is_refused_before_it_is_read() {
+    let message = refusal_of(&with_a_view(&"x".repeat(64 << 10)));
+    assert!(message.contains("and 65536 are the most"), "{message}");
+}
+
+#[test]
+fn errors_quote_the_beginning_of_what_a_client_sent() {
+    const LONGEST: usize = 500;
+    // Its field has another name, which the parser quotes.
+    let name = "x".repeat(20_000);
+    let mut control = with_a_view(&name);
+    let at = control.windows(20).position(|w| w == [b'x'; 20]).unwrap();
+    let field = at - "\"observation\":\"".len();
+    control[field..at].copy_from_slice(b"\"gamma\":0.5,\"xx");
+    let message = refusal_of(&control);
+    assert!(message.contains("cannot be read"), "{message}");
+    assert!(message.len() < LONGEST, "{} bytes", message.len());
+
+    let column = Column {
+        name,
+        dtype: Dtype::Float64,
+        shape: vec![],
+        codec: Codec::Lz4,
+    };
+    let message = refusal_of(&with_a_later_codec(column));
+    assert!(message.len() < LONGEST, "{} bytes", message.len());
 }
 
 #[test]

@@ -25,7 +25,7 @@ MAX_ACTIONS = 4096
 """Largest number of actions of a product of discrete spaces."""
 MAX_ONE_HOT = 4096
 """Largest length of a one-hot vector."""
-CONTINUOUS_PAGE = "docs/environments.md#continuous-actions"
+CONTINUOUS_PAGE = "docs/how-to/environments.md#continuous-actions"
 
 Encode = Callable[[Any], NDArray[Any]]
 """A new array [N, ...] of N environments from what their vector environment returned, which it may overwrite."""

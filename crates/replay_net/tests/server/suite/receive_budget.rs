@@ -1,9 +1,11 @@
 //! Receive buffers within the byte limit: who waits for room, and who does not.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use replay_core::ErrorCode;
+use replay_core::replay::OpenWriter;
 use replay_core::schema::TableConfig;
+use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
 use replay_wire::{NO_REQUEST, RequestBody};
 
@@ -97,6 +99,40 @@ fn a_connection_holds_only_so_much_of_the_room_for_pushes() {
             let held = world.receive_bytes();
             assert!((900_000..=1 << 20).contains(&held), "{held}");
         }
+    });
+}
+
+#[test]
+fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
+    const ROOM: u64 = ServerConfig::MIN_FRAME_BYTES;
+    let config = ServerConfig {
+        max_frame_bytes: ROOM,
+        ..config(table())
+    };
+    World::run(55, config, |world| async move {
+        let long = [8u32.to_le_bytes(), 60_000u32.to_le_bytes()].concat();
+        let mut first = world.client().await;
+        first.open(1).await;
+        first.send_raw(&long).await;
+        world.until(|world| world.receive_bytes() > 60_000).await;
+        let mut second = world.client().await;
+        second.open(2).await;
+        second.send_raw(&long).await;
+        // The rest is set aside for it.
+        world.until(|world| world.receive_bytes() == ROOM).await;
+
+        let table = world.memory.table(TABLE).unwrap();
+        let newcomer = OpenWriter {
+            streams: Writers::MAX_STREAMS,
+            ..writer(3)
+        };
+        let begun = Instant::now();
+        let open = || table.open_writer_at(&newcomer, begun + 1_000 * Writers::IDLE);
+        let (code, message) = refused(open());
+        assert_eq!(code, ErrorCode::TooLarge, "{message}");
+        drop(first);
+        // Its frame is read now, and sends nothing.
+        world.until(|_| open().is_ok()).await;
     });
 }
 

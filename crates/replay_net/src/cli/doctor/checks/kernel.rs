@@ -2,7 +2,7 @@
 
 use std::net::UdpSocket;
 
-use gradients::SOCKET_BUFFER;
+use gradients::{SOCKET_BUFFER, udp_addresses};
 
 use super::{CheckResult, Finding, Machine, finding, missing};
 use crate::config::ServerConfig;
@@ -128,13 +128,19 @@ fn addresses(config: &ServerConfig) -> CheckResult {
     if let Some(address) = config.gradients
         && config.gradients_devices.is_empty()
     {
-        if let Err(error) = UdpSocket::bind(address) {
-            return missing(
-                format!("cannot bind gradients {address}: {error}"),
-                "choose a free address of this machine for --gradients",
-            );
+        let threads = match address.port() {
+            0 => 1,
+            _ => config.gradients_threads,
+        };
+        for address in udp_addresses(address, threads) {
+            if let Err(error) = UdpSocket::bind(address) {
+                return missing(
+                    format!("cannot bind gradients {address}: {error}"),
+                    "choose an address of this machine for --gradients at which as many ports are free as --gradients-threads says",
+                );
+            }
+            found += &format!(", gradients {address}");
         }
-        found += &format!(", gradients {address}");
     }
     Ok(format!("{found} can be bound"))
 }
@@ -199,6 +205,10 @@ mod tests {
                 .found
                 .contains("2176 for 2048")
         );
+        assert_eq!(
+            part(&findings, "addresses").found,
+            "innet://127.0.0.1:0, gradients 127.0.0.1:0 can be bound"
+        );
         let without = ServerConfig {
             gradients: None,
             ..config()
@@ -222,9 +232,19 @@ mod tests {
             max_connections: 10_000,
             ..config()
         };
+        // The second thread's port.
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let second = socket.local_addr().unwrap();
+        let gradients = ServerConfig {
+            gradients: Some((second.ip(), second.port() - 1).into()),
+            gradients_threads: 2,
+            ..config()
+        };
+        let second = second.to_string();
         let small = [("proc/sys/net/core/rmem_max", "212992\n")];
         for (changes, config, name, says) in [
             (&[][..], &taken, "addresses", [&*address, "--listen"]),
+            (&[], &gradients, "addresses", [&*second, "--gradients"]),
             (&[], &large, "memory", ["9216 MiB", "--max-bytes"]),
             (&[], &many, "open files", ["10128", "--max-connections"]),
             (&small, &self::config(), "UDP buffers", ["212992", "sysctl"]),
