@@ -32,10 +32,10 @@ def run_actor(server: str, seed: int) -> None:
         observation, _ = recorder.reset(seed=seed)
         for step in itertools.count(0, NUM_ENVS):
             # `None`, in a short message, where the actor has the newest version.
-            parameters = replay.get_parameters(TABLE, newer_than=version)
+            parameters = replay.get_parameters(TABLE, newer_than=version, device="cpu")
             if parameters is not None:
                 version = parameters.version
-                network.load_state_dict({name: torch.as_tensor(value) for name, value in parameters.tensors.items()})
+                network.load_state_dict(parameters.tensors)
             observation, *_ = recorder.step(act(network, observation, max(0.05, 1.0 - step / 10_000), rng))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -11,6 +12,7 @@ from typing import TypeAlias
 import pytest
 
 import innet_drl as innet
+from calls import Lines
 
 # Imported before the first test: on a busy machine this alone takes longer than a test may.
 with suppress(ImportError):
@@ -37,3 +39,12 @@ def make_replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make
             return stack.enter_context(innet.connect(server.addresses[0], tables=tables, spin=spin))
 
         yield make
+
+
+@pytest.fixture
+def log() -> Iterator[Lines]:
+    lines = Lines()
+    package = logging.getLogger("innet_drl")
+    package.addHandler(lines)
+    yield lines
+    package.removeHandler(lines)

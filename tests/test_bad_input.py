@@ -50,7 +50,7 @@ def still_works(replay: innet.Replay) -> bool:
         ({"terminated": np.zeros(1, np.int8)}, r'"terminated" has to be bool\[1\].*got int8\[1\]'),
         ({"truncated": np.zeros(3, bool)}, r'"truncated" has to be bool\[1\].*got bool\[3\]'),
         ({"first": [0]}, r'"first" has to be bool\[1\].*got int64\[1\]'),
-        ({"colour": 3}, r'no column "colour"'),
+        ({"colour": 3}, r'no column "colour"; it has frame, action, reward'),
         ({"q": np.zeros((1, 4))}, r'"q" has to be float32\[1, 4\].*got float64\[1, 4\]'),
         ({"q": np.full((1, 4), np.nan, np.float32), "action": 1}, "q has to be finite"),
         ({"q": np.zeros((1, 4), np.float32), "action": 4}, "action 4 .*q has 4 actions"),
@@ -128,7 +128,7 @@ def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay
         replay.update_priorities("t", key.astype(float), np.ones(4))
     with pytest.raises(errors.ConfigError, match="priorities has one dimension"):
         replay.update_priorities("t", key, np.ones((4, 1)))
-    with pytest.raises(errors.SchemaError, match="4 keys and 3 priorities"):
+    with pytest.raises(errors.SchemaError, match="4 ids and 3 priorities"):
         replay.update_priorities("t", key, np.ones(3))
     for integers in (np.int32, np.uint8, np.int64):
         assert replay.update_priorities("t", key, np.ones(4, integers)).stale == 0
@@ -246,13 +246,66 @@ def test_definitions_that_cannot_be_used_say_why(make: Any, message: str) -> Non
 
 def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
-    with pytest.raises(errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward'):
+    with pytest.raises(errors.SchemaError, match=r'reads column "pixels", the table has frame, action, reward: name'):
         replay.writer("t", 1, innet.NStep(observation="pixels"))
     with pytest.raises(TypeError, match="a view is an NStep, Sequences or a Window, got str"):
-        replay.sample("t", 1, "nstep")  # type: ignore[arg-type]
+        replay.sample("t", 1, "nstep")  # type: ignore[call-overload]
     fill(replay, 20, view=innet.NStep(stack=2, n=1, observation="frame"))
     with pytest.raises(errors.ViewError, match=r"needs 3 steps before and 3 after.*written with 1 and 1"):
         replay.sample("t", 1, VIEW, timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda replay: replay.writer("t", 0, VIEW), errors.ConfigError, "num_envs is 1 or more, got 0"),
+        (lambda replay: replay.sample("t", 0, VIEW), errors.ConfigError, "has 1 to 65536 items, got a batch_size of 0"),
+        (
+            lambda replay: replay.sample("t", 1, innet.NStep),
+            TypeError,
+            "a view is .*got type <class 'innet_drl.NStep'>",
+        ),
+        (
+            lambda replay: replay.batches("t", 1, VIEW, beta="0.4"),
+            TypeError,
+            "beta is a number, or a function .*got 0.4",
+        ),
+        (lambda replay: next(replay.batches("t", 1, VIEW, beta=lambda: None)), TypeError, "returns a number, got None"),
+        (
+            lambda replay: replay.put_parameters("p", [np.ones(2)]),
+            TypeError,
+            "mapping of names to .*state_dict.*'list'",
+        ),
+        (lambda replay: replay.put_parameters("p", {1: np.ones(2)}), TypeError, "tensors is a mapping of names"),
+        (lambda _: innet.Sequences(4, state="h"), TypeError, r"state is a sequence of names of columns, .*got h"),
+        (lambda _: innet.Column("float31"), errors.ConfigError, "a column's dtype is bool, .*got float31"),
+        (
+            lambda _: innet.Memory(cast(Any, "t")),
+            TypeError,
+            "tables is a Table or a sequence of them, got <class 'str'>",
+        ),
+        (lambda _: innet.connect("unix:/tmp/s"), errors.ConfigError, r'"unix:/tmp/s" has no "://" after its scheme'),
+        (lambda _: innet.connect("innet:/host:1"), errors.ConfigError, 'has no "://" after its scheme'),
+    ],
+)
+def test_wrong_arguments_say_what_to_write(
+    make_replay: MakeReplay, call: Any, error: type[Exception], message: str
+) -> None:
+    replay = make_replay([table()])
+    with pytest.raises(error, match=message):
+        call(replay)
+    assert still_works(replay)
+
+
+def test_a_dropped_table_and_a_memory_without_tables_are_named(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    writer = replay.writer("t", 1, VIEW, chunk_steps=1)
+    replay.drop_table("t")
+    writer.append(**step(0))
+    with pytest.raises(errors.UnknownTableError, match=r'no table "t"; (it was dropped|the memory has no tables)'):
+        writer.flush()
+    with pytest.raises(errors.UnknownTableError, match="the memory has no tables: make it with `create_table`"):
+        replay.sample("t", 1, VIEW)
 
 
 def test_a_table_beyond_the_limit_is_refused() -> None:

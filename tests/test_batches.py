@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +46,47 @@ def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> N
                 break
             except errors.DeadlineError:
                 continue
+
+
+def test_batches_may_be_short_at_the_deadline(make_replay: MakeReplay) -> None:
+    """Each `next` decides by its own deadline, whatever the iterator was asked before."""
+    replay = make_replay([table(sampler="fifo", max_times_sampled=1)])
+    fill(replay, 20)
+    with replay.batches("t", 30, VIEW, allow_short=True, timeout=0.2) as batches:
+        assert len(next(batches)) == 20
+        with pytest.raises(errors.DeadlineError, match="0 samples left of the 30"):
+            next(batches)
+        fill(replay, 40)
+        assert len(next(batches)) == 30
+        assert len(next(batches)) == 10
+
+
+def test_a_sample_on_a_device_is_the_sample(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay([table(sampler="fifo", max_times_sampled=2)])
+    fill(replay, 20)
+    arrays, tensors = replay.sample("t", 1, VIEW), replay.sample("t", 1, VIEW, device=torch.device("cpu"))
+    assert list(tensors.as_dict()) == list(arrays.as_dict())
+    for name, tensor in tensors.as_dict().items():
+        np.testing.assert_array_equal(np.asarray(tensor), arrays.as_dict()[name])
+        assert torch.is_tensor(tensor) == (name != "ids")
+    assert replay.update_priorities("t", tensors.ids, tensors.weights).applied == 0
+
+
+def test_a_device_that_is_not_there_is_named(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay([table()])
+    calls: list[Callable[[str], Any]] = [
+        lambda device: replay.sample("t", 1, VIEW, device=device),
+        lambda device: replay.batches("t", 1, VIEW, device=device),
+        lambda device: replay.get_parameters("p", device=device),
+    ]
+    for call in calls:
+        with pytest.raises(errors.ConfigError, match=r"device is None, \"cpu\", .*got 'gpu'"):
+            call("gpu")
+        if not torch.cuda.is_available():
+            with pytest.raises(errors.ConfigError, match="no CUDA device on this machine"):
+                call("cuda")
 
 
 def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> None:

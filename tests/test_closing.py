@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import logging
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import innet_drl as innet
+from calls import Call, Lines, limited, write_until_blocked
 from conftest import MakeReplay
 from innet_drl import errors
 from recording_relay import RecordingRelay
@@ -31,58 +29,6 @@ FOREVER = 2**32 - 1
 def server(tmp_path: Path) -> Iterator[Server]:
     with Server(f"unix://{tmp_path}/s") as serving:
         yield serving
-
-
-class Lines(logging.Handler):
-    """Collects the lines of the log, and lets a test wait for one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self.new = threading.Condition()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with self.new:
-            self.lines.append(record.getMessage())
-            self.new.notify_all()
-
-    def wait_for(self, part: str) -> None:
-        with self.new:
-            assert self.new.wait_for(lambda: any(part in line for line in self.lines), 30), self.lines
-
-
-@pytest.fixture
-def log() -> Iterator[Lines]:
-    lines = Lines()
-    package = logging.getLogger("innet_drl")
-    package.addHandler(lines)
-    yield lines
-    package.removeHandler(lines)
-
-
-class Call(threading.Thread):
-    """A call in a thread of its own, and its exception."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self._call = call
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._call()
-        except BaseException as error:
-            self.error = error
-
-    def ended(self) -> BaseException | None:
-        self.join()
-        return self.error
-
-
-def limited() -> innet.Table:
-    """A table that lets no step through after the first ten, and no sample before them."""
-    return table(min_size=5, samples_per_insert=1.0, slack=10.0)
 
 
 @ENDS
@@ -112,19 +58,6 @@ def test_closing_an_iterator_ends_its_next(make_replay: MakeReplay) -> None:
         assert isinstance(sampling.ended(), errors.ClosedError)
         replay.drop_table("t")
         replay.create_table(limited())
-
-
-def write_until_blocked(replay: innet.Replay) -> tuple[innet.Writer, Call]:
-    writer = replay.writer("t", 1, VIEW, chunk_steps=1)
-
-    def write() -> None:
-        for t in range(10_000):
-            writer.append(**step(t))
-            writer.flush()
-
-    writing = Call(write)
-    until(lambda: replay.stats()["tables"]["t"]["blocked_pushes"] > 0)
-    return writer, writing
 
 
 @ENDS

@@ -100,7 +100,7 @@ def test_a_table_that_another_program_makes_anew_is_read_by_its_new_view(tmp_pat
                 memory.drop_table("t")
                 made(memory, view(3, gamma))
                 assert set(client.sample("t", 4).discount) == {gamma**3}
-            with pytest.raises(errors.TableDiffersError, match="gamma: 0.25"):
+            with pytest.raises(errors.TableDiffersError, match=r"gamma: 0\.25"):
                 # The first one was under way.
                 for _ in range(3):
                     next(batches)
@@ -369,7 +369,7 @@ def test_statistics_count(make_replay: MakeReplay) -> None:
     counted = stats["tables"]["t"]
     # Episodes end by terminating: every step starts a transition.
     assert counted["inserted_steps"] == counted["inserted_items"] == 160
-    assert counted["steps"] == counted["items"] == counted["items_with_mass"] == 160 - counted["evicted_steps"]
+    assert counted["steps"] == counted["items"] == counted["items_with_priority"] == 160 - counted["evicted_steps"]
     assert counted["steps"] <= counted["capacity"] == 110
     assert counted["evicted_items"] == counted["evicted_steps"]
     assert (counted["sampled_items"], counted["limiter_sampled"]) == (8, 8)

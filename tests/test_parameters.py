@@ -49,6 +49,17 @@ def test_every_dtype_and_layout_comes_back_bit_for_bit(make_replay: MakeReplay, 
         assert got.tensors[name].flags.aligned
 
 
+def test_parameters_are_loaded_into_a_module(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay()
+    published, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    replay.put_parameters("policy", published.state_dict())
+    got = replay.get_parameters("policy", device="cpu")
+    assert got is not None
+    other.load_state_dict(got.tensors)
+    assert torch.equal(other.weight, published.weight)
+
+
 def test_a_reader_owns_its_arrays(make_replay: MakeReplay) -> None:
     replay = make_replay()
     mine = np.ones(1000, np.float32)

@@ -295,9 +295,25 @@ def test_a_vector_environment_that_does_not_reset_is_refused() -> None:
         innet.Recorder(env, replay.writer("t", 3, VIEW))
 
 
+def test_a_recorder_is_flushed_and_closed_as_its_writer() -> None:
+    env = Counter()
+    with memory(env) as replay:
+        with innet.Recorder(env, replay.writer("t", 1, VIEW)) as recorder:
+            recorder.reset()
+            for action in range(3):
+                recorder.step(action)
+            assert replay.stats()["tables"]["t"]["steps"] == 0
+            recorder.flush(timeout=5)
+            assert replay.stats()["tables"]["t"]["steps"] == 3
+        with pytest.raises(errors.ClosedError):
+            recorder.flush()
+        other = innet.Recorder(env, replay.writer("t", 1, VIEW))
+        other.close(timeout=5)
+
+
 def test_spaces_of_several_parts_are_refused() -> None:
     parts = gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2)})
-    with pytest.raises(errors.ConfigError, match=r"observation_space is a Dict.*FlattenObservation"):
+    with pytest.raises(errors.ConfigError, match=r"observation_space is of type Dict.*FlattenObservation"):
         innet.Table.from_spaces("t", parts, gymnasium.spaces.Discrete(2), 10)
 
 

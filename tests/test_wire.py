@@ -243,26 +243,26 @@ def test_a_narrower_window_may_be_asked_for_and_a_wider_one_not(client: WireClie
 def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> None:
     fill(client)
     sampled, _ = sample(client, 64)
-    keys = sorted(set(sampled.keys))
+    ids = sorted(set(sampled.ids))
 
-    def update(keys: list[int], priorities: list[float]) -> tuple[int, int]:
-        message = SCHEMA.UpdatePriorities.new_message(table="steps", keys=keys, priorities=priorities)
+    def update(ids: list[int], priorities: list[float]) -> tuple[int, int]:
+        message = SCHEMA.UpdatePriorities.new_message(table="steps", ids=ids, priorities=priorities)
         updated = client.call(updatePriorities=message)[0].updated
         return updated.applied, updated.stale
 
-    assert update(keys, [0.0] * len(keys)) == (len(keys), 0)
+    assert update(ids, [0.0] * len(ids)) == (len(ids), 0)
     again, _ = sample(client, 64)
-    assert not set(again.keys) & set(keys)
+    assert not set(again.ids) & set(ids)
     with pytest.raises(ServerError) as refused:
-        update(keys, [float("nan")] * len(keys))
+        update(ids, [float("nan")] * len(ids))
     assert refused.value.code == "priority"
 
-    report = SCHEMA.ReportCorrupt.new_message(table="steps", key=keys[0], reason="a test")
+    report = SCHEMA.ReportCorrupt.new_message(table="steps", id=ids[0], reason="a test")
     assert client.call(reportCorrupt=report)[0].corrupt == "python"
     assert client.call(reportCorrupt=report)[0].corrupt == ""
-    assert update(keys[:1], [1.0]) == (0, 1)
+    assert update(ids[:1], [1.0]) == (0, 1)
     client.call(emptyTable="steps")
-    assert update(keys, [1.0] * len(keys)) == (0, len(keys))
+    assert update(ids, [1.0] * len(ids)) == (0, len(ids))
 
 
 def test_a_push_is_applied_once(client: WireClient, server: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import disjoint_base
 
-from innet_drl.batches import TorchBatches
+from innet_drl.batches import TorchBatch, TorchBatches
 
 __all__ = [
     "Batch",
@@ -486,8 +486,11 @@ class Parameters:
     def version(self) -> int:
         """Rises by one with every put; the first is 1."""
     @property
-    def tensors(self) -> dict[str, _Array]:
-        """The tensors by name, which the reader may change; bfloat16 becomes float32."""
+    def tensors(self) -> dict[str, Any]:
+        """The tensors by name, which the reader may change.
+
+        NumPy arrays, or torch tensors where `get_parameters` was given a device. bfloat16 becomes float32.
+        """
 
 @final
 class Writer(_ContextManager):
@@ -560,7 +563,11 @@ class Writer(_ContextManager):
         """Steps appended, over all environments, without final rows."""
     @property
     def items(self) -> int:
-        """Items made."""
+        """Items made: windows that are complete with the steps appended so far.
+
+        The last of them may not be in the table yet: the rows of an unfinished chunk have not been sent, and pushes to
+        a server are in flight, or wait for the rate limiter. After `flush` all of them have been inserted.
+        """
     @property
     def dropped_windows(self) -> int:
         """Windows that never became items.
@@ -882,6 +889,7 @@ class Replay(_ContextManager):
             ConfigError: Numbers out of range, or pushes or windows that the table could not hold.
             SchemaError: A column that the view reads is missing, or of another shape.
         """
+    @overload
     def sample(
         self,
         table: str,
@@ -889,6 +897,7 @@ class Replay(_ContextManager):
         view: NStep | Sequences | Window | None = None,
         *,
         beta: float = 0.4,
+        device: None = None,
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
         timeout: float | None = 60.0,
@@ -905,6 +914,8 @@ class Replay(_ContextManager):
             view: How to make arrays of their windows, not wider than the view they were written with; `None` is the
                 table's.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta.
+            device: `None` gives a NumPy batch (`Batch`); `"cpu"`, `"cuda"` or a torch device gives a batch of torch
+                tensors (`innet_drl.batches.TorchBatch`).
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
@@ -916,6 +927,20 @@ class Replay(_ContextManager):
             DeadlineError: Not allowed within `timeout`; the message names the cause.
         """
     @overload
+    def sample(
+        self,
+        table: str,
+        batch_size: int,
+        view: NStep | Sequences | Window | None = None,
+        *,
+        beta: float = 0.4,
+        device: str | torch.device,
+        normalize: Literal["batch", "memory"] = "batch",
+        allow_short: bool = False,
+        timeout: float | None = 60.0,
+        threads: int | None = None,
+    ) -> TorchBatch: ...
+    @overload
     def batches(
         self,
         table: str,
@@ -926,6 +951,7 @@ class Replay(_ContextManager):
         prefetch: int = 4,
         device: None = None,
         normalize: Literal["batch", "memory"] = "batch",
+        allow_short: bool = False,
         timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> Batches:
@@ -938,9 +964,11 @@ class Replay(_ContextManager):
             beta: As in `sample`; a function is called before every batch, and counts for batches that are
                 not decoded yet.
             prefetch: Batches decoded ahead; 0 samples when `next` is called, which is repeatable with a seed.
-            device: `None` gives NumPy batches (`Batches`); `"cpu"`, `"cuda"` or a torch device gives batches
-                of torch tensors (`innet_drl.batches.TorchBatches`).
+            device: As in `sample`; batches of torch tensors come from a `innet_drl.batches.TorchBatches`, which copies
+                them to a CUDA device while it computes.
             normalize: As in `sample`.
+            allow_short: As in `sample`, at the deadline of each `next`. Such batches are sampled when `next` is called,
+                not ahead.
             timeout: Seconds that each `next` may wait.
             threads: As in `sample`.
         """
@@ -955,6 +983,7 @@ class Replay(_ContextManager):
         prefetch: int = 4,
         device: str | torch.device,
         normalize: Literal["batch", "memory"] = "batch",
+        allow_short: bool = False,
         timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> TorchBatches: ...
@@ -993,15 +1022,29 @@ class Replay(_ContextManager):
         Raises:
             ParametersError: An array of a dtype that cannot be stored, or too much of it.
         """
-    def get_parameters(self, name: str, newer_than: int = 0, timeout: float | None = 60.0) -> Parameters | None:
+    def get_parameters(
+        self,
+        name: str,
+        newer_than: int = 0,
+        timeout: float | None = 60.0,
+        *,
+        device: str | torch.device | None = None,
+    ) -> Parameters | None:
         """The newest version of named parameters, or `None` when it is not newer than `newer_than`.
 
         A reader gets one whole version, never parts of two.
+
+        Args:
+            name: The name they were put under.
+            newer_than: The version that the caller has; 0 is none.
+            timeout: Seconds to wait for the server; newer parameters are not waited for.
+            device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
+                `Module.load_state_dict` takes them.
         """
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
 
-        `docs/reference/statistics.md` explains every key.
+        `docs/reference/statistics.md` explains every name.
         """
     def join_gradients(
         self,
@@ -1126,7 +1169,7 @@ class Memory(Replay):
         """Restores the tables of a file that `save` wrote.
 
         Existing tables of these names must be empty, and keep their capacity and limits; a smaller table keeps the
-        newest steps. Missing tables are made. Writers are opened anew, earlier keys are stale, and priorities and
+        newest steps. Missing tables are made. Writers are opened anew, earlier ids are stale, and priorities and
         the ratio of samples to inserts continue.
 
         Args:

@@ -1,8 +1,8 @@
-"""Batches as torch tensors: `Replay.batches(..., device=...)`.
+"""Torch tensors: the argument `device` of `Replay.sample`, `Replay.batches` and `Replay.get_parameters`.
 
 On the CPU the tensors share the memory of the NumPy arrays. To a CUDA device every buffer of a batch is copied
-once, through page-locked memory on a separate stream, while the device computes; frames that `observation` and
-`next_observation` share are copied once.
+once; frames that `observation` and `next_observation` share are copied once. `TorchBatches` copies through page-locked
+memory on a separate stream, while the device computes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,32 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl import _core
+from innet_drl.errors import ConfigError
 
-__all__ = ["TorchBatch", "TorchBatches"]
+__all__ = ["TorchBatch", "TorchBatches", "tensor_on", "to_device", "torch_device"]
+
+
+def torch_device(device: str | torch.device) -> torch.device:
+    """The device of an argument.
+
+    Raises:
+        ConfigError: A device that does not exist, or not on this machine.
+    """
+    try:
+        found = torch.device(device)
+        if found.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("torch finds no CUDA device on this machine")
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f'device is None, "cpu", "cuda", "cuda:1" or a torch.device, got {device!r}: {reason}'
+        ) from None
+    return found
+
+
+def tensor_on(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor, which shares its memory on the CPU."""
+    return torch.from_numpy(array).to(device)
 
 
 class TorchBatch:
@@ -72,10 +96,7 @@ class TorchBatches:
         batch = next(self._batches)
         if self._upload is not None:
             return self._upload(batch)
-        arrays: dict[str, Any] = {"ids": batch.ids}
-        for flat, layout in batch._buffers():
-            arrays |= _tensors(torch.from_numpy(flat).to(self._device), layout)
-        return TorchBatch(len(batch), {name: arrays[name] for name in batch.as_dict()})
+        return to_device(batch, self._device)
 
     def close(self) -> None:
         """Stops sampling ahead."""
@@ -89,6 +110,14 @@ class TorchBatches:
 
     def __repr__(self) -> str:
         return f"<TorchBatches on {self._device}, {self._batches!r}>"
+
+
+def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
+    """A batch on a device, each of its buffers copied once. The call waits for the copies."""
+    arrays: dict[str, Any] = {"ids": batch.ids}
+    for flat, layout in batch._buffers():
+        arrays |= _tensors(tensor_on(flat, device), layout)
+    return TorchBatch(len(batch), {name: arrays[name] for name in batch.as_dict()})
 
 
 def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:

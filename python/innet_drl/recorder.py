@@ -25,8 +25,8 @@ _Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 class Recorder:
     """An environment whose steps a writer appends; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, whose end
-    waits as that of a `Writer`, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, whose
+    end waits as that of a `Writer`, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
@@ -150,9 +150,9 @@ class Recorder:
         self._pending = None
         return results
 
-    def _append_pending(self) -> None:
+    def _append_pending(self, timeout: float | None) -> None:
         if self._pending is not None:
-            self._append(60.0)
+            self._append(timeout)
 
     def _last_observations(
         self, following: Any, info: dict[str, Any], ended: NDArray[np.bool_], truncated: NDArray[np.bool_], q: Any
@@ -189,11 +189,16 @@ class Recorder:
         """A copy of observations: the environment may write the next ones into the same array."""
         return self._rows(observation).copy()
 
-    def close(self) -> None:
-        """Sends the remaining steps, and closes the writer and the environment."""
+    def flush(self, timeout: float | None = 60.0) -> None:
+        """Sends the steps so far, and waits until they are in the table, as `Writer.flush`."""
+        self._append_pending(timeout)
+        self._writer.flush(timeout)
+
+    def close(self, timeout: float | None = 60.0) -> None:
+        """Sends the remaining steps, and closes the writer, as `Writer.close`, and the environment."""
         try:
-            self._append_pending()
-            self._writer.close()
+            self._append_pending(timeout)
+            self._writer.close(timeout)
         finally:
             self._env.close()
 
@@ -203,7 +208,7 @@ class Recorder:
     def __exit__(self, *exception: Any) -> None:
         try:
             if exception[0] is None:
-                self._append_pending()
+                self._append_pending(None)
             self._writer.__exit__(*exception)
         finally:
             self._env.close()

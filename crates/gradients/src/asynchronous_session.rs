@@ -497,4 +497,8 @@ impl Exchange for AsynchronousSession {
         });
         end.map_or(wake, |end| end.min(wake))
     }
+
+    fn waits_for(&self, _now: Instant) -> String {
+        format!("the mean of update {} is not complete", self.index() + 1)
+    }
 }

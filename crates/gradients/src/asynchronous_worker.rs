@@ -121,6 +121,8 @@ impl AsynchronousWorker {
             }
             let changed = &self.shared.changed;
             drop(changed.wait_timeout(session, wake.saturating_duration_since(now)));
+            let reason = || self.shared.session().waits_for(now);
+            wait.report(now, Wait::REPORT_AFTER, reason);
         }
     }
 

@@ -390,6 +390,13 @@ impl Exchange for Round<'_> {
         let wake = self.session.next_path_try().or(query);
         wake.map_or(self.deadline, |wake| wake.min(self.deadline))
     }
+
+    fn waits_for(&self, now: Instant) -> String {
+        match self.late(now) {
+            Error::Missing { reason, .. } => reason,
+            silent => silent.to_string(),
+        }
+    }
 }
 
 impl Drop for Round<'_> {

@@ -29,6 +29,8 @@ pub trait Exchange {
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>>;
     /// Time of the next poll, if nothing arrives before.
     fn next_wake(&self) -> Instant;
+    /// The reason of its wait, for the log.
+    fn waits_for(&self, now: Instant) -> String;
 }
 
 impl<E: Exchange> Exchange for &mut E {
@@ -50,6 +52,10 @@ impl<E: Exchange> Exchange for &mut E {
 
     fn next_wake(&self) -> Instant {
         (**self).next_wake()
+    }
+
+    fn waits_for(&self, now: Instant) -> String {
+        (**self).waits_for(now)
     }
 }
 
@@ -314,5 +320,12 @@ impl Exchange for ControlCall<'_> {
     fn next_wake(&self) -> Instant {
         let wake = self.session.next_path_try().unwrap_or(self.next_try);
         wake.min(self.deadline)
+    }
+
+    fn waits_for(&self, _now: Instant) -> String {
+        format!(
+            "the aggregator at {} has not answered",
+            self.session.aggregator
+        )
     }
 }

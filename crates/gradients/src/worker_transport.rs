@@ -92,6 +92,7 @@ fn run<E: Exchange, T: WorkerTransport>(
             transport.flush();
             return result;
         }
+        wait.report(now, Wait::REPORT_AFTER, || exchange.waits_for(now));
         let wake = exchange.next_wake().min(slices.next_wake(now)?);
         transport
             .wait(wake.saturating_duration_since(now))

@@ -127,9 +127,9 @@ fn sample_512(bencher: Bencher, before: u16) {
 
 #[divan::bench]
 fn update_512(bencher: Bencher) {
-    let keys: Vec<u64> = sample(0).items.iter().map(|item| item.key).collect();
+    let ids: Vec<u64> = sample(0).items.iter().map(|item| item.id).collect();
     let priorities: Vec<f64> = (0..BATCH).map(f64::from).collect();
-    bencher.bench_local(|| TABLE.update_priorities(&keys, &priorities));
+    bencher.bench_local(|| TABLE.update_priorities(&ids, &priorities));
 }
 
 /// 50 steps and items, with the eviction of as many.

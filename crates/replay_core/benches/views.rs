@@ -25,6 +25,7 @@ const CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 const FOREVER: Wait<'static> = Wait {
     deadline: None,
     interrupted: &|| false,
+    notice: None,
 };
 
 /// Frames of every stream, step by step.

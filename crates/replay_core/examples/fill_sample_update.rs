@@ -36,8 +36,8 @@ fn main() -> Result<()> {
     writer.close(&wait)?;
 
     let sampled = memory.sample(&SampleRequest::new("steps", 32, &view), &wait)?;
-    let keys: Vec<u64> = sampled.items.iter().map(|item| item.key).collect();
-    let updated = memory.update_priorities("steps", &keys, &[0.5; 32], &wait)?;
+    let ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
+    let updated = memory.update_priorities("steps", &ids, &[0.5; 32], &wait)?;
     let (sampled, items) = (sampled.items.len(), sampled.live_items);
     eprintln!(
         "sampled {sampled} of {items} items, updated {}",

@@ -106,8 +106,14 @@ pub enum Error {
         waited_for: String,
     },
     /// A request that waits longer than a server holds it. Clients send it again.
-    #[error("the server holds a request for {held_ms} ms (max_wait_ms): send it again")]
-    Renew { held_ms: u64 },
+    #[error(
+        "{waited_for}; the server holds a request for {held_ms} ms (max_wait_ms): send it again"
+    )]
+    Renew {
+        held_ms: u64,
+        /// What the request was waiting for.
+        waited_for: String,
+    },
     /// A view that needs more rows than the items' windows have.
     #[error(
         "the view needs {before} steps before and {after} after the anchor, but the items of table {table:?} were written with {window_before} and {window_after}; write with a view at least as wide"
@@ -122,8 +128,10 @@ pub enum Error {
     /// A writer that a newer connection has taken over.
     #[error("writer {writer:?} was fenced off: a newer connection of the same writer took over")]
     Fenced { writer: String },
-    /// A writer that the server no longer knows.
-    #[error("writer {writer:?} has expired: the server no longer knows it; open a new writer")]
+    /// A writer that the memory no longer knows.
+    #[error(
+        "writer {writer:?} has expired: it was closed, or idle for five minutes when a new writer needed its streams, or its server restarted; open a new writer"
+    )]
     Expired {
         /// The writer's name, or its number if the name is not known.
         writer: String,
@@ -156,7 +164,7 @@ pub enum Error {
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect { address: String, source: io::Error },
     /// A server at its limit of connections. Clients try again.
-    #[error("the server has no room for another connection now: {0}")]
+    #[error("the server takes no other connection now: {0}")]
     Busy(String),
     /// A broken connection.
     #[error("the connection to {address} broke: {reason}")]

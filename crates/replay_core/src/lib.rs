@@ -9,7 +9,8 @@
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
 //! | [`error`] | the error enum, and the codes of the wire |
-//! | [`wait`] | deadlines and interrupts of blocking calls |
+//! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
+//! | [`cause`] | causes of blocked calls |
 //! | | **memory** |
 //! | [`memory`] | tables and parameters of a process |
 //! | [`local`] | `Replay` in this process |
@@ -39,6 +40,7 @@
 //! | [`memory_hints`] | prefetching, huge pages |
 
 pub mod budget;
+pub mod cause;
 pub mod chunk;
 pub mod codec;
 pub mod difference;

@@ -15,13 +15,14 @@
 //! `max_times_sampled`, and a sample of more than a full table can give is an error. So a table never
 //! blocks both sides for good.
 
+use crate::cause::Cause;
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Result of an attempt; `Err` names the cause of the wait.
-pub type Outcome<T> = std::result::Result<T, String>;
+/// Result of an attempt; `Err` is the cause of the wait.
+pub type Outcome<T> = std::result::Result<T, Cause>;
 
 /// Rounding of `samples_per_insert * inserted` must not delay a sample by a whole item.
 const TOLERANCE: f64 = 1e-6;
@@ -122,7 +123,7 @@ impl Limiter {
         self.samples_per_insert > 0.0
     }
 
-    /// Admits a push of `items` items to a table of `live` ones; `Err` names the cause of the wait. A push without items
+    /// Admits a push of `items` items to a table of `live` ones; `Err` is the cause of the wait. A push without items
     /// always passes, and a `needed` one whatever the counts say.
     pub fn admit_insert(&self, live: u64, items: u64, needed: bool) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
@@ -142,20 +143,17 @@ impl Limiter {
         let _ = self
             .inserting
             .fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
-        let Some((inserted, sampled, over)) = refused else {
-            return Ok(Inserting {
+        match refused {
+            None => Ok(Inserting {
                 limiter: self,
                 items,
-            });
-        };
-        Err(format!(
-            "table {:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert {} and slack {}; the \
-             next insert waits for its readers to sample {} more",
-            self.table,
-            self.samples_per_insert,
-            self.slack,
-            over.ceil()
-        ))
+            }),
+            Some((inserted, sampled, missing)) => Err(Cause::Samples {
+                sampled,
+                inserted,
+                missing,
+            }),
+        }
     }
 
     /// Counts inserted items. Only under the table's insert lock.
@@ -183,16 +181,13 @@ impl Limiter {
         )))
     }
 
-    /// Admits a sample of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` names the cause of
+    /// Admits a sample of `wanted` items, or of 1 to `wanted` where `short` is allowed; `Err` is the cause of
     /// the wait.
     pub fn admit_sample(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
-            return Err(format!(
-                "table {:?} holds {live} items of the {} that min_size asks for; waiting for writers",
-                self.table, self.min_size
-            ));
+            return Err(Cause::MinSize { live });
         }
-        let mut outcome = Err(String::new());
+        let mut outcome = Err(Cause::Emptied);
         let admit = |seen: u64| {
             outcome = self.grant(Count(seen), wanted, short);
             let admitted = outcome.as_ref().ok()?;
@@ -210,24 +205,19 @@ impl Limiter {
         // Pairs with the Release stores of `restart`: an epoch that agrees means counts of one epoch.
         let inserted = Count(self.inserted.load(Ordering::Acquire));
         if inserted.epoch() != sampled.epoch() && !fault::injected(Fault::MixedEpochs) {
-            return Err(format!("table {:?} is being emptied", self.table));
+            return Err(Cause::Emptied);
         }
         let items = match self.allowance(inserted.items(), sampled.items()) {
             None => wanted,
             Some(allowed) if allowed >= f64::from(wanted) => wanted,
             Some(allowed) if short && allowed >= 1.0 => allowed as u32,
             Some(allowed) => {
-                let missing = f64::from(wanted) - allowed;
-                return Err(format!(
-                    "table {:?} has {} items sampled for {} inserted, at samples_per_insert {} and slack {}; a \
-                     sample of {wanted} waits for writers to insert {} more",
-                    self.table,
-                    sampled.items(),
-                    inserted.items(),
-                    self.samples_per_insert,
-                    self.slack,
-                    (missing / self.samples_per_insert).ceil().max(1.0)
-                ));
+                return Err(Cause::Inserts {
+                    sampled: sampled.items(),
+                    inserted: inserted.items(),
+                    wanted,
+                    missing: f64::from(wanted) - allowed,
+                });
             }
         };
         Ok(Admitted {
@@ -312,7 +302,10 @@ impl Limiter {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::cause::WaitReason;
 
     fn limiter(samples_per_insert: f64, slack: f64, min_size: u64) -> Limiter {
         Limiter::new(&TableConfig {
@@ -323,12 +316,25 @@ mod tests {
         })
     }
 
+    /// The sentence of a wait for the limiter.
+    fn text(l: &Limiter, cause: Cause) -> String {
+        let config = TableConfig {
+            samples_per_insert: l.samples_per_insert,
+            slack: l.slack,
+            min_size: l.min_size,
+            ..TableConfig::new("t", Vec::new(), 1000)
+        };
+        WaitReason::at(&Arc::new(config), cause).to_string()
+    }
+
     fn insert(l: &Limiter, live: u64) -> std::result::Result<(), String> {
-        l.admit_insert(live, 1, false).map(drop)
+        let admitted = l.admit_insert(live, 1, false);
+        admitted.map(drop).map_err(|cause| text(l, cause))
     }
 
     fn sample(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
-        l.admit_sample(live, n, false).map(|a| a.items)
+        let admitted = l.admit_sample(live, n, false);
+        admitted.map(|a| a.items).map_err(|cause| text(l, cause))
     }
 
     #[test]

@@ -28,13 +28,20 @@ fn block_on<T>(
         let last = wait.deadline.is_some_and(|end| Instant::now() >= end);
         match attempt(last, &mut turn)? {
             Attempt::Ready(done) => return Ok(done),
-            Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
-            Attempt::Blocked(_) => {}
-        }
-        // Without a listener it was the first attempt: a change since then would be missed.
-        if let Some(changed) = changed {
-            // A change or the end of the slice: either way it tries again.
-            let _ = changed.wait_deadline(slices.next_wake(Instant::now())?);
+            Attempt::Blocked(reason) if last => {
+                return Err(Error::Deadline {
+                    waited_for: reason.to_string(),
+                });
+            }
+            Attempt::Blocked(reason) => {
+                let now = Instant::now();
+                wait.report(now, Wait::REPORT_AFTER, || reason.to_string());
+                // Without a listener it was the first attempt: a change since then would be missed.
+                if let Some(changed) = changed {
+                    // A change or the end of the slice: either way it tries again.
+                    let _ = changed.wait_deadline(slices.next_wake(now)?);
+                }
+            }
         }
     }
 }
@@ -81,21 +88,21 @@ impl Replay for Memory {
     fn update_priorities(
         &self,
         table: &str,
-        keys: &[u64],
+        ids: &[u64],
         priorities: &[f64],
         _wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        self.table(table)?.update_priorities(keys, priorities)
+        self.table(table)?.update_priorities(ids, priorities)
     }
 
     fn report_corrupt(
         &self,
         table: &str,
-        key: u64,
+        id: u64,
         reason: &str,
         _wait: &Wait<'_>,
     ) -> Result<Option<String>> {
-        Ok(self.table(table)?.report_corrupt(key, reason))
+        Ok(self.table(table)?.report_corrupt(id, reason))
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64> {

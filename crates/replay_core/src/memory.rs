@@ -141,7 +141,7 @@ impl Memory {
         let advice = match (left.saturating_sub(index), config.capacity_bytes) {
             (0, _) => "lower capacity".to_owned(),
             (most, 0) => format!(
-                "set capacity_bytes to at most {most} (unset it keeps room for capacity steps that do not pack), lower \
+                "set capacity_bytes to at most {most} (unset it reserves space for capacity steps that do not pack), lower \
                  capacity"
             ),
             (most, _) => format!("lower capacity_bytes to at most {most}, or capacity"),
@@ -229,7 +229,7 @@ impl Memory {
 
 fn unknown(name: &str, tables: &BTreeMap<String, Arc<Table>>) -> Error {
     let known = if tables.is_empty() {
-        "no table has been made yet".to_owned()
+        "the memory has no tables: make it with `create_table`".to_owned()
     } else {
         let names: Vec<_> = tables.keys().map(|name| format!("{name:?}")).collect();
         format!("there are {}", names.join(", "))

@@ -125,8 +125,8 @@ impl SampleRequest {
 /// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
-    /// Its key, which names one item of one table of one memory, and nothing anywhere else.
-    pub key: u64,
+    /// Its id, which names one item of one table of one memory, and nothing anywhere else.
+    pub id: u64,
     /// Its probability at the instant of sampling.
     pub probability: f64,
     /// Steps inserted into the table since the item was.
@@ -165,9 +165,9 @@ pub trait SampleCredit: Send + Sync {
 /// Result of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UpdateReceipt {
-    /// Keys whose priority is now the new one.
+    /// Ids whose priority is now the new one.
     pub applied: u32,
-    /// Keys that name no item of the table: the item is gone, or the key is another table's or memory's. Counted and
+    /// Ids that name no item of the table: the item is gone, or the id is another table's or memory's. Counted and
     /// ignored.
     pub stale: u32,
 }
@@ -234,11 +234,11 @@ pub trait Replay: Send + Sync {
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
     /// Samples again and again with `in_flight` requests under way (at least 1).
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
-    /// Sets priorities (before the exponent). The last value of a repeated key counts.
+    /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(
         &self,
         table: &str,
-        keys: &[u64],
+        ids: &[u64],
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt>;
@@ -246,7 +246,7 @@ pub trait Replay: Send + Sync {
     fn report_corrupt(
         &self,
         table: &str,
-        key: u64,
+        id: u64,
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>>;

@@ -415,6 +415,12 @@ impl TableConfig {
         self.view.iter().try_for_each(|view| view.validate(self))
     }
 
+    /// The names of the columns, for errors.
+    pub fn column_names(&self) -> String {
+        let names: Vec<_> = self.columns.iter().map(|c| c.name.as_str()).collect();
+        names.join(", ")
+    }
+
     /// Index of the column with this name.
     pub fn column_index(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|column| column.name == name)

@@ -47,7 +47,7 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 
 /// Puts the tables of a snapshot back: into tables of these names that are empty, or into new ones. Capacity, limits
 /// and rate limiter stay as the table has them; if it is smaller, only the newest steps are kept. Priorities, samples of
-/// each item, the limiter's counts and the statistics continue. Keys from before name nothing.
+/// each item, the limiter's counts and the statistics continue. Ids from before name nothing.
 ///
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of

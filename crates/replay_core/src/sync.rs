@@ -145,9 +145,9 @@ pub mod fault {
         OneLook,
         /// The order of insertion publishes its new end without a release ordering.
         EarlyTail,
-        /// The order of insertion returns a key without checking that its position is still in use.
+        /// The order of insertion returns an id without checking that its position is still in use.
         StaleHead,
-        /// The order of insertion moves its head over a dead key without checking that it is still there.
+        /// The order of insertion moves its head over a dead id without checking that it is still there.
         BlindSkip,
         /// The rate limiter ends the count of an admitted push without a release ordering.
         EarlyEnd,

@@ -145,7 +145,7 @@ impl Default for NStep {
 }
 
 /// The definition of a view. Every batch also has, per item, `weights` (float32), `probabilities`
-/// (float64), `ids` (uint64: keys) and `ages` (uint32), each `[B]`.
+/// (float64), `ids` (uint64) and `ages` (uint32), each `[B]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ViewSpec {
@@ -287,9 +287,11 @@ fn check_gamma(gamma: f64) -> Result<()> {
 /// The index of a column.
 pub(crate) fn find_column(config: &TableConfig, name: &str) -> Result<usize> {
     config.column_index(name).ok_or_else(|| {
-        let names: Vec<_> = config.columns.iter().map(|c| c.name.as_str()).collect();
-        let names = names.join(", ");
-        let reason = format!("the view reads column {name:?}, the table has {names}");
+        let names = config.column_names();
+        let reason = format!(
+            "the view reads column {name:?}, the table has {names}: name the column in the view (`observation`, `state`), or \
+             in the table"
+        );
         Error::schema(&config.name, reason)
     })
 }

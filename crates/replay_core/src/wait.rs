@@ -1,8 +1,10 @@
-//! Blocking calls: their deadline, and the time slices in which they notice an interrupt.
+//! Blocking calls: their deadline, the time slices in which they notice an interrupt, and the log line of a long wait.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Deadline and interrupt of a blocking call.
+/// Deadline, interrupt and log line of a blocking call.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
     /// The call fails with [`Error::Deadline`](crate::Error::Deadline) after this instant; `None` waits for ever.
@@ -10,6 +12,16 @@ pub struct Wait<'a> {
     /// Asked about ten times a second while blocked: `true` ends the call with
     /// [`Error::Interrupted`](crate::Error::Interrupted). Python passes its signal check.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
+    /// The call's log line, see [`Wait::report`]; `None` for a call that logs nothing.
+    pub notice: Option<&'a WaitNotice>,
+}
+
+/// The log line of one blocking call, which is written at most once.
+#[derive(Debug, Default)]
+pub struct WaitNotice {
+    /// When the call was found blocked.
+    since: OnceLock<Instant>,
+    logged: AtomicBool,
 }
 
 impl Wait<'static> {
@@ -18,6 +30,7 @@ impl Wait<'static> {
         Wait {
             deadline,
             interrupted: &|| false,
+            notice: None,
         }
     }
 
@@ -30,6 +43,30 @@ impl Wait<'static> {
 impl Wait<'_> {
     /// Length of a slice: how often a blocked call asks `interrupted`.
     pub const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+    /// Time after which a call logs the reason of its wait.
+    pub const REPORT_AFTER: Duration = Duration::from_secs(5);
+
+    /// Logs `reason`, once in a call, when the call has been blocked for `after`. To be called while it is blocked, in each
+    /// slice; the first time counts as the begin of the wait. Logging may wait for Python's interpreter: hold no lock.
+    pub fn report(&self, now: Instant, after: Duration, reason: impl FnOnce() -> String) {
+        let Some(notice) = self.notice else { return };
+        let waited = now.saturating_duration_since(*notice.since.get_or_init(|| now));
+        // Relaxed: no other data is published with the flag, and one thread makes the call.
+        if waited < after || notice.logged.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (waited, reason) = (waited.as_secs(), reason());
+        match self.deadline {
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(now).as_secs_f64();
+                tracing::warn!(
+                    "still waiting after {waited} s, for up to {left:.0} s more: {reason}"
+                );
+            }
+            None => tracing::warn!("still waiting after {waited} s, without a timeout: {reason}"),
+        }
+    }
 
     /// Asks `interrupted`.
     ///
@@ -81,17 +118,44 @@ impl Slices<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
+
+    #[test]
+    fn a_long_wait_is_reported_once() {
+        let notice = WaitNotice::default();
+        let wait = Wait {
+            notice: Some(&notice),
+            ..Wait::forever()
+        };
+        let start = Instant::now();
+        let reported = AtomicU32::new(0);
+        let blocked = |wait: &Wait<'_>, after: Duration| {
+            wait.report(start + after, Wait::REPORT_AFTER, || {
+                reported.fetch_add(1, Ordering::Relaxed);
+                "more items".to_owned()
+            });
+            reported.load(Ordering::Relaxed)
+        };
+        for (after, times) in [(0, 0), (4_999, 0), (5_000, 1), (11_000, 1)] {
+            assert_eq!(
+                blocked(&wait, Duration::from_millis(after)),
+                times,
+                "{after} ms"
+            );
+        }
+        let silent = Wait::forever();
+        assert_eq!(blocked(&silent, Duration::from_secs(60)), 1);
+    }
 
     #[test]
     fn a_slice_ends_with_a_check_or_with_the_call() {
         let asked = AtomicU32::new(0);
         let second = || asked.fetch_add(1, Ordering::Relaxed) == 1;
         let wait = Wait {
-            deadline: None,
             interrupted: &second,
+            ..Wait::forever()
         };
         let start = Instant::now();
         let end = start + Wait::CHECK_EVERY * 3;

@@ -115,7 +115,9 @@ impl Writer {
     ) -> Result<Self> {
         view.validate(&config)?;
         if streams == 0 {
-            return Err(Error::Config("a writer needs at least one stream".into()));
+            return Err(Error::Config(
+                "a writer has at least one stream, the steps of one environment: num_envs is 1 or more, got 0".into(),
+            ));
         }
         if !(1..=65_536).contains(&options.chunk_steps) {
             return Err(Error::Config(format!(
@@ -309,7 +311,7 @@ fn check_pushes_fit(config: &TableConfig, streams: u32, chunk_steps: u32) -> Res
     let refuse = |pushed: String, held: String| {
         Err(Error::Config(format!(
             "a writer of {streams} streams with chunk_steps {chunk_steps} pushes {pushed} at once, and table {:?} \
-             holds {held}: take fewer streams, a smaller chunk_steps, or a table with a larger capacity",
+             holds {held}: take fewer streams (num_envs), a smaller chunk_steps, or a table with a larger capacity",
             config.name
         )))
     };

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use replay_core::slab::{Handle, Slab};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::thread;
+use replay_core::table::ids::{IdSpace, ItemId};
 use replay_core::table::items::{Claim, ItemRows, Items};
-use replay_core::table::keys::{ItemKey, KeySpace};
 
 /// Loom switches away from a thread that could go on at most this often in one execution. The faults below
 /// show with two.
@@ -33,11 +33,11 @@ struct Memory {
     handles: [Handle; 2],
 }
 
-const OLD: ItemKey = ItemKey {
+const OLD: ItemId = ItemId {
     slot: 0,
     generation: 1,
 };
-const NEW: ItemKey = ItemKey {
+const NEW: ItemId = ItemId {
     slot: 0,
     generation: 3,
 };
@@ -47,8 +47,8 @@ impl Memory {
     fn new(max_times_sampled: u32) -> Self {
         let chunks = Slab::new(2);
         Memory {
-            items: Items::new(KeySpace::of(0, 0), 1, 0, max_times_sampled),
-            handles: [OLD, NEW].map(|key| chunks.insert(key.generation.into()).unwrap()),
+            items: Items::new(IdSpace::of(0, 0), 1, 0, max_times_sampled),
+            handles: [OLD, NEW].map(|id| chunks.insert(id.generation.into()).unwrap()),
             chunks,
         }
     }
@@ -59,37 +59,37 @@ impl Memory {
         Arc::new(memory)
     }
 
-    /// Makes the item that is to have this key; false when the slot is not free.
-    fn insert(&self, key: ItemKey) -> bool {
-        let oldest = self.handles[usize::from(key == NEW)];
+    /// Makes the item that is to have this id; false when the slot is not free.
+    fn insert(&self, id: ItemId) -> bool {
+        let oldest = self.handles[usize::from(id == NEW)];
         let rows = ItemRows {
-            first_row: key.generation,
+            first_row: id.generation,
             before: 0,
             after: 0,
         };
-        let inserted = self.items.insert(oldest, rows, key.generation.into(), 1);
-        assert!(inserted.is_none_or(|inserted| inserted == key));
+        let inserted = self.items.insert(oldest, rows, id.generation.into(), 1);
+        assert!(inserted.is_none_or(|inserted| inserted == id));
         inserted.is_some()
     }
 
     /// Samples once, in the order of steps of `table/sample.rs`: all words are of the sampled item.
-    fn take(&self) -> Option<(ItemKey, Claim)> {
+    fn take(&self) -> Option<(ItemId, Claim)> {
         let mut sampled = Vec::new();
         self.items.tree.sample_batch(&[0.0], &mut sampled);
         let leaf = sampled.pop()?;
-        let key = ItemKey {
+        let id = ItemId {
             slot: leaf.slot,
             generation: leaf.generation,
         };
-        let metadata = self.items.metadata(key.slot);
+        let metadata = self.items.metadata(id.slot);
         let chunk = self.chunks.pin(metadata.oldest)?;
-        if !self.items.confirm(key) {
+        if !self.items.confirm(id) {
             return None;
         }
         let taken = [metadata.rows.first_row.into(), metadata.born, *chunk];
-        assert_eq!(taken, [u64::from(key.generation); 3], "of another item");
-        let claim = self.items.claim(key, &metadata, leaf.units)?;
-        Some((key, claim))
+        assert_eq!(taken, [u64::from(id.generation); 3], "of another item");
+        let claim = self.items.claim(id, &metadata, leaf.units)?;
+        Some((id, claim))
     }
 }
 
@@ -110,7 +110,7 @@ fn a_slot_is_reused_under_a_sample() {
             assert!(memory.insert(NEW));
             assert!(memory.chunks.retire(memory.handles[0]));
         });
-        let reader = spawn(&memory, |memory| memory.take().map(|(key, _)| key));
+        let reader = spawn(&memory, |memory| memory.take().map(|(id, _)| id));
         evictor.join().unwrap();
         let earlier = u32::from(reader.join().unwrap() == Some(NEW));
         let (_, claim) = memory.take().expect("the newcomer is live");
@@ -158,9 +158,9 @@ fn the_last_sample_frees_the_slot() {
         let writer = spawn(&memory, |memory| memory.insert(NEW));
         let readers = [(); 2].map(|()| {
             spawn(&memory, |memory| {
-                memory.take().map(|(key, claim)| {
+                memory.take().map(|(id, claim)| {
                     memory.items.settle(&claim);
-                    key
+                    id
                 })
             })
         });

@@ -305,7 +305,8 @@ impl Inner {
             Err(absent) => {
                 let absent: Vec<String> = absent.iter().map(u16::to_string).collect();
                 let (absent, of) = (absent.join(", "), request.workers);
-                Attempt::Blocked(format!("of {of} racks these have not come: {absent}"))
+                let reason = format!("of {of} racks these have not come: {absent}");
+                Attempt::Blocked(reason.into())
             }
         })
     }
@@ -320,7 +321,8 @@ impl Inner {
         below: u32,
     ) -> Result<Attempt<ParentAggregator>> {
         let address = &parent.dialer.address;
-        let blocked = Attempt::Blocked(format!("the parent at {address} has not answered"));
+        let reason = format!("the parent at {address} has not answered");
+        let blocked = Attempt::Blocked(reason.into());
         let Some(session) = sessions.get(&request.job) else {
             let session = self
                 .clone()
@@ -379,8 +381,8 @@ impl Inner {
         let stopped = || stop.load(Ordering::Relaxed);
         let until = Instant::now() + request.deadline;
         let wait = Wait {
-            deadline: Some(until),
             interrupted: &stopped,
+            ..Wait::until(Some(until))
         };
         let refused = |reason: String| {
             let address = &parent.dialer.address;
@@ -432,8 +434,8 @@ impl Inner {
 /// Waits for the end of a connection, and returns its reason.
 fn watch(connection: &mut Connection, stopped: &(dyn Fn() -> bool + Sync)) -> String {
     let wait = Wait {
-        deadline: None,
         interrupted: stopped,
+        ..Wait::forever()
     };
     let late = || Error::Interrupted;
     match connection.run(&wait, None, late, |link| link.reply()) {

@@ -30,7 +30,7 @@ use crate::service::Service;
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, Result};
 use replay_core::replay::{OpenWriter, Wait, WriterOpened};
-use replay_core::table::{Activity, Turn};
+use replay_core::table::{Activity, Attempt, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
@@ -39,7 +39,7 @@ use replay_wire::{FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
 
-/// Interval of [`ReplyBody::Waiting`] while a connection is not read. The end of such a connection cannot be read: a killed
+/// Interval of [`ReplyBody::Waiting`] while a connection is not read; a request that waits has [`Wait::REPORT_AFTER`]. The end of such a connection cannot be read: a killed
 /// client's last bytes may wait for the server's receive window, and the end is behind them. The system of a client that is
 /// gone answers a frame with a reset.
 const WAITING_EVERY: Duration = Duration::from_secs(1);
@@ -228,12 +228,16 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         quota: &mut ReceiveQuota<'_>,
         replies: &ReplySender,
     ) -> Result<Option<Received>> {
-        let mut permit = self.unread_until(replies, quota.next_request()).await;
+        let mut permit = self
+            .unread_until(replies, quota::ANSWERS, quota.next_request())
+            .await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self.unread_until(replies, quota.reserve(header)).await;
+        let reservation = self
+            .unread_until(replies, quota::RECEIVE_MEMORY, quota.reserve(header))
+            .await;
         // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
@@ -249,7 +253,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let reservation = quota.admit(&request.body, reservation)?;
         let reply_bytes = self.context.service.estimated_reply_bytes(&request.body);
         let room = quota.reserve_reply(&mut permit, reply_bytes);
-        self.unread_until(replies, room).await;
+        self.unread_until(replies, quota::REPLIES, room).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
             until: self.stack.now() + allowed.min(self.context.max_wait),
@@ -260,8 +264,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }))
     }
 
-    /// Waits for `room` while the connection is not read, and meanwhile finds out whether the client is still there.
-    async fn unread_until<T>(&self, replies: &ReplySender, room: impl Future<Output = T>) -> T {
+    /// Waits for `room` while the connection is not read. Meanwhile the client is sent the `reason`, which shows whether it is
+    /// still there.
+    async fn unread_until<T>(
+        &self,
+        replies: &ReplySender,
+        reason: &str,
+        room: impl Future<Output = T>,
+    ) -> T {
         let mut room = pin!(room);
         // Nearly always there is room, and no timer is needed.
         if let Some(room) = room.as_mut().now_or_never() {
@@ -273,7 +283,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             if let Some(room) = until(self.stack, next, &mut room).await {
                 return room;
             }
-            self.queue(replies, NO_REQUEST, ReplyBody::Waiting, None);
+            self.queue(
+                replies,
+                NO_REQUEST,
+                ReplyBody::Waiting(reason.to_owned()),
+                None,
+            );
         }
     }
 
@@ -305,7 +320,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                             Some(reply) => self.reply(&replies, received, reply),
                             None => {
                                 let position = writers.enter(&received.request.body);
-                                waiting.push(self.wait(received, position, turn, &membership));
+                                waiting.push(self.wait(received, position, turn, &membership, &replies));
                             }
                         }
                     }
@@ -376,7 +391,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return None;
         }
         let last = received.request.deadline_ms == 0;
-        let reply = membership.attempt(body, last, turn).transpose()?;
+        let reply = match membership.attempt(body, last, turn) {
+            Ok(Attempt::Blocked(_)) => return None,
+            Ok(Attempt::Ready(reply)) => Ok(reply),
+            Err(error) => Err(error),
+        };
         if let (RequestBody::OpenWriter { open, .. }, Ok(ReplyBody::Writer(opened))) =
             (body, &reply)
         {
@@ -393,27 +412,33 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         position: Position,
         turn: Turn,
         membership: &Membership<'_>,
+        replies: &ReplySender,
     ) -> (Received, Result<ReplyBody>) {
         let Position { ahead, done } = position;
         if let Some(ahead) = ahead {
             // An error is the normal end: the sender is dropped.
             let _ = ahead.await;
         }
-        let reply = self.wait_for_change(&received, turn, membership).await;
+        let reply = self
+            .wait_for_change(&received, turn, membership, replies)
+            .await;
         drop(done);
         (received, reply)
     }
 
+    /// Tries a request until it is no longer blocked, or until its deadline. Meanwhile the client is sent the reason.
     async fn wait_for_change(
         &self,
         received: &Received,
         mut turn: Turn,
         membership: &Membership<'_>,
+        replies: &ReplySender,
     ) -> Result<ReplyBody> {
         let service = &self.context.service;
         let body = &received.request.body;
         let mut phase = self.phase.clone();
         let mut tried = false;
+        let mut report = self.stack.now() + Wait::REPORT_AFTER;
         loop {
             if *phase.borrow_and_update() >= Phase::Draining {
                 return Err(self.context.end());
@@ -425,12 +450,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let changed = tried.then(|| service.changed(body, &turn)).transpose()?;
             tried = true;
             service.counters.retries.add(1);
-            if let Some(reply) = membership.attempt(body, last, &mut turn)? {
-                return Ok(reply);
-            }
+            let reason = match membership.attempt(body, last, &mut turn)? {
+                Attempt::Ready(reply) => return Ok(reply),
+                Attempt::Blocked(reason) => reason,
+            };
             if over {
                 return Err(Error::Renew {
                     held_ms: self.context.max_wait.as_millis() as u64,
+                    waited_for: reason.to_string(),
                 });
             }
             let Some(changed) = changed.filter(|_| turn.waits() == waits) else {
@@ -443,11 +470,24 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 true => received.until,
                 false => self.stack.now() + Wait::CHECK_EVERY,
             };
-            tokio::select! {
-                biased;
-                () = reached(&mut phase, Phase::Draining) => {}
-                () = changed => {}
-                () = self.stack.sleep_until(again.min(received.until)) => {}
+            let mut woken = pin!(async {
+                tokio::select! {
+                    biased;
+                    () = reached(&mut phase, Phase::Draining) => {}
+                    () = changed => {}
+                    () = self.stack.sleep_until(again.min(received.until)) => {}
+                }
+            });
+            while until(self.stack, report, &mut woken).await.is_none() {
+                // An attempt of a request behind others would find out no more.
+                let reason = turn.behind().as_ref().unwrap_or(&reason).to_string();
+                self.queue(
+                    replies,
+                    received.request.id,
+                    ReplyBody::Waiting(reason),
+                    None,
+                );
+                report += Wait::REPORT_AFTER;
             }
         }
     }

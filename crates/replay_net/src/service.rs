@@ -202,15 +202,15 @@ impl Service {
             },
             RequestBody::UpdatePriorities {
                 table,
-                keys,
+                ids,
                 priorities,
             } => ReplyBody::Updated(
                 self.memory
                     .table(table)?
-                    .update_priorities(keys, priorities)?,
+                    .update_priorities(ids, priorities)?,
             ),
-            RequestBody::ReportCorrupt { table, key, reason } => {
-                ReplyBody::Corrupt(self.memory.table(table)?.report_corrupt(*key, reason))
+            RequestBody::ReportCorrupt { table, id, reason } => {
+                ReplyBody::Corrupt(self.memory.table(table)?.report_corrupt(*id, reason))
             }
             RequestBody::PutParameters { name, id, bytes } => {
                 let version = self.memory.parameters().put(name, *id, bytes.clone())?;

@@ -40,32 +40,32 @@ pub fn exercise(replay: &Client) {
     let sampled = replay.sample(&sample_request("steps", 64), wait).unwrap();
     assert_eq!(numbers(&sampled).len(), 64);
     assert_eq!(sampled.live_items, 100);
-    let mut keys: Vec<u64> = sampled.items.iter().map(|item| item.key).collect();
-    keys.sort_unstable();
-    keys.dedup();
+    let mut ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
     let receipt = replay
-        .update_priorities("steps", &keys, &vec![2.0; keys.len()], wait)
+        .update_priorities("steps", &ids, &vec![2.0; ids.len()], wait)
         .unwrap();
     assert_eq!(
         receipt,
         UpdateReceipt {
-            applied: keys.len() as u32,
+            applied: ids.len() as u32,
             stale: 0
         }
     );
 
     let name = replay
-        .report_corrupt("steps", keys[0], "does not decode", wait)
+        .report_corrupt("steps", ids[0], "does not decode", wait)
         .unwrap();
     assert_eq!(name.as_deref(), Some("writer 1"));
     assert_eq!(
         replay
-            .report_corrupt("steps", keys[0], "again", wait)
+            .report_corrupt("steps", ids[0], "again", wait)
             .unwrap(),
         None
     );
     let receipt = replay
-        .update_priorities("steps", &keys[..1], &[1.0], wait)
+        .update_priorities("steps", &ids[..1], &[1.0], wait)
         .unwrap();
     assert_eq!(
         receipt,
@@ -332,14 +332,32 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     }
 }
 
+/// As a server at its limit does, beyond the refusals that get a reply.
+#[test]
+fn a_first_connection_that_is_closed_without_a_reply_is_tried_again() {
+    let (server, _) = connected();
+    let proxy = Proxy::start(port(&server), vec![0, 0, 0]);
+    let client = connect(&proxy.address, ConnectOptions::default()).unwrap();
+    client.stats(&soon()).unwrap();
+    assert_eq!(proxy.connections(), 4);
+
+    let closed = Proxy::start(port(&server), vec![0; 1000]);
+    let options = ConnectOptions {
+        connect_timeout: Duration::from_millis(50),
+        ..Default::default()
+    };
+    let error = connect(&closed.address, options).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+}
+
 #[test]
 fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let (_server, client) = connected();
     let asked = AtomicUsize::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) == 1;
     let wait = Wait {
-        deadline: None,
         interrupted: &interrupted,
+        ..Wait::forever()
     };
     let error = client
         .sample(&sample_request("steps", 1), &wait)
@@ -348,8 +366,8 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     let now = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let mut batches = client.sampler(sample_request("steps", 1), 2).unwrap();
     let error = batches.next(&now).err().unwrap();

@@ -254,8 +254,8 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     let error = pushes.flush(&one_try()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     let interrupted = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
@@ -277,8 +277,8 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     assert!(drain(&client, "limited").is_empty());
 }
 
-fn keys(sampled: &Sampled) -> Vec<u64> {
-    sampled.items.iter().map(|item| item.key).collect()
+fn ids(sampled: &Sampled) -> Vec<u64> {
+    sampled.items.iter().map(|item| item.id).collect()
 }
 
 /// An address at which servers are started one after another.
@@ -322,13 +322,13 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
     // Items of the same mass, as many as are sampled: one from each stratum.
     let all = sample_request("replay", ITEMS);
     fill();
-    let old = keys(&client.sample(&all, &soon()).unwrap());
+    let old = ids(&client.sample(&all, &soon()).unwrap());
     drop(server);
 
     let _server = restartable.serve();
     fill();
     let mut batches = client.sampler(all.clone(), 1).unwrap();
-    let new = keys(&batches.next(&soon()).unwrap());
+    let new = ids(&batches.next(&soon()).unwrap());
     let distinct: BTreeSet<_> = old.iter().chain(&new).collect();
     assert_eq!(distinct.len(), 2 * ITEMS as usize);
 
@@ -344,8 +344,8 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
             stale: ITEMS
         }
     );
-    for key in old {
-        let writer = client.report_corrupt("replay", key, "x", &soon()).unwrap();
+    for id in old {
+        let writer = client.report_corrupt("replay", id, "x", &soon()).unwrap();
         assert_eq!(writer, None);
     }
     let left = client.sample(&all, &soon()).unwrap();

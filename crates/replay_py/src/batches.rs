@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use replay_core::error::{Error, ErrorCode, Result};
@@ -47,7 +48,12 @@ impl<'py> FromPyObject<'_, 'py> for Beta {
         if value.is_callable() {
             return Ok(Beta::Schedule(value.to_owned().unbind()));
         }
-        value.extract().map(Beta::Number)
+        value.extract().map(Beta::Number).map_err(|_| {
+            PyTypeError::new_err(format!(
+                "beta is a number, or a function that returns one, got {}",
+                *value
+            ))
+        })
     }
 }
 
@@ -55,7 +61,14 @@ impl Beta {
     fn now(&self, py: Python<'_>) -> PyResult<f64> {
         let beta = match self {
             Beta::Number(beta) => *beta,
-            Beta::Schedule(schedule) => schedule.call0(py)?.extract(py)?,
+            Beta::Schedule(schedule) => {
+                let returned = schedule.call0(py)?;
+                returned.extract(py).map_err(|_| {
+                    PyTypeError::new_err(format!(
+                        "the function beta returns a number, got {returned}"
+                    ))
+                })?
+            }
         };
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         Ok(beta)
@@ -72,7 +85,8 @@ enum Source {
 
 struct Direct {
     sampler: DecodedSampler,
-    channel: Box<dyn SampleChannel>,
+    /// `None` for batches that may be short: requests in flight would have the deadline of an earlier call.
+    channel: Option<Box<dyn SampleChannel>>,
 }
 
 impl PyBatches {
@@ -88,11 +102,19 @@ impl PyBatches {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
         let start = || -> Result<Source> {
+            let direct = |sampler, channel| {
+                Ok(Source::Direct(Turns::new(
+                    WHAT,
+                    Direct { sampler, channel },
+                )))
+            };
+            if sampler.request.allow_short {
+                return direct(sampler, None);
+            }
             let in_flight = IN_FLIGHT.min(prefetch).max(1);
             let channel = sampler.replay.sampler(sampler.request.clone(), in_flight)?;
             if prefetch == 0 {
-                let direct = Direct { sampler, channel };
-                return Ok(Source::Direct(Turns::new(WHAT, direct)));
+                return direct(sampler, Some(channel));
             }
             let ahead = Ahead::start(sampler, channel, prefetch, first_beta)?;
             Ok(Source::Ahead(Turns::new(WHAT, ahead)))
@@ -121,7 +143,14 @@ impl PyBatches {
             Source::Direct(direct) => {
                 let mut turn = direct.take(wait)?;
                 let Direct { sampler, channel } = &mut *turn;
-                sampler.next(wait, || beta, |wait| channel.next(wait))
+                sampler.next(
+                    wait,
+                    || beta,
+                    |wait| match channel {
+                        Some(channel) => channel.next(wait),
+                        None => sampler.replay.sample(&sampler.request, wait),
+                    },
+                )
             }
             Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
         };
@@ -207,10 +236,13 @@ impl Ahead {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if wait.deadline.is_some_and(|end| Instant::now() >= end) {
-                let waited_for = lock(&self.shared.waited_for).clone();
+            let waited_for = || lock(&self.shared.waited_for).clone();
+            let now = Instant::now();
+            if wait.deadline.is_some_and(|end| now >= end) {
+                let waited_for = waited_for();
                 return Err(Error::Deadline { waited_for });
             }
+            wait.report(now, Wait::REPORT_AFTER, waited_for);
         }
     }
 }
@@ -227,8 +259,8 @@ fn decode_ahead(
     while !stopped() {
         // The reader's own deadline ends its call. The short one here is for the reader's error: it updates `waited_for`.
         let wait = Wait {
-            deadline: Some(Instant::now() + 2 * Wait::CHECK_EVERY),
             interrupted: &stopped,
+            ..Wait::until(Some(Instant::now() + 2 * Wait::CHECK_EVERY))
         };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
         let result = sampler.next(&wait, beta, |wait| channel.next(wait));

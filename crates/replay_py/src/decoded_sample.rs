@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use replay_core::error::{Error, Result};
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled, Wait};
 use replay_core::schema::TableConfig;
-use replay_core::table::keys::KeySpace;
+use replay_core::table::ids::IdSpace;
 use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 
 use crate::turns::lock;
@@ -46,7 +46,7 @@ impl Reading {
         })
     }
 
-    /// Checks at the first sample with keys of another table that its definition, which `definition` asks for, is still the one
+    /// Checks at the first sample with ids of another table that its definition, which `definition` asks for, is still the one
     /// that the decoder was made for. It is asked for between two samples with the same number, so it is that table's.
     fn check(
         &self,
@@ -56,7 +56,7 @@ impl Reading {
         let Some(item) = sampled.items.first() else {
             return Ok(());
         };
-        let number = Some(KeySpace::number_of(item.key));
+        let number = Some(IdSpace::number_of(item.id));
         if *lock(&self.table) == number {
             return Ok(());
         }
@@ -151,7 +151,7 @@ impl DecodedSampler {
             let table = &self.request.table;
             match self
                 .replay
-                .report_corrupt(table, rejected.key, &rejected.reason, &wait)
+                .report_corrupt(table, rejected.id, &rejected.reason, &wait)
             {
                 Ok(writer) => tracing::warn!(
                     table,

@@ -49,6 +49,7 @@ mod server;
 mod station;
 mod sum_tree;
 mod table;
+mod torch;
 mod turns;
 mod view;
 mod wait;

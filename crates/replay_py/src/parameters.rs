@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use half::{bf16, f16};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
@@ -14,19 +15,26 @@ use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
 use crate::array::{self, Input};
-use crate::error;
+use crate::{error, torch};
 
 /// One version of named parameters.
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
 pub struct PyParameters {
     /// Rises by one with every put; the first is 1.
     version: u64,
-    /// The tensors by name, which the reader may change; bfloat16 becomes float32.
+    /// The tensors by name, which the reader may change: NumPy arrays, or torch tensors where a device was named. bfloat16
+    /// becomes float32.
     tensors: Py<PyDict>,
 }
 
 impl PyParameters {
-    pub fn new(py: Python<'_>, version: u64, contents: Contents) -> PyResult<Self> {
+    /// The tensors of a file: NumPy arrays, or torch tensors on `device`.
+    pub fn new(
+        py: Python<'_>,
+        version: u64,
+        contents: Contents,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let Contents { stored, mut memory } = contents;
         // The bytes of neither kind of memory move with their owner.
         let start = memory.as_mut_ptr();
@@ -42,7 +50,11 @@ impl PyParameters {
                 let data = start.add(entry.range.start);
                 array::over(owner.as_any(), data, dtype, &entry.shape, None, true)
             }?;
-            tensors.set_item(entry.name, array)?;
+            let tensor = match device {
+                None => array,
+                Some(device) => torch::call(py, "tensor_on", (array, device))?,
+            };
+            tensors.set_item(entry.name, tensor)?;
         }
         Ok(PyParameters {
             version,
@@ -127,9 +139,16 @@ fn narrowed<const N: usize>(bytes: &[u8], narrow: impl Fn([u8; N]) -> [u8; 2]) -
 pub fn collect<'py>(
     py: Python<'py>,
     name: &str,
-    tensors: &Bound<'py, PyMapping>,
+    tensors: &Bound<'py, PyAny>,
     dtype: Option<&str>,
 ) -> PyResult<Vec<Tensor<'py>>> {
+    let mapping = || {
+        PyTypeError::new_err(format!(
+            "tensors is a mapping of names to arrays or torch tensors, such as module.state_dict(), got {}",
+            tensors.get_type()
+        ))
+    };
+    let tensors = tensors.cast::<PyMapping>().map_err(|_| mapping())?;
     let to_bfloat16 = match dtype {
         None => false,
         Some("bfloat16") => true,
@@ -144,7 +163,7 @@ pub fn collect<'py>(
         .items()?
         .iter()
         .map(|item| {
-            let (key, value): (String, Bound<'_, PyAny>) = item.extract()?;
+            let (key, value): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| mapping())?;
             let refuse = |reason| {
                 let message = format!("parameters {name:?} were refused: tensor {key:?}: {reason}");
                 error::raise(py, "ParametersError", message)

@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyMapping;
 
 use replay_core::error::Result;
 use replay_core::memory::Memory;
@@ -28,7 +27,7 @@ use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
-use crate::{integer, wait};
+use crate::{integer, torch, wait};
 pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
 
@@ -164,7 +163,7 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         name: &str,
-        tensors: &Bound<'_, PyMapping>,
+        tensors: &Bound<'_, PyAny>,
         dtype: Option<&str>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
@@ -177,8 +176,8 @@ impl PyReplay {
 
     /// The newest version of named parameters, or `None` when it is not newer than `newer_than`.
     #[pyo3(
-        signature = (name, newer_than = 0, timeout = wait::TIMEOUT),
-        text_signature = "($self, name, newer_than=0, timeout=60.0)"
+        signature = (name, newer_than = 0, timeout = wait::TIMEOUT, *, device = None),
+        text_signature = "($self, name, newer_than=0, timeout=60.0, *, device=None)"
     )]
     fn get_parameters(
         &self,
@@ -186,7 +185,9 @@ impl PyReplay {
         name: &str,
         #[pyo3(from_py_with = integer::newer_than)] newer_than: u64,
         timeout: Option<f64>,
+        device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<PyParameters>> {
+        let device = device.map(|name| torch::device(py, name)).transpose()?;
         let found = self.call(py, timeout, |replay, wait| {
             let Some(found) = replay.get_parameters(name, newer_than, wait)? else {
                 return Ok(None);
@@ -194,7 +195,7 @@ impl PyReplay {
             parameters::read(name, found.bytes).map(|tensors| Some((found.version, tensors)))
         })?;
         found
-            .map(|(version, tensors)| PyParameters::new(py, version, tensors))
+            .map(|(version, tensors)| PyParameters::new(py, version, tensors, device.as_ref()))
             .transpose()
     }
 

@@ -1,6 +1,7 @@
 //! `Column` and `Table`: what a table is made of, as plain values.
 
 use numpy::PyArrayDescr;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping, PyTuple, PyType};
 
@@ -32,12 +33,13 @@ impl PyColumn {
         shape: Shape,
         codec: Option<&str>,
     ) -> PyResult<Self> {
-        let descr = PyArrayDescr::new(py, dtype.clone())?;
-        let element = dtype::from_numpy(&descr).ok_or_else(|| {
+        let descr = PyArrayDescr::new(py, dtype.clone());
+        let known = descr.ok().and_then(|descr| dtype::from_numpy(&descr));
+        let element = known.ok_or_else(|| {
             error::config(
                 py,
                 format!(
-                    "a column's dtype is bool, an integer or a float of this machine's byte order; got {descr}"
+                    "a column's dtype is bool, an integer or a float of this machine's byte order; got {dtype}"
                 ),
             )
         })?;
@@ -280,7 +282,7 @@ fn space_column<'py>(
         _ => Err(error::config(
             space.py(),
             format!(
-                "{argument} is a {}, which has no dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation), or \
+                "{argument} is of type {}, which has no dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation), or \
                  make a Table with a column for each of its parts",
                 space.get_type().name()?
             ),
@@ -297,7 +299,12 @@ impl<'py> FromPyObject<'_, 'py> for Tables<'py> {
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         match value.extract() {
             Ok(table) => Ok(Tables(vec![table])),
-            Err(_) => value.extract().map(Tables),
+            Err(_) => value.extract().map(Tables).map_err(|_| {
+                PyTypeError::new_err(format!(
+                    "tables is a Table or a sequence of them, got {}",
+                    value.get_type()
+                ))
+            }),
         }
     }
 }

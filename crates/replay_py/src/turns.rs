@@ -40,6 +40,10 @@ impl<T> Turns<T> {
         }
     }
 
+    fn waited_for(&self) -> String {
+        format!("another thread is using this {}", self.what)
+    }
+
     /// Waits until no other thread has the value.
     ///
     /// # Errors
@@ -50,9 +54,10 @@ impl<T> Turns<T> {
             let now = Instant::now();
             if wait.deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Error::Deadline {
-                    waited_for: format!("another thread is using this {}", self.what),
+                    waited_for: self.waited_for(),
                 });
             }
+            wait.report(now, Wait::REPORT_AFTER, || self.waited_for());
             // Before the lock: an interrupt check waits for the interpreter.
             let slice = slices.next_wake(now)?.saturating_duration_since(now);
             let taken = lock(&self.taken);

@@ -1,5 +1,6 @@
 //! `NStep`, `Sequences` and `Window`: how a client makes arrays of windows, as plain values.
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -77,7 +78,7 @@ impl PySequences {
     #[pyo3(
         signature = (
             length, burn_in = 0, period = None, stack = 1, observation = "observation", padding = "zero",
-            gamma = 0.99, state = Vec::new()
+            gamma = 0.99, state = Columns(Vec::new())
         ),
         text_signature = "(length, burn_in=0, period=None, stack=1, observation='observation', \
                           padding='zero', gamma=0.99, state=())"
@@ -91,7 +92,7 @@ impl PySequences {
         observation: &str,
         padding: &str,
         gamma: f64,
-        state: Vec<String>,
+        state: Columns,
     ) -> PyResult<Self> {
         let view = Sequences {
             observation: observation.to_owned(),
@@ -101,10 +102,26 @@ impl PySequences {
             period: period.unwrap_or(length),
             gamma,
             padding: error::choice(py, "padding", padding, PADDINGS)?,
-            state,
+            state: state.0,
         };
         check(py, ViewSpec::Sequences(view.clone()))?;
         Ok(PySequences(view))
+    }
+}
+
+/// Names of columns.
+struct Columns(Vec<String>);
+
+impl<'py> FromPyObject<'_, 'py> for Columns {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        value.extract().map(Columns).map_err(|_| {
+            PyTypeError::new_err(format!(
+                "state is a sequence of names of columns, as [\"hidden\"], got {}",
+                *value
+            ))
+        })
     }
 }
 
@@ -173,9 +190,10 @@ impl<'py> FromPyObject<'_, 'py> for ViewArgument {
         } else if let Ok(view) = value.cast::<PyWindow>() {
             Ok(ViewArgument(ViewSpec::Window(view.get().0)))
         } else {
-            Err(pyo3::exceptions::PyTypeError::new_err(format!(
-                "a view is an NStep, Sequences or a Window, got {}",
-                value.get_type().name()?
+            Err(PyTypeError::new_err(format!(
+                "a view is an NStep, Sequences or a Window, got {} {}",
+                value.get_type().name()?,
+                value.repr()?
             )))
         }
     }

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::wait::WaitNotice;
 
 use crate::error;
 use crate::process_local::Closing;
@@ -72,7 +73,7 @@ pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send
 }
 
 /// Runs `work` without the interpreter lock, and raises its error, the exception of a signal handler, or `ClosedError` once
-/// `closing` ends the call.
+/// `closing` ends the call. A long wait is logged.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
@@ -98,6 +99,7 @@ pub fn blocking<T: Send>(
         work(&Wait {
             deadline,
             interrupted: &interrupted,
+            notice: Some(&WaitNotice::default()),
         })
     });
     if let Some(raised) = lock(&raised).take().or_else(|| RAISED.take()) {

@@ -109,9 +109,11 @@ struct Reply {
     # joinGradients
     listing @14 :Listing;
     # list
-    waiting @15 :Void;
-    # With id 0, about every second while the server does not read the connection, because the answers to its earlier
-    # requests or room for its next frame are missing. Clients ignore it; it shows the server a client that is gone.
+    waiting @15 :Text;
+    # No answer yet, and the reason. With a request's id, every five seconds while that request waits at the server. With
+    # id 0, about every second while the server does not read the connection, because the answers to its earlier requests
+    # or memory for its next frame are missing. A client may ignore it, or report it to its user; it shows the server a
+    # client that is gone.
   }
 }
 
@@ -162,7 +164,7 @@ struct Challenge {
   protocol @0 :UInt32;
   release @1 :Text;
   incarnation @2 :UInt64;
-  # drawn at random when the server starts: keys of another incarnation name nothing
+  # drawn at random when the server starts: ids of another incarnation name nothing
   nonce @3 :Data;
   # 32 random bytes
   tokenNeeded @4 :Bool;
@@ -317,7 +319,7 @@ struct Sample {
 struct Sampled {
   # The payload is rowBytes of rows, then the blobs.
   rowBytes @0 :UInt64;
-  keys @1 :List(UInt64);
+  ids @1 :List(UInt64);
   probabilities @2 :List(Float64);
   ages @3 :List(UInt32);
   # steps inserted into the table since the item was
@@ -332,7 +334,7 @@ struct Sampled {
 
 struct UpdatePriorities {
   table @0 :Text;
-  keys @1 :List(UInt64);
+  ids @1 :List(UInt64);
   priorities @2 :List(Float64);
 }
 
@@ -343,7 +345,7 @@ struct Updated {
 
 struct ReportCorrupt {
   table @0 :Text;
-  key @1 :UInt64;
+  id @1 :UInt64;
   reason @2 :Text;
 }
 

@@ -124,18 +124,18 @@ fn request_body(
         }
         Which::UpdatePriorities(update) => {
             let update = update.map_err(malformed)?;
-            let keys: Vec<u64> = update.get_keys().map_err(malformed)?.iter().collect();
+            let ids: Vec<u64> = update.get_ids().map_err(malformed)?.iter().collect();
             let priorities: Vec<f64> = update.get_priorities().map_err(malformed)?.iter().collect();
-            if keys.len() != priorities.len() {
+            if ids.len() != priorities.len() {
                 return Err(Error::Protocol(format!(
-                    "an update has {} keys and {} priorities",
-                    keys.len(),
+                    "an update has {} ids and {} priorities",
+                    ids.len(),
                     priorities.len()
                 )));
             }
             RequestBody::UpdatePriorities {
                 table: Field::read(update.get_table())?,
-                keys,
+                ids,
                 priorities,
             }
         }
@@ -143,7 +143,7 @@ fn request_body(
             let report = report.map_err(malformed)?;
             RequestBody::ReportCorrupt {
                 table: Field::read(report.get_table())?,
-                key: report.get_key(),
+                id: report.get_id(),
                 reason: Field::read(report.get_reason())?,
             }
         }
@@ -201,7 +201,7 @@ fn reply_body(
         Which::Welcome(welcome) => {
             ReplyBody::Welcome(Field::read(welcome.map_err(malformed)?.get_proof())?)
         }
-        Which::Waiting(()) => ReplyBody::Waiting,
+        Which::Waiting(reason) => ReplyBody::Waiting(Field::read(reason)?),
         Which::Done(()) => ReplyBody::Done,
         Which::Table(config) => ReplyBody::Table(read(config, room)?),
         Which::Writer(opened) => ReplyBody::Writer(read(opened, room)?),
@@ -246,7 +246,7 @@ fn push(push: wire::push::Reader<'_>, payload: &mut Option<Bytes>, room: &Room) 
 }
 
 fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> Result<Sampled> {
-    let keys = sampled.get_keys().map_err(malformed)?;
+    let ids = sampled.get_ids().map_err(malformed)?;
     let probabilities = sampled.get_probabilities().map_err(malformed)?;
     let ages = sampled.get_ages().map_err(malformed)?;
     let times_sampled = sampled.get_times_sampled().map_err(malformed)?;
@@ -259,15 +259,15 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
         before.len(),
         after.len(),
     ];
-    if lengths.iter().any(|&n| n != keys.len()) {
+    if lengths.iter().any(|&n| n != ids.len()) {
         return Err(Error::Protocol(format!(
-            "a batch of {} keys has lists of other lengths: {lengths:?}",
-            keys.len()
+            "a batch of {} ids has lists of other lengths: {lengths:?}",
+            ids.len()
         )));
     }
-    let items = (0..keys.len())
+    let items = (0..ids.len())
         .map(|i| SampledItem {
-            key: keys.get(i),
+            id: ids.get(i),
             probability: probabilities.get(i),
             age: ages.get(i),
             times_sampled: times_sampled.get(i),

@@ -23,7 +23,7 @@ use replay_core::replay::{Push, SampleRequest, Sampled};
 pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
     let mut message = builder(match &request.body {
         RequestBody::Push(push) => 64 + 3 * (push.body.chunks.len() + push.body.items.len()),
-        RequestBody::UpdatePriorities { keys, .. } => 64 + 2 * keys.len(),
+        RequestBody::UpdatePriorities { ids, .. } => 64 + 2 * ids.len(),
         _ => 128,
     });
     let mut root = message.init_root::<wire::request::Builder<'_>>();
@@ -49,19 +49,19 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
         RequestBody::Sample(sample) => set_sample(root.init_sample(), sample),
         RequestBody::UpdatePriorities {
             table,
-            keys,
+            ids,
             priorities,
         } => {
             let mut out = root.init_update_priorities();
             out.set_table(table);
-            list_len("the keys of an update", keys.len().max(priorities.len()))?;
-            out.set_keys(&keys[..]).map_err(internal)?;
+            list_len("the ids of an update", ids.len().max(priorities.len()))?;
+            out.set_ids(&ids[..]).map_err(internal)?;
             out.set_priorities(&priorities[..]).map_err(internal)?;
         }
-        RequestBody::ReportCorrupt { table, key, reason } => {
+        RequestBody::ReportCorrupt { table, id, reason } => {
             let mut out = root.init_report_corrupt();
             out.set_table(table);
-            out.set_key(*key);
+            out.set_id(*id);
             out.set_reason(reason);
         }
         RequestBody::PutParameters { name, id, bytes } => {
@@ -120,7 +120,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
         }
         ReplyBody::Challenge(challenge) => challenge.write(root.init_challenge())?,
         ReplyBody::Welcome(proof) => root.init_welcome().set_proof(proof.write()?),
-        ReplyBody::Waiting => root.set_waiting(()),
+        ReplyBody::Waiting(reason) => root.set_waiting(&*reason),
         ReplyBody::Done => root.set_done(()),
         ReplyBody::Table(config) => config.write(root.init_table())?,
         ReplyBody::Writer(opened) => opened.write(root.init_writer())?,
@@ -209,7 +209,7 @@ fn set_sampled(mut out: wire::sampled::Builder<'_>, sampled: &Sampled) -> Result
             out.$set(&values[..]).map_err(internal)?;
         };
     }
-    set_list!(set_keys, key);
+    set_list!(set_ids, id);
     set_list!(set_probabilities, probability);
     set_list!(set_ages, age);
     set_list!(set_times_sampled, times_sampled);

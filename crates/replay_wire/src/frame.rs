@@ -85,7 +85,7 @@ impl Header {
                 what: "a control message, in bytes,",
                 size: header.control.into(),
                 limit: limits.max_control_bytes.into(),
-                advice: "send fewer chunks, items or keys at a time",
+                advice: "send fewer chunks, items or ids at a time",
             });
         }
         if header.frame_bytes() > limits.max_frame_bytes {

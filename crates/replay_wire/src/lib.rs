@@ -104,9 +104,9 @@ pub enum RequestBody {
     UpdatePriorities {
         /// The table.
         table: String,
-        /// Keys of its items.
-        keys: Vec<u64>,
-        /// New priority of each key, before the exponent.
+        /// Ids of its items.
+        ids: Vec<u64>,
+        /// New priority of each id, before the exponent.
         priorities: Vec<f64>,
     },
     /// A blob that does not decode ([`ReplyBody::Corrupt`]).
@@ -114,7 +114,7 @@ pub enum RequestBody {
         /// The table.
         table: String,
         /// The item.
-        key: u64,
+        id: u64,
         /// The fault.
         reason: String,
     },
@@ -230,8 +230,9 @@ pub enum ReplyBody {
     Challenge(Challenge),
     /// End of the handshake: the server's proof, `None` without a token.
     Welcome(Option<[u8; 32]>),
-    /// The server does not read the connection for now. With id [`NO_REQUEST`]; clients ignore it.
-    Waiting,
+    /// No answer yet, and the reason: the request waits or, with id [`NO_REQUEST`], the server does not read the
+    /// connection for now.
+    Waiting(String),
     /// Success without a result.
     Done,
     /// Definition of a table.
@@ -284,7 +285,7 @@ impl ReplyBody {
             ReplyBody::Error { .. } => "error",
             ReplyBody::Challenge(_) => "challenge",
             ReplyBody::Welcome(_) => "welcome",
-            ReplyBody::Waiting => "waiting",
+            ReplyBody::Waiting(_) => "waiting",
             ReplyBody::Done => "done",
             ReplyBody::Table(_) => "table",
             ReplyBody::Writer(_) => "writer",

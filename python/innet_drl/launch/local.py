@@ -190,8 +190,8 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             update = trainer.learn(batch)
             # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
             if pending is not None:
-                keys, earlier = pending
-                trainer.ask(functools.partial(memory.update_priorities, keys, trainer.priorities(earlier)))
+                ids, earlier = pending
+                trainer.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
             pending = (batch.ids, update)
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)

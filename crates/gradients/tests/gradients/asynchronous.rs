@@ -120,6 +120,10 @@ impl Exchange for IgnoringFailures<'_> {
             Some(_) => Instant::now() + 10 * LONG,
         }
     }
+
+    fn waits_for(&self, now: Instant) -> String {
+        self.0.waits_for(now)
+    }
 }
 
 /// Lets time pass. A worker that is too far behind takes the means of the worker that is furthest ahead.

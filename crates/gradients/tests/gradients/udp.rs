@@ -173,8 +173,8 @@ fn a_silent_aggregator_and_an_interrupt_end_a_call() {
     assert!(matches!(nobody.err(), Some(Error::Silent { .. })));
     let begun = Instant::now();
     let interrupted = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let ended = work(at, &request, &ticket, LONG, &interrupted);
     assert!(matches!(ended.err(), Some(Error::Interrupted)));

@@ -4,7 +4,7 @@
 /// A leaf's word: 39 bits of priority in units, then 25 bits of generation.
 ///
 /// The generation rises by one when an item takes the slot and by one when it leaves (modulo 2^25): odd is live,
-/// even is dead. A dead leaf has no units; a live one may have none, and is then never sampled. A key would name a
+/// even is dead. A dead leaf has no units; a live one may have none, and is then never sampled. An id would name a
 /// newcomer only after its slot was reused 2^24 times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leaf(u64);

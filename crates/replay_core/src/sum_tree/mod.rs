@@ -55,7 +55,9 @@ pub const MAX_SAMPLES: u32 = 1 << 16;
 /// [`Error::Config`] for 0, [`Error::TooLarge`] for more than [`MAX_SAMPLES`].
 pub(crate) fn check_samples(count: u32) -> Result<()> {
     if count == 0 {
-        return Err(Error::Config("a sample has at least one item".into()));
+        return Err(Error::Config(format!(
+            "a sample has 1 to {MAX_SAMPLES} items, got a batch_size of 0"
+        )));
     }
     check_size(
         "a sample, in items,",
@@ -278,7 +280,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         let with_mass = self.leaves().filter(|(_, leaf)| leaf.units() > 0).count();
         if with_mass as u64 != self.live_with_mass() {
             return Err(Error::Internal(format!(
-                "{with_mass} leaves have mass, {} are counted",
+                "{with_mass} leaves have a priority, {} are counted",
                 self.live_with_mass()
             )));
         }

@@ -59,7 +59,7 @@ impl Table {
             if let ItemSampler::InOrder(queue) = &self.sampler
                 && self.items.is_last(claim)
             {
-                queue.put_back(claim.key);
+                queue.put_back(claim.id);
             }
         }
     }

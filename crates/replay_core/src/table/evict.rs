@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::limiter::Outcome;
 
@@ -18,7 +19,7 @@ pub const EVICTED_AT_ONCE: usize = 64;
 
 impl Table {
     /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes. False: those in `evicted`
-    /// have to be dropped before another look. `Err` names the cause of the wait.
+    /// have to be dropped before another look. `Err` is the cause of the wait.
     pub(super) fn make_room(
         &self,
         residents: &mut Residents,
@@ -28,13 +29,10 @@ impl Table {
         // Blobs that readers hold of evicted chunks, and chunks that another push has evicted and is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes);
         if pinned + push.bytes > self.capacity_bytes {
-            return Err(format!(
-                "table {:?} has {pinned} of its {} bytes in evicted chunks that readers still hold; waiting for them \
-                 to let go of {}",
-                self.config.name,
-                self.capacity_bytes,
-                pinned + push.bytes - self.capacity_bytes
-            ));
+            return Err(Cause::PinnedBytes {
+                pinned,
+                missing: pinned + push.bytes - self.capacity_bytes,
+            });
         }
         let items = push.items.len();
         while residents.steps + push.rows > self.config.capacity
@@ -46,10 +44,7 @@ impl Table {
                 return Ok(false);
             }
             let Some(oldest) = residents.pop() else {
-                return Err(format!(
-                    "table {:?} waits for readers that are taking its last items",
-                    self.config.name
-                ));
+                return Err(Cause::LastItems);
             };
             self.end_items(&oldest);
             evicted.push(oldest);
@@ -104,7 +99,7 @@ impl Table {
         let ended = chunk
             .items
             .iter()
-            .filter(|&&key| self.items.kill(key))
+            .filter(|&&id| self.items.kill(id))
             .count();
         let counters = &self.counters;
         counters
@@ -130,13 +125,13 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody};
     use crate::schema::{Column, Dtype, TableConfig};
-    use crate::table::keys::ItemKey;
+    use crate::table::ids::ItemId;
     use crate::table::{Attempt, Turn};
 
     use super::*;
 
     /// Pushes a chunk of one step with an item, and returns the item.
-    fn push(table: &Table, sequence: u64, priority: f32) -> ItemKey {
+    fn push(table: &Table, sequence: u64, priority: f32) -> ItemId {
         let push = Push {
             table: "t".into(),
             writer: 1,
@@ -167,7 +162,7 @@ mod tests {
     }
 
     /// A table of more chunks than one hold of the lock removes, and its newest item.
-    fn table() -> (Arc<Table>, ItemKey) {
+    fn table() -> (Arc<Table>, ItemId) {
         let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 1000);
         let table = Memory::new(MemoryLimits::default())
             .create_table(&config)
@@ -188,9 +183,9 @@ mod tests {
     const CHUNKS: u64 = EVICTED_AT_ONCE as u64 + 10;
     const TOO_LARGE: f64 = 1e300;
 
-    fn update(table: &Table, key: ItemKey, priority: f64) {
-        let key = table.items.key_bits(key);
-        let receipt = table.update_priorities(&[key], &[priority]).unwrap();
+    fn update(table: &Table, item: ItemId, priority: f64) {
+        let id = table.items.id_bits(item);
+        let receipt = table.update_priorities(&[id], &[priority]).unwrap();
         assert_eq!(receipt.applied, 1);
     }
 

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use crate::sync::lock;
 
-use super::keys::ItemKey;
+use super::ids::ItemId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankBy {
@@ -67,42 +67,42 @@ impl Heap {
     }
 
     /// Adds an item; one that had its slot before goes.
-    pub fn insert(&mut self, key: ItemKey, priority: f64) {
+    pub fn insert(&mut self, id: ItemId, priority: f64) {
         let rank = self.next_rank(priority);
-        let entry = &mut self.entries[key.slot as usize];
+        let entry = &mut self.entries[id.slot as usize];
         entry.rank = rank;
-        entry.generation = key.generation;
-        self.put(key.slot);
+        entry.generation = id.generation;
+        self.put(id.slot);
     }
 
     /// Ranks an item anew, unless another one has its slot.
-    pub fn update(&mut self, key: ItemKey, priority: f64) {
-        if self.rank_by == RankBy::Newest || !self.has(key) {
+    pub fn update(&mut self, id: ItemId, priority: f64) {
+        if self.rank_by == RankBy::Newest || !self.has(id) {
             return;
         }
         let rank = self.next_rank(priority);
-        let entry = &mut self.entries[key.slot as usize];
+        let entry = &mut self.entries[id.slot as usize];
         entry.rank = rank;
         if entry.index != NOWHERE {
-            self.put(key.slot);
+            self.put(id.slot);
         }
     }
 
     /// [`Self::update`] of several items of a shared heap.
-    pub fn update_all(heap: &Mutex<Self>, keys: &[ItemKey], priorities: &[f64]) {
-        let batches = keys.chunks(UPDATED_AT_ONCE);
-        for (keys, priorities) in batches.zip(priorities.chunks(UPDATED_AT_ONCE)) {
+    pub fn update_all(heap: &Mutex<Self>, ids: &[ItemId], priorities: &[f64]) {
+        let batches = ids.chunks(UPDATED_AT_ONCE);
+        for (ids, priorities) in batches.zip(priorities.chunks(UPDATED_AT_ONCE)) {
             let mut heap = lock(heap);
-            for (&key, &priority) in keys.iter().zip(priorities) {
-                heap.update(key, priority);
+            for (&id, &priority) in ids.iter().zip(priorities) {
+                heap.update(id, priority);
             }
         }
     }
 
     /// The first item, which may have been removed.
-    pub fn first(&self) -> Option<ItemKey> {
+    pub fn first(&self) -> Option<ItemId> {
         let &slot = self.slots.first()?;
-        Some(ItemKey {
+        Some(ItemId {
             slot,
             generation: self.entries[slot as usize].generation,
         })
@@ -120,28 +120,28 @@ impl Heap {
     }
 
     /// Returns a removed item to the heap, unless another item has its slot.
-    pub fn put_back(&mut self, key: ItemKey) {
-        if self.has(key) {
-            self.put(key.slot);
+    pub fn put_back(&mut self, id: ItemId) {
+        if self.has(id) {
+            self.put(id.slot);
         }
     }
 
     /// The priority of an item, 0 where items are ranked without; `None` when another one has its slot.
-    pub fn priority(&self, key: ItemKey) -> Option<f64> {
-        let (first, _) = self.entries[key.slot as usize].rank;
-        self.has(key).then(|| match self.rank_by {
+    pub fn priority(&self, id: ItemId) -> Option<f64> {
+        let (first, _) = self.entries[id.slot as usize].rank;
+        self.has(id).then(|| match self.rank_by {
             RankBy::Newest => 0.0,
             RankBy::Highest => f64::from_bits(!first),
             RankBy::Lowest => f64::from_bits(first),
         })
     }
 
-    /// Number of the last change and key of every item, in no order; some may have been removed.
-    pub fn changes(&self) -> Vec<(u64, ItemKey)> {
+    /// Number of the last change and id of every item, in no order; some may have been removed.
+    pub fn changes(&self) -> Vec<(u64, ItemId)> {
         let entries = (0..).zip(&self.entries);
         let changes = entries.map(|(slot, entry)| {
             let generation = entry.generation;
-            (entry.rank.1, ItemKey { slot, generation })
+            (entry.rank.1, ItemId { slot, generation })
         });
         changes.collect()
     }
@@ -159,8 +159,8 @@ impl Heap {
         (first, self.changes)
     }
 
-    fn has(&self, key: ItemKey) -> bool {
-        self.entries[key.slot as usize].generation == key.generation
+    fn has(&self, id: ItemId) -> bool {
+        self.entries[id.slot as usize].generation == id.generation
     }
 
     fn rank(&self, slot: u32) -> Rank {

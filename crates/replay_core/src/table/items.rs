@@ -10,7 +10,7 @@ use crate::sum_tree::SumTree;
 use crate::sync::fault::{self, Fault};
 use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence};
 
-use super::keys::{ItemKey, KeySpace};
+use super::ids::{IdSpace, ItemId};
 
 /// The rows of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ const UNDER_WAY: u64 = 1;
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
     /// The item.
-    pub key: ItemKey,
+    pub id: ItemId,
     lifetime: u32,
     /// Its mass when it was sampled, to put back if this claim took the last sample and is undone.
     units: u64,
@@ -68,7 +68,7 @@ pub struct Claim {
 /// The items of one table. Every method takes `&self`. All are lock-free but [`Items::insert`] and [`Items::kill`]: the
 /// queue of free slots lets a thread that has claimed its place there finish before the next one.
 pub struct Items {
-    keys: KeySpace,
+    ids: IdSpace,
     /// Priorities, generations and liveness.
     pub tree: SumTree,
     words: Box<[Words]>,
@@ -85,9 +85,9 @@ pub struct Items {
 }
 
 impl Items {
-    /// `capacity` free slots (at most 2^24), whose items have keys of `keys`.
+    /// `capacity` free slots (at most 2^24), whose items have ids of `ids`.
     pub fn new(
-        keys: KeySpace,
+        ids: IdSpace,
         capacity: u32,
         priority_unit_log2: i32,
         max_times_sampled: u32,
@@ -104,8 +104,8 @@ impl Items {
             samples: AtomicU64::new(CLOSED),
         };
         Items {
-            keys,
-            tree: SumTree::dead(capacity, priority_unit_log2, keys.first_generation()),
+            ids,
+            tree: SumTree::dead(capacity, priority_unit_log2, ids.first_generation()),
             words: (0..capacity).map(dead).collect(),
             free,
             live: AtomicU64::new(0),
@@ -143,7 +143,7 @@ impl Items {
     }
 
     /// Makes an item whose first row is in the chunk `oldest`, with `units` of mass; `None` when no slot is free.
-    pub fn insert(&self, oldest: Handle, rows: ItemRows, born: u64, units: u64) -> Option<ItemKey> {
+    pub fn insert(&self, oldest: Handle, rows: ItemRows, born: u64, units: u64) -> Option<ItemId> {
         let slot = self.free.pop()?;
         let words = &self.words[slot as usize];
         let window =
@@ -169,7 +169,7 @@ impl Items {
             i64::from(self.max_times_sampled),
             fault::weakened(Fault::EarlySamples, Ordering::Release),
         );
-        Some(ItemKey { slot, generation })
+        Some(ItemId { slot, generation })
     }
 
     /// Asks for a slot's metadata ahead of their use.
@@ -194,19 +194,19 @@ impl Items {
     }
 
     /// Whether the item was live after everything that this thread has loaded so far.
-    pub fn confirm(&self, key: ItemKey) -> bool {
-        fault::injected(Fault::UnconfirmedPin) || self.tree.is_live(key.slot, key.generation)
+    pub fn confirm(&self, id: ItemId) -> bool {
+        fault::injected(Fault::UnconfirmedPin) || self.tree.is_live(id.slot, id.generation)
     }
 
-    /// The key of an item outside this table.
-    pub fn key_bits(&self, key: ItemKey) -> u64 {
-        self.keys.to_bits(key)
+    /// The id of an item outside this table.
+    pub fn id_bits(&self, id: ItemId) -> u64 {
+        self.ids.to_bits(id)
     }
 
-    /// The item that a key from outside names, which may have died; `None` for another table's key.
-    pub fn named(&self, bits: u64) -> Option<ItemKey> {
-        let key = self.keys.from_bits(bits)?;
-        ((key.slot as usize) < self.words.len()).then_some(key)
+    /// The item that an id from outside names, which may have died; `None` for another table's id.
+    pub fn named(&self, bits: u64) -> Option<ItemId> {
+        let id = self.ids.from_bits(bits)?;
+        ((id.slot as usize) < self.words.len()).then_some(id)
     }
 
     /// Whether no live item has mass, and no batch under way is about to give any back. `own` is the number of the
@@ -272,7 +272,7 @@ impl Items {
 
     /// Counts one sample of the item that `metadata` was confirmed for; `None` when it has died or was sampled as
     /// often as it may be. The claim that takes the last sample also takes the item's mass.
-    pub fn claim(&self, key: ItemKey, metadata: &Metadata, units: u64) -> Option<Claim> {
+    pub fn claim(&self, id: ItemId, metadata: &Metadata, units: u64) -> Option<Claim> {
         let most = match self.max_times_sampled {
             0 => CLOSED,
             n => u64::from(n),
@@ -286,19 +286,19 @@ impl Items {
                 // Without a limit the count stays one below `CLOSED` rather than reach it.
                 .map(|next| if next & CLOSED == CLOSED { word } else { next })
         };
-        let before = self.words[key.slot as usize]
+        let before = self.words[id.slot as usize]
             .samples
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
             .ok()?;
         let times_sampled = (before & CLOSED) as u32 + 1;
         let claim = Claim {
-            key,
+            id,
             lifetime: metadata.lifetime,
             units,
             times_sampled,
         };
         if self.is_last(&claim) {
-            self.tree.set(key.slot, key.generation, 0);
+            self.tree.set(id.slot, id.generation, 0);
         }
         Some(claim)
     }
@@ -306,7 +306,7 @@ impl Items {
     /// Makes a claim final: the item dies with its last sample.
     pub fn settle(&self, claim: &Claim) {
         if self.is_last(claim) {
-            self.kill(claim.key);
+            self.kill(claim.id);
         }
     }
 
@@ -325,23 +325,23 @@ impl Items {
         let uncount = |word: u64| {
             (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED).then(|| word - 1)
         };
-        let undone = self.words[claim.key.slot as usize]
+        let undone = self.words[claim.id.slot as usize]
             .samples
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, uncount)
             .is_ok();
         if undone && self.max_times_sampled > 0 {
             if self.is_last(claim) {
                 self.tree
-                    .set(claim.key.slot, claim.key.generation, claim.units);
+                    .set(claim.id.slot, claim.id.generation, claim.units);
             }
             self.return_samples(1);
         }
     }
 
     /// The live item in a slot, if there is one.
-    pub fn live_in(&self, slot: u32) -> Option<ItemKey> {
+    pub fn live_in(&self, slot: u32) -> Option<ItemId> {
         let generation = self.tree.live_generation(slot)?;
-        Some(ItemKey { slot, generation })
+        Some(ItemId { slot, generation })
     }
 
     /// Samples of the item in a slot. They may be a later item's until [`Self::confirm`] has said no.
@@ -356,7 +356,7 @@ impl Items {
 
     /// Counts samples of a restored item before it was saved. Only before it has mass or is known to the sampler: no sample
     /// finds it yet.
-    pub fn count_earlier_samples(&self, key: ItemKey, samples: u32) {
+    pub fn count_earlier_samples(&self, id: ItemId, samples: u32) {
         let samples = if self.max_times_sampled > 0 {
             self.samples_left
                 .fetch_sub(i64::from(samples), Ordering::Relaxed);
@@ -365,18 +365,18 @@ impl Items {
             // The count stays below `CLOSED`.
             samples.min(u32::MAX - 1)
         };
-        self.words[key.slot as usize]
+        self.words[id.slot as usize]
             .samples
             .fetch_add(u64::from(samples), Ordering::Relaxed);
     }
 
     /// Ends an item; true for exactly one caller.
-    pub fn kill(&self, key: ItemKey) -> bool {
-        if !self.tree.kill(key.slot, key.generation) {
+    pub fn kill(&self, id: ItemId) -> bool {
+        if !self.tree.kill(id.slot, id.generation) {
             return false;
         }
         self.live.fetch_sub(1, Ordering::Relaxed);
-        let samples = &self.words[key.slot as usize].samples;
+        let samples = &self.words[id.slot as usize].samples;
         let sampled = samples.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED;
         if self.max_times_sampled > 0 {
             let left = i64::from(self.max_times_sampled) - sampled as i64;
@@ -384,7 +384,7 @@ impl Items {
         }
         // The queue publishes the slot, and this thread's writes to it, to its next owner.
         self.free
-            .push(key.slot)
+            .push(id.slot)
             .expect("a slot is in the queue once: one caller wins the kill");
         true
     }
@@ -394,7 +394,7 @@ impl Items {
 mod tests {
     use super::*;
 
-    const KEYS: KeySpace = KeySpace::of(1, 0);
+    const IDS: IdSpace = IdSpace::of(1, 0);
 
     const OLDEST: Handle = Handle {
         slot: 7,
@@ -409,15 +409,15 @@ mod tests {
 
     #[test]
     fn slots_begin_with_the_generation_of_their_table() {
-        let last = KeySpace::of(9, (1 << 24) - 1);
+        let last = IdSpace::of(9, (1 << 24) - 1);
         let items = Items::new(last, 1, 0, 0);
         let first = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         assert_eq!(first.generation, (1 << 25) - 1);
-        assert_eq!(items.named(items.key_bits(first)), Some(first));
+        assert_eq!(items.named(items.id_bits(first)), Some(first));
         assert!(items.confirm(first) && items.kill(first));
         let wrapped = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         assert_eq!(wrapped.generation, 1);
-        let elsewhere = KeySpace::of(9, 0).to_bits(ItemKey {
+        let elsewhere = IdSpace::of(9, 0).to_bits(ItemId {
             slot: 1,
             generation: 1,
         });
@@ -425,8 +425,8 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_used_again_under_another_key() {
-        let items = Items::new(KEYS, 1, -19, 0);
+    fn a_slot_is_used_again_under_another_id() {
+        let items = Items::new(IDS, 1, -19, 0);
         let first = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         assert!(items.insert(OLDEST, ROWS, 0, 5).is_none());
         let metadata = items.metadata(first.slot);
@@ -445,35 +445,35 @@ mod tests {
 
     #[test]
     fn samples_are_reserved_claimed_undone_and_end_the_item() {
-        let items = Items::new(KEYS, 4, -19, 2);
-        let key = items.insert(OLDEST, ROWS, 0, 5).unwrap();
-        let metadata = items.metadata(key.slot);
+        let items = Items::new(IDS, 4, -19, 2);
+        let id = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        let metadata = items.metadata(id.slot);
         assert_eq!(items.reserve_samples(3, false), Err(2));
         assert_eq!(items.reserve_samples(3, true), Ok(2));
-        let first = items.claim(key, &metadata, 5).unwrap();
-        let last = items.claim(key, &metadata, 5).unwrap();
+        let first = items.claim(id, &metadata, 5).unwrap();
+        let last = items.claim(id, &metadata, 5).unwrap();
         assert_eq!((first.times_sampled, last.times_sampled), (1, 2));
-        assert!(items.claim(key, &metadata, 5).is_none());
+        assert!(items.claim(id, &metadata, 5).is_none());
         assert_eq!(items.tree.total(), 0, "no sample may find it");
         items.undo(&last);
         assert_eq!(items.tree.total(), 5);
         assert_eq!(items.reserve_samples(1, false), Ok(1));
-        let last = items.claim(key, &metadata, 5).unwrap();
+        let last = items.claim(id, &metadata, 5).unwrap();
         items.settle(&first);
-        assert!(items.confirm(key));
+        assert!(items.confirm(id));
         items.settle(&last);
-        assert!(!items.confirm(key));
+        assert!(!items.confirm(id));
         assert_eq!(items.reserve_samples(1, true), Err(0));
     }
 
     #[test]
     fn a_dead_items_samples_are_gone() {
-        let items = Items::new(KEYS, 4, -19, 3);
-        let key = items.insert(OLDEST, ROWS, 0, 5).unwrap();
-        let metadata = items.metadata(key.slot);
+        let items = Items::new(IDS, 4, -19, 3);
+        let id = items.insert(OLDEST, ROWS, 0, 5).unwrap();
+        let metadata = items.metadata(id.slot);
         assert_eq!(items.reserve_samples(1, false), Ok(1));
-        let claim = items.claim(key, &metadata, 5).unwrap();
-        items.kill(key);
+        let claim = items.claim(id, &metadata, 5).unwrap();
+        items.kill(id);
         items.undo(&claim);
         assert_eq!(items.reserve_samples(1, true), Err(0));
         items.insert(OLDEST, ROWS, 0, 5).unwrap();

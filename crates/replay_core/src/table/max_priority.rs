@@ -7,8 +7,8 @@ use crate::schema::TableConfig;
 use crate::sync::lock;
 
 use super::heap::{Heap, RankBy};
+use super::ids::ItemId;
 use super::items::Items;
-use super::keys::ItemKey;
 
 /// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {
@@ -48,10 +48,10 @@ impl MaxPriority {
             Some(heap) => {
                 let mut heap = lock(heap);
                 // Items that have died leave the heap here: one step for each that was inserted.
-                while heap.first().is_some_and(|key| !items.confirm(key)) {
+                while heap.first().is_some_and(|id| !items.confirm(id)) {
                     heap.pop();
                 }
-                let first = heap.first().and_then(|key| heap.priority(key));
+                let first = heap.first().and_then(|id| heap.priority(id));
                 first.map_or(0, f64::to_bits)
             }
         };
@@ -76,27 +76,27 @@ impl MaxPriority {
     }
 
     /// Adds an item that was just inserted. Only under the insert lock.
-    pub fn insert(&self, key: ItemKey, priority: f64) {
+    pub fn insert(&self, id: ItemId, priority: f64) {
         if let Some(heap) = &self.live {
-            lock(heap).insert(key, priority);
+            lock(heap).insert(id, priority);
         }
     }
 
     /// Sets the priorities of items that were live a moment ago, and counts those of items that are.
-    pub fn update(&self, items: &Items, keys: &[ItemKey], priorities: &[f64]) {
+    pub fn update(&self, items: &Items, ids: &[ItemId], priorities: &[f64]) {
         if priorities.iter().any(|&priority| self.is_larger(priority)) {
             let emptied_at = lock(&self.emptied_at);
-            for (&key, &priority) in keys.iter().zip(priorities) {
+            for (&id, &priority) in ids.iter().zip(priorities) {
                 if self.is_larger(priority) {
-                    let born = items.metadata(key.slot).born;
-                    if items.confirm(key) && born > *emptied_at {
+                    let born = items.metadata(id.slot).born;
+                    if items.confirm(id) && born > *emptied_at {
                         self.ever.fetch_max(bits(priority), Ordering::Relaxed);
                     }
                 }
             }
         }
         if let Some(heap) = &self.live {
-            Heap::update_all(heap, keys, priorities);
+            Heap::update_all(heap, ids, priorities);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! | --- | --- |
-//! | [`items`], [`keys`] | metadata and liveness of items, without a lock; their keys |
+//! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
 //! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
 //! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
@@ -17,8 +17,8 @@
 //! | `waiting` | the order of calls that wait |
 //! | `stats` | counters |
 
+pub mod ids;
 pub mod items;
-pub mod keys;
 pub mod order;
 pub(crate) mod restore;
 pub mod stored;
@@ -45,6 +45,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use crate::budget::Reservation;
+use crate::cause::WaitReason;
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
@@ -57,8 +58,8 @@ pub use activity::Activity;
 pub use waiting::Turn;
 pub use writers::Writers;
 
+use ids::{IdSpace, ItemId};
 use items::Items;
-use keys::{ItemKey, KeySpace};
 use max_priority::MaxPriority;
 use residents::Residents;
 use sampler::ItemSampler;
@@ -70,9 +71,8 @@ use stored::{Chunks, Held};
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. The text names what is missing, and how much. Try again after [`Turn::changed`], made before
-    /// the attempt.
-    Blocked(String),
+    /// Nothing was done. Try again after [`Turn::changed`], made before the attempt.
+    Blocked(WaitReason),
 }
 
 /// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order, and an update
@@ -111,8 +111,8 @@ impl Table {
     /// about 100 bytes for each step of `capacity`.
     pub fn index_bytes(config: &TableConfig) -> u64 {
         let capacity = config.capacity as u32;
-        // Each stored step adds the offset of its blobs and the key of its item.
-        let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemKey>()) as u64;
+        // Each stored step adds the offset of its blobs and the id of its item.
+        let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
         let samplers = ItemSampler::bytes(config) + MaxPriority::bytes(config);
         Items::bytes(capacity) + samplers + chunks + stored
@@ -121,14 +121,14 @@ impl Table {
     /// An empty table of a valid definition.
     ///
     /// # Errors
-    /// Errors of [`KeySpace::new`].
+    /// Errors of [`IdSpace::new`].
     pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Result<Self> {
         let capacity = config.capacity as u32;
         Ok(Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
             items: Items::new(
-                KeySpace::new()?,
+                IdSpace::new()?,
                 capacity,
                 config.priority_unit_log2,
                 config.max_times_sampled,

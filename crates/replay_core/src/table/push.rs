@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::cause::{Cause, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
@@ -53,7 +54,7 @@ impl Table {
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
         let inserting = match self.admit_push(push.body.items.len()) {
             Ok(inserting) => inserting,
-            Err(waits) => return Ok(Attempt::Blocked(waits)),
+            Err(cause) => return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause))),
         };
         let mut prepared = match self.prepare(writer, &push.body) {
             Ok(prepared) => prepared,
@@ -82,13 +83,13 @@ impl Table {
             match placed {
                 Ok(true) => break,
                 Ok(false) => {}
-                Err(waits) => {
+                Err(cause) => {
                     // Without a notice: it would wake this call itself. Pushes that were refused because of these
                     // items try again at the end of their slice.
                     for handle in prepared.chunks.iter().filter_map(|c| c.new.handle()) {
                         self.chunks.retire(handle);
                     }
-                    return Ok(Attempt::Blocked(waits));
+                    return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
                 }
             }
         }
@@ -99,7 +100,7 @@ impl Table {
     }
 
     /// Asks the rate limiter about a push. It passes in any case while a sample waits for more samples than are left: only
-    /// a push can help. `Err` names the cause of the wait.
+    /// a push can help. `Err` is the cause of the wait.
     fn admit_push(&self, items: usize) -> Outcome<Inserting<'_>> {
         // Hints, both: a blocked call looks again soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
@@ -113,10 +114,7 @@ impl Table {
     fn place(&self, residents: &mut Residents, push: &mut Prepared) -> Outcome<bool> {
         let mut chunks = push.chunks.iter_mut();
         if !chunks.all(|chunk| chunk.new.enter(&self.chunks)) {
-            return Err(format!(
-                "table {:?} has no room for another chunk beside the evicted ones that samples still pin; waiting for them",
-                self.config.name
-            ));
+            return Err(Cause::PinnedChunks);
         }
         push.charge.count(push.bytes);
         for chunk in &mut push.chunks {
@@ -144,13 +142,13 @@ impl Table {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let key = self
+            let id = self
                 .items
                 .insert(resident.handle, item.rows, born, item.units)
                 .expect("make_room left a free slot, and only the insert lock's holder takes one");
-            self.sampler.insert(key, item.priority);
-            self.max_priority.insert(key, item.priority);
-            resident.items.push(key);
+            self.sampler.insert(id, item.priority);
+            self.max_priority.insert(id, item.priority);
+            resident.items.push(id);
             largest = largest.max(item.raises);
             inserted += 1;
         }

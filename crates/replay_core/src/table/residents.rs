@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::slab::Handle;
 
-use super::keys::ItemKey;
+use super::ids::ItemId;
 
 /// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
 /// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.
@@ -17,7 +17,7 @@ pub struct Resident {
     /// Bytes of its push if it is the last chunk of it, else 0: only evicting the last one can free the shared buffer.
     pub freed_bytes: u64,
     /// Items whose first row is in it. Some may have died already.
-    pub items: Vec<ItemKey>,
+    pub items: Vec<ItemId>,
 }
 
 /// Live chunks, oldest first, numbered by arrival.

@@ -192,17 +192,17 @@ impl Staged {
                 after: item.after,
             };
             // Without mass until its samples are counted, so that no sample finds it before.
-            let key = table
+            let id = table
                 .items
                 .insert(resident.handle, rows, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
-            table.items.count_earlier_samples(key, item.times_sampled);
-            table.sampler.insert_saved(&table.items, key, item.units);
+            table.items.count_earlier_samples(id, item.times_sampled);
+            table.sampler.insert_saved(&table.items, id, item.units);
             let priority = table.sampler.saved_priority(&table.items, item.units);
             // Rounding of the mass may have raised it.
             let largest = f64::from_bits(state.max_priority);
-            table.max_priority.insert(key, priority.min(largest));
-            resident.items.push(key);
+            table.max_priority.insert(id, priority.min(largest));
+            resident.items.push(id);
         }
         table.go_on_from(&state, &self.saved);
         drop(residents);
@@ -300,7 +300,7 @@ impl Staged {
             return Err(format!("an item of chunk {number}, which is unknown"));
         }
         if item.units > self.table.sampler.most_saved_units() {
-            return Err(format!("an item of {} units of mass", item.units));
+            return Err(format!("an item of {} units of priority", item.units));
         }
         if number < self.first || self.table.items.is_used_up(item.times_sampled) {
             return Ok(());

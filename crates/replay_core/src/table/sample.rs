@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
+use crate::cause::{Cause, WaitReason};
 use crate::error::{Error, Result, check_size};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
@@ -16,8 +17,8 @@ use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
 
 use super::credit::Credit;
+use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
-use super::keys::ItemKey;
 use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
@@ -48,7 +49,7 @@ impl Piece<'_> {
 
 /// A sampled item on its way into a batch.
 struct Candidate<'a> {
-    key: ItemKey,
+    id: ItemId,
     units: u64,
     probability: f64,
     metadata: Metadata,
@@ -141,23 +142,24 @@ impl Table {
         }
     }
 
-    /// Adds to the reason of a wait that steps have arrived and made no item.
-    fn why_no_items(&self, waits: String) -> String {
+    /// The wait of a sample that the limiter refused, also for steps that have made no item.
+    fn limited(&self, cause: Cause) -> WaitReason {
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
-        if steps < STEPS_OF_ITEMS || self.counters.inserted_items.load(Ordering::Relaxed) > 0 {
-            return waits;
+        let none =
+            steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
+        WaitReason::Table {
+            config: self.config.clone(),
+            cause,
+            ahead: 0,
+            steps_without_items: if none { steps } else { 0 },
         }
-        format!(
-            "{waits}; {steps} steps have arrived and made no item: are they all the first of an episode (first=True)? \
-             Writer.dropped_windows counts the windows that end so"
-        )
     }
 
     fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
         let admitted = match self.limiter.admit_sample(live, request.count, short) {
             Ok(admitted) => admitted,
-            Err(waits) => return Ok(Attempt::Blocked(self.why_no_items(waits))),
+            Err(cause) => return Ok(Attempt::Blocked(self.limited(cause))),
         };
         let mut batch = Sampling::new(self, request, admitted);
         match self.items.reserve_samples(batch.admitted.items, short) {
@@ -172,10 +174,9 @@ impl Table {
                 if !request.allow_short {
                     self.want_samples(batch.admitted.items);
                 }
-                return Ok(Attempt::Blocked(format!(
-                    "table {:?} has {left} samples left of the {} asked for, at max_times_sampled {}; waiting for writers",
-                    self.config.name, batch.admitted.items, self.config.max_times_sampled
-                )));
+                let wanted = batch.admitted.items;
+                let cause = Cause::SamplesLeft { left, wanted };
+                return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
             }
         }
         let (live_items, min_probability) = match &self.sampler {
@@ -203,12 +204,11 @@ impl Table {
                     items: self.items.live(),
                 });
             }
-            return Ok(Attempt::Blocked(format!(
-                "table {:?} has {} items to sample at the moment of the {} asked for; waiting for writers",
-                self.config.name,
-                batch.items.len(),
-                request.count
-            )));
+            let cause = Cause::Items {
+                found: batch.items.len(),
+                wanted: request.count,
+            };
+            return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
         }
         batch
             .finish(live_items, min_probability)
@@ -278,7 +278,7 @@ impl<'a> Sampling<'a> {
             let metadata = items.metadata(leaf.slot);
             chunks.prefetch(metadata.oldest);
             candidates.push(Candidate {
-                key: ItemKey {
+                id: ItemId {
                     slot: leaf.slot,
                     generation: leaf.generation,
                 },
@@ -309,10 +309,10 @@ impl<'a> Sampling<'a> {
     /// Samples the first items of a queue, each until it has no sample left.
     fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        queue.offer(items, self.reserved, |key| {
-            let metadata = items.metadata(key.slot);
+        queue.offer(items, self.reserved, |id| {
+            let metadata = items.metadata(id.slot);
             self.take(Candidate {
-                key,
+                id,
                 units: EQUAL_MASS,
                 probability: 1.0,
                 metadata,
@@ -323,7 +323,7 @@ impl<'a> Sampling<'a> {
 
     /// Takes a sampled item: pins its rows and counts the sample.
     fn take(&mut self, candidate: Candidate<'a>) -> Result<Taken> {
-        let Candidate { key, metadata, .. } = candidate;
+        let Candidate { id, metadata, .. } = candidate;
         let items = &self.table.items;
         let before = metadata.rows.before.min(self.request.before);
         let after = metadata.rows.after.min(self.request.after);
@@ -334,16 +334,16 @@ impl<'a> Sampling<'a> {
             .map(|oldest| self.pin(oldest, &metadata.rows, before, after))
             .transpose()?
             .flatten()
-            .filter(|()| items.confirm(key))
+            .filter(|()| items.confirm(id))
             .map(|()| self.check_view(&self.pieces[pinned].chunk))
             .transpose()?
-            .and_then(|()| items.claim(key, &metadata, candidate.units));
+            .and_then(|()| items.claim(id, &metadata, candidate.units));
         let Some(claim) = claim else {
             self.pieces.truncate(pinned);
             return Ok(Taken::Refused);
         };
         self.items.push(SampledItem {
-            key: items.key_bits(key),
+            id: items.id_bits(id),
             probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,

@@ -10,8 +10,8 @@ use crate::sum_tree::{SumTree, Update};
 use crate::sync::lock;
 
 use super::heap::{Heap, RankBy};
+use super::ids::ItemId;
 use super::items::Items;
-use super::keys::ItemKey;
 use super::order::InsertionOrder;
 
 /// Mass of an item, in units, under a sampler that ignores priorities.
@@ -107,17 +107,17 @@ impl ItemSampler {
         match self {
             ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Heap(_)) => true,
             ItemSampler::InOrder(Queue::Fifo(order)) => {
-                order.has_room(count, |key| items.confirm(key))
+                order.has_room(count, |id| items.confirm(id))
             }
         }
     }
 
     /// Adds an item that was just inserted, after [`Self::has_room`]. Only under the insert lock.
-    pub fn insert(&self, key: ItemKey, priority: f64) {
+    pub fn insert(&self, id: ItemId, priority: f64) {
         match self {
             ItemSampler::Random { .. } => {}
-            ItemSampler::InOrder(Queue::Fifo(order)) => order.append(key),
-            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).insert(key, priority),
+            ItemSampler::InOrder(Queue::Fifo(order)) => order.append(id),
+            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).insert(id, priority),
         }
     }
 
@@ -125,23 +125,18 @@ impl ItemSampler {
     ///
     /// # Errors
     /// Nothing is set with [`crate::Error::Priority`], as in [`Self::units`].
-    pub fn update(
-        &self,
-        items: &Items,
-        keys: &[ItemKey],
-        mut priorities: Vec<f64>,
-    ) -> Result<usize> {
+    pub fn update(&self, items: &Items, ids: &[ItemId], mut priorities: Vec<f64>) -> Result<usize> {
         if self.exponent().is_none() {
             if let ItemSampler::InOrder(queue) = self {
-                queue.update(keys, &priorities);
+                queue.update(ids, &priorities);
             }
-            return Ok(keys.len());
+            return Ok(ids.len());
         }
-        let mut updates = Vec::with_capacity(keys.len());
-        for (key, units) in keys.iter().zip(self.units(items, &mut priorities)) {
+        let mut updates = Vec::with_capacity(ids.len());
+        for (id, units) in ids.iter().zip(self.units(items, &mut priorities)) {
             updates.push(Update {
-                slot: key.slot,
-                generation: key.generation,
+                slot: id.slot,
+                generation: id.generation,
                 units: units?,
             });
         }
@@ -150,7 +145,7 @@ impl ItemSampler {
 
     /// The live items, in the order in which another table has to insert them to sample as this one does: as they were
     /// inserted where that counts, else by slot, since samples find equal masses in equal order.
-    pub fn keys<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemKey> + 'a> {
+    pub fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
         match self {
             ItemSampler::Random { .. } => {
                 let slots = 0..items.capacity() as u32;
@@ -159,29 +154,29 @@ impl ItemSampler {
             ItemSampler::InOrder(Queue::Fifo(order)) => {
                 let mut from = 0;
                 Box::new(std::iter::from_fn(move || {
-                    let (position, key) = order.first_live(from, |key| items.confirm(key))?;
+                    let (position, id) = order.first_live(from, |id| items.confirm(id))?;
                     from = position + 1;
-                    Some(key)
+                    Some(id)
                 }))
             }
             ItemSampler::InOrder(Queue::Heap(heap)) => {
                 // Sorted without the lock, for which samples and pushes may wait.
                 let mut changes = lock(heap).changes();
                 changes.sort_unstable_by_key(|&(change, _)| change);
-                let keys = changes.into_iter().map(|(_, key)| key);
-                Box::new(keys.filter(|&key| items.confirm(key)))
+                let ids = changes.into_iter().map(|(_, id)| id);
+                Box::new(ids.filter(|&id| items.confirm(id)))
             }
         }
     }
 
     /// The number by which a snapshot keeps an item's priority: its mass, or in a heap the bits of the priority. `None`
     /// when the item is gone.
-    pub fn saved_units(&self, items: &Items, key: ItemKey) -> Option<u64> {
+    pub fn saved_units(&self, items: &Items, id: ItemId) -> Option<u64> {
         match self {
             ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Fifo(_)) => {
-                items.tree.units(key.slot, key.generation)
+                items.tree.units(id.slot, id.generation)
             }
-            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).priority(key).map(f64::to_bits),
+            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).priority(id).map(f64::to_bits),
         }
     }
 
@@ -205,15 +200,15 @@ impl ItemSampler {
     }
 
     /// Adds an item of a snapshot that was just inserted without mass. Only under the insert lock.
-    pub fn insert_saved(&self, items: &Items, key: ItemKey, saved: u64) {
+    pub fn insert_saved(&self, items: &Items, id: ItemId, saved: u64) {
         let units = match self.exponent() {
             Some(_) => saved,
             // A batch under way may have held its mass when it was saved.
             None => EQUAL_MASS,
         };
-        items.tree.set(key.slot, key.generation, units);
+        items.tree.set(id.slot, id.generation, units);
         // Only a heap looks at it.
-        self.insert(key, f64::from_bits(saved));
+        self.insert(id, f64::from_bits(saved));
     }
 }
 
@@ -226,15 +221,15 @@ impl Queue {
         &self,
         items: &Items,
         mut count: u32,
-        mut take: impl FnMut(ItemKey) -> Result<Taken>,
+        mut take: impl FnMut(ItemId) -> Result<Taken>,
     ) -> Result<()> {
         match self {
             Queue::Fifo(order) => {
                 let mut from = 0;
                 while count > 0
-                    && let Some((position, key)) = order.first_live(from, |key| items.confirm(key))
+                    && let Some((position, id)) = order.first_live(from, |id| items.confirm(id))
                 {
-                    let taken = take(key)?;
+                    let taken = take(id)?;
                     count -= u32::from(taken != Taken::Refused);
                     from = position + u64::from(taken != Taken::Again);
                 }
@@ -242,8 +237,8 @@ impl Queue {
             Queue::Heap(heap) => {
                 while count > 0 {
                     let mut heap = lock(heap);
-                    let Some(key) = heap.first() else { break };
-                    let taken = take(key)?;
+                    let Some(id) = heap.first() else { break };
+                    let taken = take(id)?;
                     count -= u32::from(taken != Taken::Refused);
                     if taken != Taken::Again {
                         heap.pop();
@@ -255,19 +250,19 @@ impl Queue {
     }
 
     /// Returns an item to the order after its last sample was taken back.
-    pub fn put_back(&self, key: ItemKey) {
+    pub fn put_back(&self, id: ItemId) {
         match self {
             // A live item keeps its position.
             Queue::Fifo(_) => {}
-            Queue::Heap(heap) => lock(heap).put_back(key),
+            Queue::Heap(heap) => lock(heap).put_back(id),
         }
     }
 
     /// Sets the priorities of items that were live a moment ago.
-    fn update(&self, keys: &[ItemKey], priorities: &[f64]) {
+    fn update(&self, ids: &[ItemId], priorities: &[f64]) {
         match self {
             Queue::Fifo(_) => {}
-            Queue::Heap(heap) => Heap::update_all(heap, keys, priorities),
+            Queue::Heap(heap) => Heap::update_all(heap, ids, priorities),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, Ta
 use crate::snapshot_records::{RecordKind, RecordWriter};
 
 use super::Table;
-use super::keys::ItemKey;
+use super::ids::ItemId;
 use super::stored::StoredChunk;
 use super::writers::WriterIdentity;
 
@@ -105,8 +105,8 @@ impl Table {
         out: &mut RecordWriter<W>,
     ) -> Result<()> {
         let mut body = Vec::with_capacity(ITEMS_AT_ONCE * ItemRecord::BYTES);
-        for key in self.sampler.keys(&self.items) {
-            let Some(item) = self.saved_item(key, saved).filter(|i| i.born <= taken) else {
+        for id in self.sampler.ids(&self.items) {
+            let Some(item) = self.saved_item(id, saved).filter(|i| i.born <= taken) else {
                 continue;
             };
             item.write(&mut body);
@@ -122,13 +122,13 @@ impl Table {
     }
 
     /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written.
-    fn saved_item(&self, key: ItemKey, saved: &Saved) -> Option<ItemRecord> {
-        let metadata = self.items.metadata(key.slot);
+    fn saved_item(&self, id: ItemId, saved: &Saved) -> Option<ItemRecord> {
+        let metadata = self.items.metadata(id.slot);
         // Before the samples: the last one takes the mass away.
-        let units = self.sampler.saved_units(&self.items, key)?;
-        let times_sampled = self.items.times_sampled(key.slot);
+        let units = self.sampler.saved_units(&self.items, id)?;
+        let times_sampled = self.items.times_sampled(id.slot);
         // All that was loaded is this item's, if it is still there.
-        if !self.items.confirm(key) || self.items.is_used_up(times_sampled) {
+        if !self.items.confirm(id) || self.items.is_used_up(times_sampled) {
             return None;
         }
         Some(ItemRecord {

@@ -59,7 +59,7 @@ impl Table {
         let (writers, streams) = self.writers.counts();
         let mut stats = json!({
             "items": self.items.live(),
-            "items_with_mass": self.items.tree.live_with_mass(),
+            "items_with_priority": self.items.tree.live_with_mass(),
             "steps": steps,
             "bytes": bytes,
             "live_bytes": live_bytes,
@@ -93,7 +93,7 @@ impl Table {
         for arrival in residents.first..residents.end() {
             if let Some(chunk) = residents.get_mut(arrival) {
                 let items = chunk.items.iter();
-                live += items.filter(|&&key| self.items.confirm(key)).count() as u64;
+                live += items.filter(|&&id| self.items.confirm(id)).count() as u64;
             }
         }
         let (counted, free) = (self.items.live(), self.items.free() as u64);

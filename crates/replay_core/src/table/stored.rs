@@ -10,7 +10,7 @@ use crate::chunk::{PackedRows, RowBlobs};
 use crate::schema::TableConfig;
 use crate::slab::{Handle, Slab};
 
-use super::keys::ItemKey;
+use super::ids::ItemId;
 use super::residents::{EXTRA_ITEMS, Resident};
 use super::streams::ChunkSpan;
 use super::waiting::WaitingLine;
@@ -152,7 +152,7 @@ const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
     // The list of a stream's chunks may be half empty. `Table::index_bytes` has the part of each row.
     let lists =
-        2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemKey>() + size_of::<RowBlobs>();
+        2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemId>() + size_of::<RowBlobs>();
     // With the counters of an `Arc` and of a `Bytes` with an owner, and the three words that slices of a `Vec` share.
     let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
     let kept_by_the_allocator = 7 * 16;

@@ -11,34 +11,34 @@ use super::Table;
 const MAX_REASON: usize = 200;
 
 impl Table {
-    /// Sets priorities, before the exponent. The last value of a repeated key counts. Keys of items that are gone, and
-    /// keys of other tables, memories and servers, are counted and ignored.
+    /// Sets priorities, before the exponent. The last value of a repeated id counts. Ids of items that are gone, and
+    /// ids of other tables, memories and servers, are counted and ignored.
     ///
     /// # Errors
     /// Nothing is applied with [`Error::Priority`] (a priority is NaN, infinite or negative) or
-    /// [`Error::Schema`] (not as many priorities as keys).
-    pub fn update_priorities(&self, keys: &[u64], priorities: &[f64]) -> Result<UpdateReceipt> {
+    /// [`Error::Schema`] (not as many priorities as ids).
+    pub fn update_priorities(&self, ids: &[u64], priorities: &[f64]) -> Result<UpdateReceipt> {
         self.check_open()?;
-        if keys.len() != priorities.len() {
-            let reason = format!("{} keys and {} priorities", keys.len(), priorities.len());
+        if ids.len() != priorities.len() {
+            let reason = format!("{} ids and {} priorities", ids.len(), priorities.len());
             return Err(Error::schema(&self.config.name, reason));
         }
         for &priority in priorities {
             check_priority(priority)?;
         }
-        let mut items = Vec::with_capacity(keys.len());
-        let mut new = Vec::with_capacity(keys.len());
-        for (&bits, &priority) in keys.iter().zip(priorities) {
-            let key = self.items.named(bits);
-            let Some(key) = key.filter(|&key| self.items.confirm(key)) else {
+        let mut items = Vec::with_capacity(ids.len());
+        let mut new = Vec::with_capacity(ids.len());
+        for (&bits, &priority) in ids.iter().zip(priorities) {
+            let id = self.items.named(bits);
+            let Some(id) = id.filter(|&id| self.items.confirm(id)) else {
                 continue;
             };
-            items.push(key);
+            items.push(id);
             new.push(priority);
         }
         self.max_priority.update(&self.items, &items, &new);
         let applied = self.sampler.update(&self.items, &items, new)?;
-        let stale = keys.len() - applied;
+        let stale = ids.len() - applied;
         self.counters
             .updated_priorities
             .fetch_add(applied as u64, Ordering::Relaxed);
@@ -55,12 +55,12 @@ impl Table {
 
     /// Removes an item whose data a reader could not decode, and returns the name of the writer that pushed it;
     /// `None` when it is gone.
-    pub fn report_corrupt(&self, key: u64, reason: &str) -> Option<String> {
-        let key = self.items.named(key)?;
-        let metadata = self.items.metadata(key.slot);
+    pub fn report_corrupt(&self, id: u64, reason: &str) -> Option<String> {
+        let id = self.items.named(id)?;
+        let metadata = self.items.metadata(id.slot);
         let chunk = self.chunks.pin(metadata.oldest)?;
         // The metadata are the item's if it is still there, and only one report of it counts.
-        if !(self.items.confirm(key) && self.items.kill(key)) {
+        if !(self.items.confirm(id) && self.items.kill(id)) {
             return None;
         }
         self.counters.corrupt_items.fetch_add(1, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use event_listener::{Event, EventListener};
 
+use crate::cause::WaitReason;
 use crate::error::Result;
 use crate::sync::lock;
 
@@ -28,8 +29,8 @@ struct Waiting {
     places: VecDeque<Arc<Place>>,
     /// Number of the next place.
     next: u64,
-    /// The cause of the first call's wait.
-    reason: String,
+    /// The reason of the first call's wait; `None` before its first attempt.
+    reason: Option<WaitReason>,
 }
 
 struct Place {
@@ -77,6 +78,12 @@ impl Turn {
             .is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
     }
 
+    /// The reason of the call's wait while another one is to be tried before it.
+    pub fn behind(&self) -> Option<WaitReason> {
+        let (line, place) = self.place.as_ref()?;
+        lock(&line.waiting).ahead_of(place)
+    }
+
     /// A listener for the moment to try the call again; `None` before the first blocked attempt. Make it before the
     /// attempt, so that no change is missed. The first call of a line waits in slices of
     /// [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
@@ -117,7 +124,7 @@ impl Turn {
             let place = self.enter(line);
             let mut waiting = lock(&line.waiting);
             if waiting.is_first(place) {
-                waiting.reason.clone_from(waits);
+                waiting.reason = Some(waits.clone());
             }
         }
         Ok(attempt)
@@ -145,10 +152,13 @@ impl Turn {
 }
 
 impl Waiting {
-    /// What a call waits for while others are ahead of it.
-    fn ahead_of(&self, place: &Arc<Place>) -> Option<String> {
-        let ahead = self.position(place)?;
-        (ahead > 0).then(|| format!("{ahead} earlier calls wait: {}", self.reason))
+    /// The reason of a call's wait while others are ahead of it.
+    fn ahead_of(&self, place: &Arc<Place>) -> Option<WaitReason> {
+        let ahead = self.position(place).filter(|&ahead| ahead > 0)?;
+        Some(match &self.reason {
+            Some(first) => first.behind(ahead),
+            None => WaitReason::Other(format!("{ahead} earlier calls wait")),
+        })
     }
 
     fn position(&self, place: &Place) -> Option<usize> {
@@ -191,17 +201,22 @@ mod tests {
     use event_listener::Listener;
 
     use super::*;
+    use crate::cause::Cause;
+    use crate::schema::TableConfig;
+
+    const RAIN: &str = "table \"t\" is being emptied";
 
     fn blocked(turn: &mut Turn, line: &Arc<WaitingLine>, passes: bool) -> Option<String> {
+        let config = Arc::new(TableConfig::new("t", Vec::new(), 1));
         let attempt = || {
             Ok(match passes {
                 true => Attempt::Ready(()),
-                false => Attempt::Blocked("rain".into()),
+                false => Attempt::Blocked(WaitReason::at(&config, Cause::Emptied)),
             })
         };
         match turn.attempt(line, false, attempt).unwrap() {
             Attempt::Ready(()) => None,
-            Attempt::Blocked(waits) => Some(waits),
+            Attempt::Blocked(waits) => Some(waits.to_string()),
         }
     }
 
@@ -209,9 +224,9 @@ mod tests {
     fn calls_are_tried_in_the_order_of_their_arrival() {
         let line = Arc::default();
         let [mut first, mut second, mut third] = [(); 3].map(|()| Turn::default());
-        assert_eq!(blocked(&mut first, &line, false).unwrap(), "rain");
+        assert_eq!(blocked(&mut first, &line, false).unwrap(), RAIN);
         let behind = blocked(&mut second, &line, true).unwrap();
-        assert_eq!(behind, "1 earlier calls wait: rain");
+        assert_eq!(behind, format!("1 earlier calls wait: {RAIN}"));
         assert!(blocked(&mut third, &line, true).unwrap().starts_with("2 "));
         assert!(!first.is_behind() && second.is_behind());
         drop(second);

@@ -308,7 +308,7 @@ impl Writers {
                     what: "the streams of all writers of a table, with the new one,",
                     size: total + u64::from(streams),
                     limit,
-                    advice: "close writers, give them fewer streams, or try again: a writer without a push for five minutes makes room",
+                    advice: "close writers, give them fewer streams, or try again: a writer without a push for five minutes expires",
                 });
             };
             excess = excess.saturating_sub(freed.into());

@@ -180,8 +180,8 @@ impl Array {
 /// An item that was left out of a batch because its data does not decode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejected {
-    /// The item's key, for [`crate::Replay::report_corrupt`].
-    pub key: u64,
+    /// The item's id, for [`crate::Replay::report_corrupt`].
+    pub id: u64,
     /// The reason, with the column's name.
     pub reason: String,
 }

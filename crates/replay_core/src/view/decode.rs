@@ -24,7 +24,7 @@ pub(super) struct Unpacker<'a> {
     layout: &'a RowLayout,
     /// By number of the blob.
     keys: Vec<KeyValue<'a>>,
-    /// A value on its way into the batch, which is written once.
+    /// A value on its way into a streamed batch, which is written once.
     value: Vec<u8>,
     copies: Copies,
 }
@@ -117,6 +117,10 @@ impl<'a> Unpacker<'a> {
             }
             // Not packed, see `Codec::unpack`.
             (Blob::Value(blob), _) if blob.len() == out.len() => blob,
+            // Not streamed: unpacked in its place.
+            (Blob::Value(blob), _) if !self.copies.streams(out.len()) => {
+                return codec.unpack(blob, out);
+            }
             (Blob::Value(blob), _) => {
                 self.value.resize(out.len(), 0);
                 codec.unpack(blob, &mut self.value)?;

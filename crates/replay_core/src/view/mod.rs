@@ -166,7 +166,7 @@ impl Decoder {
         column("weights", Dtype::Float32, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.probability.to_ne_bytes());
         column("probabilities", Dtype::Float64, bytes.collect())?;
-        let bytes = kept.iter().flat_map(|v| v.key.to_ne_bytes());
+        let bytes = kept.iter().flat_map(|v| v.id.to_ne_bytes());
         column("ids", Dtype::Uint64, bytes.collect())?;
         let bytes = kept.iter().flat_map(|v| v.age.to_ne_bytes());
         column("ages", Dtype::Uint32, bytes.collect())?;
@@ -174,7 +174,7 @@ impl Decoder {
         let rejected = failed
             .into_iter()
             .map(|(item, reason)| Rejected {
-                key: sampled.items[item].key,
+                id: sampled.items[item].id,
                 reason,
             })
             .collect();

@@ -10,7 +10,6 @@ pub(super) struct Copies {
 }
 
 /// Length from which values are streamed: stores to a part of a cache line are slower past the caches.
-#[cfg(target_arch = "x86_64")]
 const SHORTEST: usize = 512;
 
 impl Copies {
@@ -23,13 +22,18 @@ impl Copies {
         }
     }
 
+    /// Whether values of `bytes` are streamed.
+    pub(super) fn streams(&self, bytes: usize) -> bool {
+        self.streamed && bytes >= SHORTEST
+    }
+
     /// Copies a value to its place.
     ///
     /// # Panics
     /// When the two are of different sizes.
     pub(super) fn copy(&self, from: &[u8], to: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
-        if self.streamed && from.len() >= SHORTEST {
+        if self.streams(from.len()) {
             return stream(from, to);
         }
         to.copy_from_slice(from);

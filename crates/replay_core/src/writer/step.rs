@@ -93,7 +93,10 @@ impl StepChecker {
     ) -> Result<CheckedStep<'a>> {
         for (name, _) in step.columns {
             if self.config.column_index(name).is_none() {
-                return Err(self.refuse(format!("the table has no column {name:?}")));
+                let names = self.config.column_names();
+                return Err(
+                    self.refuse(format!("the table has no column {name:?}; it has {names}"))
+                );
             }
         }
         let columns = (0..self.config.columns.len())

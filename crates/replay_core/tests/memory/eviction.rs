@@ -157,7 +157,7 @@ fn an_emptied_table_starts_again_and_its_writers_go_on() {
     assert_eq!(anchors(&old).len(), 4, "a sampled batch stays whole");
     assert_eq!(
         table
-            .update_priorities(&keys(&old), &[1.0; 4])
+            .update_priorities(&ids(&old), &[1.0; 4])
             .unwrap()
             .stale,
         4
@@ -220,7 +220,7 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
     memory.drop_table("t").unwrap();
     let error = refusal(memory.table("t"));
     assert!(
-        error.to_string().contains("no table has been made yet"),
+        error.to_string().contains("the memory has no tables"),
         "{error}"
     );
     for error in [

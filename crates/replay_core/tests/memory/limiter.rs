@@ -255,8 +255,8 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
     let asked = AtomicU32::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) > 0;
     let wait = Wait {
-        deadline: None,
         interrupted: &interrupted,
+        ..Wait::forever()
     };
     assert!(matches!(
         refusal(memory.sample(&request(1), &wait)),
@@ -271,8 +271,8 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
     thread::scope(|scope| {
         let call = scope.spawn(|| {
             let wait = Wait {
-                deadline: None,
                 interrupted: &say_so,
+                ..Wait::forever()
             };
             memory.sample(&request(1), &wait).map(drop)
         });

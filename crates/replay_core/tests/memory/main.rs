@@ -3,7 +3,7 @@
 mod support;
 
 mod eviction;
-mod keys;
+mod ids;
 mod limiter;
 mod max_priority;
 mod parameters;

@@ -7,7 +7,7 @@ use replay_core::memory::Memory;
 use replay_core::snapshot::{restore, save};
 use replay_core::table::Table;
 
-use crate::support::{Actor, Body, config, keys, memory, sample};
+use crate::support::{Actor, Body, config, ids, memory, sample};
 
 const TOO_LARGE: f64 = 1e300;
 
@@ -33,7 +33,7 @@ struct Case {
     table: Arc<Table>,
     actor: Actor,
     /// The item whose priority is too large.
-    key: u64,
+    id: u64,
 }
 
 fn poisoned(config: &TableConfig) -> Case {
@@ -41,14 +41,14 @@ fn poisoned(config: &TableConfig) -> Case {
     let table = memory.create_table(config).unwrap();
     let mut actor = Actor::open(&table, 1);
     assert_eq!(newcomer(&mut actor), 1.0);
-    let key = keys(&sample(&table, 1))[0];
-    table.update_priorities(&[key], &[TOO_LARGE]).unwrap();
+    let id = ids(&sample(&table, 1))[0];
+    table.update_priorities(&[id], &[TOO_LARGE]).unwrap();
     assert_eq!(largest(&table), Some(TOO_LARGE));
     Case {
         memory,
         table,
         actor,
-        key,
+        id,
     }
 }
 
@@ -74,7 +74,7 @@ fn an_emptied_table_forgets_its_largest_priority() {
 fn the_largest_priority_ever_held_outlives_its_item_unless_live_ones_alone_count() {
     for (config, expected) in [(config(8), TOO_LARGE), (live(8), 3.0)] {
         let case = poisoned(&config);
-        case.table.update_priorities(&[case.key], &[3.0]).unwrap();
+        case.table.update_priorities(&[case.id], &[3.0]).unwrap();
         assert_eq!(largest(&case.table), Some(expected));
     }
 }
@@ -84,12 +84,12 @@ fn of_live_items_a_priority_counts_until_its_item_is_gone() {
     let Case {
         table,
         mut actor,
-        key,
+        id,
         ..
     } = poisoned(&live(8));
-    table.update_priorities(&[key], &[3.0]).unwrap();
+    table.update_priorities(&[id], &[3.0]).unwrap();
     assert_eq!(newcomer(&mut actor), 6.0);
-    table.update_priorities(&[key], &[5.0]).unwrap();
+    table.update_priorities(&[id], &[5.0]).unwrap();
     for _ in 0..6 {
         let step = actor.next_step;
         actor.push(Body::default().chunk(0, step, 1).item(0, step, 2.0));
@@ -113,7 +113,7 @@ fn a_restored_table_of_live_items_forgets_what_they_do_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("replay.snapshot");
     let case = poisoned(&config(8));
-    case.table.update_priorities(&[case.key], &[4.0]).unwrap();
+    case.table.update_priorities(&[case.id], &[4.0]).unwrap();
     save(&case.memory, &path).unwrap();
     for (config, expected) in [(config(8), TOO_LARGE), (live(8), 4.0)] {
         let memory = memory();

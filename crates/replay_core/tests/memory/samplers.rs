@@ -68,11 +68,11 @@ fn without_a_limit_an_item_is_sampled_until_another_one_comes_first() {
     assert_eq!(anchors(&batch), [1; 4]);
     let times: Vec<_> = batch.items.iter().map(|i| i.times_sampled).collect();
     assert_eq!(times, [1, 2, 3, 4]);
-    let key = batch.items[0].key;
-    actor.table.update_priorities(&[key], &[0.5]).unwrap();
+    let id = batch.items[0].id;
+    actor.table.update_priorities(&[id], &[0.5]).unwrap();
     assert_eq!(sampled_anchors(&actor.table, 2), [2; 2]);
     // Equal priorities: the one that was updated last comes last.
-    actor.table.update_priorities(&[key], &[2.0]).unwrap();
+    actor.table.update_priorities(&[id], &[2.0]).unwrap();
     assert_eq!(sampled_anchors(&actor.table, 1), [2]);
     actor.push(chunk(3, &[7.0]));
     assert_eq!(sampled_anchors(&actor.table, 1), [3]);
@@ -257,10 +257,10 @@ proptest! {
             items: Vec::new(),
             changes: 0,
         };
-        // Keys of sampled items, and their steps.
+        // Ids of sampled items, and their steps.
         let mut known: HashMap<u64, u64> = HashMap::new();
         let nth = |known: &HashMap<u64, u64>, n: usize| {
-            let mut known: Vec<_> = known.iter().map(|(&key, &step)| (step, key)).collect();
+            let mut known: Vec<_> = known.iter().map(|(&id, &step)| (step, id)).collect();
             known.sort_unstable();
             known.get(n % known.len().max(1)).copied()
         };
@@ -276,7 +276,7 @@ proptest! {
                     let sampled = match actor.table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
                         Attempt::Ready(mut batch) => {
                             deliver(&mut batch);
-                            known.extend(keys(&batch).into_iter().zip(anchors(&batch)));
+                            known.extend(ids(&batch).into_iter().zip(anchors(&batch)));
                             Some(anchors(&batch))
                         }
                         Attempt::Blocked(_) => None,
@@ -284,15 +284,15 @@ proptest! {
                     prop_assert_eq!(sampled, model.sample(count));
                 }
                 Step::Update(item, priority) => {
-                    if let Some((step, key)) = nth(&known, item) {
+                    if let Some((step, id)) = nth(&known, item) {
                         let table = &actor.table;
-                        let receipt = table.update_priorities(&[key], &[f64::from(priority)]).unwrap();
+                        let receipt = table.update_priorities(&[id], &[f64::from(priority)]).unwrap();
                         prop_assert_eq!(receipt.applied == 1, model.update(step, priority));
                     }
                 }
                 Step::Remove(item) => {
-                    if let Some((step, key)) = nth(&known, item) {
-                        let removed = actor.table.report_corrupt(key, "a test").is_some();
+                    if let Some((step, id)) = nth(&known, item) {
+                        let removed = actor.table.report_corrupt(id, "a test").is_some();
                         prop_assert_eq!(removed, model.remove(step));
                     }
                 }

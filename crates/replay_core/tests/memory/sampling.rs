@@ -76,7 +76,7 @@ fn uniform_tables_and_exponent_0_ignore_priorities() {
         assert!(batch.items.iter().all(|i| i.probability == 0.25));
         let receipt = actor
             .table
-            .update_priorities(&keys(&batch), &[9.0, 0.0, 1.0, 1.0])
+            .update_priorities(&ids(&batch), &[9.0, 0.0, 1.0, 1.0])
             .unwrap();
         assert_eq!((receipt.applied, receipt.stale), (4, 0));
         let statistic = chi_square(&frequencies(&actor, 10_000, 1), &[0.25; 4]);
@@ -103,8 +103,8 @@ fn the_exponent_is_applied_once_at_birth_and_at_updates() {
         "{:?}",
         shares(&batch)
     );
-    let key = item_of(&batch, 2).key;
-    actor.table.update_priorities(&[key], &[4.0]).unwrap();
+    let id = item_of(&batch, 2).id;
+    actor.table.update_priorities(&[id], &[4.0]).unwrap();
     let batch = sample(&actor.table, 64);
     assert!(
         close(shares(&batch), [0.25, 0.5, 0.25]),
@@ -133,7 +133,7 @@ fn as_the_current_maximum_is_the_largest_priority_ever_held() {
         let batch = sample(&actor.table, 64);
         let total = actor.table.stats()["total_priority"].as_f64().unwrap();
         (
-            item_of(&batch, step).key,
+            item_of(&batch, step).id,
             item_of(&batch, step).probability * total,
         )
     };

@@ -85,11 +85,11 @@ pub fn wide(count: u32) -> SampleRequest {
     }
 }
 
-/// Everything of a batch but its keys.
+/// Everything of a batch but its ids.
 fn content(sampled: &Sampled) -> (Vec<String>, Vec<u8>, Vec<u8>) {
     windows(sampled);
     let items = sampled.items.iter().map(|item| {
-        let item = replay_core::replay::SampledItem { key: 0, ..*item };
+        let item = replay_core::replay::SampledItem { id: 0, ..*item };
         format!("{item:?}")
     });
     let blobs = sampled.blobs.iter().flat_map(|blob| blob.as_ref().to_vec());
@@ -122,8 +122,8 @@ fn batches_go_on_byte_for_byte() {
         for round in 0..5 {
             let batch = sample_as(&case.table, &wide(16));
             let priorities: Vec<_> = (0..16).map(|i| f64::from(i * 3 + round)).collect();
-            let keys = keys(&batch);
-            case.table.update_priorities(&keys, &priorities).unwrap();
+            let ids = ids(&batch);
+            case.table.update_priorities(&ids, &priorities).unwrap();
         }
         assert!(stat(&case.table, "evicted_steps") > 0);
         let again = case.again();
@@ -135,7 +135,7 @@ fn batches_go_on_byte_for_byte() {
             );
             assert_eq!(content(&new), content(&old));
             for (table, batch) in [(&case.table, old), (&again, new)] {
-                table.update_priorities(&keys(&batch), &[9.5; 16]).unwrap();
+                table.update_priorities(&ids(&batch), &[9.5; 16]).unwrap();
             }
         }
         assert_eq!(kept(&again), kept(&case.table));
@@ -278,7 +278,7 @@ fn what_readers_hold_of_evicted_chunks_is_not_saved() {
 fn keys_of_before_name_nothing_and_the_largest_priority_is_remembered() {
     let case = Case::new(&config(8));
     Actor::open(&case.table, 1).push_next(4);
-    let before = keys(&sample(&case.table, 4));
+    let before = ids(&sample(&case.table, 4));
     let priorities = [100.0, 1.0, 1.0, 1.0];
     case.table.update_priorities(&before, &priorities).unwrap();
     let path = case.save();
@@ -474,8 +474,8 @@ fn snapshots_of_a_table_in_use_are_consistent() {
                         .try_sample(&wide(16), false, &mut Turn::default())
                 {
                     let priorities = vec![2.0; batch.items.len()];
-                    let keys = keys(&batch);
-                    case.table.update_priorities(&keys, &priorities).unwrap();
+                    let ids = ids(&batch);
+                    case.table.update_priorities(&ids, &priorities).unwrap();
                 }
             }
         });

@@ -242,7 +242,7 @@ pub fn sample(table: &Arc<Table>, count: u32) -> Sampled {
 
 pub fn blocked<T>(attempt: Result<Attempt<T>>) -> String {
     match attempt {
-        Ok(Attempt::Blocked(waits)) => waits,
+        Ok(Attempt::Blocked(waits)) => waits.to_string(),
         Ok(Attempt::Ready(_)) => panic!("expected to be blocked"),
         Err(error) => panic!("expected to be blocked, got {error}"),
     }
@@ -303,8 +303,8 @@ pub fn anchors(sampled: &Sampled) -> Vec<u64> {
         .collect()
 }
 
-pub fn keys(sampled: &Sampled) -> Vec<u64> {
-    sampled.items.iter().map(|item| item.key).collect()
+pub fn ids(sampled: &Sampled) -> Vec<u64> {
+    sampled.items.iter().map(|item| item.id).collect()
 }
 
 /// The sampled item of that step; all items are anchors alone.

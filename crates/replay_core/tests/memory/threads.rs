@@ -63,7 +63,7 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
                             let old = held.pop_front().unwrap();
                             windows(&old);
                             let n = old.items.len();
-                            table.update_priorities(&keys(&old), &vec![2.0; n]).unwrap();
+                            table.update_priorities(&ids(&old), &vec![2.0; n]).unwrap();
                         }
                     }
                     held.iter().for_each(|batch| drop(windows(batch)));
@@ -113,8 +113,8 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
                     sampled += 1;
                     let mut named = named.lock().unwrap();
                     for (item, step) in batch.items.iter().zip(anchors(&batch)) {
-                        let known = *named.entry(item.key).or_insert(step);
-                        assert_eq!(known, step, "what key {:#x} names", item.key);
+                        let known = *named.entry(item.id).or_insert(step);
+                        assert_eq!(known, step, "what id {:#x} names", item.id);
                     }
                 }
                 assert!(sampled > 0);
@@ -171,7 +171,7 @@ fn no_item_is_sampled_more_often_than_it_may_be() {
                         // Some have a sample left.
                         let priorities: Vec<_> =
                             (0..batch.items.len()).map(|i| 1.0 + i as f64).collect();
-                        table.update_priorities(&keys(&batch), &priorities).unwrap();
+                        table.update_priorities(&ids(&batch), &priorities).unwrap();
                         let mut counts = counts.lock().unwrap();
                         for (item, step) in batch.items.iter().zip(anchors(&batch)) {
                             assert!(item.times_sampled <= MOST);

@@ -86,7 +86,7 @@ fn leaves_out_a_broken_blob(codec: Codec) {
     let batch = decoder.decode(&sampled, 0.4).unwrap();
     assert_eq!(batch.len, whole.len - 1);
     assert_eq!(batch.rejected.len(), 1);
-    assert_eq!(batch.rejected[0].key, sampled.items[item].key);
+    assert_eq!(batch.rejected[0].id, sampled.items[item].id);
     assert!(batch.rejected[0].reason.contains("\"frame\""));
     for array in &batch.arrays {
         let all = whole.get(&array.name).unwrap().to_bytes();
@@ -280,7 +280,7 @@ proptest! {
         let items: Vec<_> = windows
             .iter()
             .map(|&(before, after)| SampledItem {
-                key: 0, probability: 0.0, age: 0, times_sampled: 0, before, after,
+                id: 0, probability: 0.0, age: 0, times_sampled: 0, before, after,
             })
             .collect();
         let mut rows = rows;

@@ -110,11 +110,11 @@ impl Stored {
     }
 
     /// Samples these items, at most `before` and `after` rows around each, with the blobs in random segments. The
-    /// key of the i-th is i, its probability random.
+    /// id of the i-th is i, its probability random.
     pub fn sample(&self, items: &[NewItem], before: u16, after: u16, rng: &mut StdRng) -> Sampled {
         let (mut rows, mut segments, mut segment) = (Vec::new(), Vec::new(), Vec::new());
         let mut sampled = Vec::new();
-        for (key, item) in items.iter().enumerate() {
+        for (id, item) in items.iter().enumerate() {
             let (before, after) = (before.min(item.before), after.min(item.after));
             let first = item.anchor as usize - before as usize;
             let last = item.anchor as usize + after as usize;
@@ -138,9 +138,9 @@ impl Stored {
                 known = row.key.or(Some(index));
             }
             sampled.push(SampledItem {
-                key: key as u64,
+                id: id as u64,
                 probability: rng.random_range(0.001..1.0),
-                age: key as u32 + 7,
+                age: id as u32 + 7,
                 times_sampled: 1,
                 before,
                 after,

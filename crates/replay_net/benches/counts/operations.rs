@@ -31,6 +31,7 @@ const LEAVES: u32 = 1 << 20;
 const FOREVER: Wait<'static> = Wait {
     deadline: None,
     interrupted: &|| false,
+    notice: None,
 };
 
 /// Every operation with its counts.
@@ -72,8 +73,8 @@ impl Fixture<'_> {
         let table = breakout::table(CAPACITY as u64);
         self.replay.create_table(&table, &FOREVER).expect("a table");
         self.count_pushes();
-        let keys = self.count_samples(&table);
-        self.count_updates(&keys);
+        let ids = self.count_samples(&table);
+        self.count_updates(&ids);
         self.count_parameters();
     }
 
@@ -101,7 +102,7 @@ impl Fixture<'_> {
         }
     }
 
-    /// Also the keys of a batch.
+    /// Also the ids of a batch.
     fn count_samples(&mut self, table: &TableConfig) -> Vec<u64> {
         let view = breakout::view();
         let options = DecodeOptions {
@@ -118,24 +119,24 @@ impl Fixture<'_> {
             min_probability: false,
         };
         let replay = self.replay;
-        let mut keys = Vec::new();
+        let mut ids = Vec::new();
         self.count(&format!("sample {BATCH} into arrays"), &mut |_| {
             let sampled = replay.sample(&request, &FOREVER).expect("items to sample");
             let batch = decoder.decode(&sampled, 0.4).expect("frames that unpack");
             assert_eq!(batch.rejected, []);
-            keys.clear();
-            keys.extend(sampled.items.iter().map(|item| item.key));
+            ids.clear();
+            ids.extend(sampled.items.iter().map(|item| item.id));
         });
-        keys
+        ids
     }
 
-    fn count_updates(&mut self, keys: &[u64]) {
+    fn count_updates(&mut self, ids: &[u64]) {
         let replay = self.replay;
         let mut rng = StdRng::seed_from_u64(1);
-        let priorities: Vec<_> = keys.iter().map(|_| rng.random_range(0.1..2.0)).collect();
+        let priorities: Vec<_> = ids.iter().map(|_| rng.random_range(0.1..2.0)).collect();
         self.count(&format!("update {BATCH} priorities"), &mut |_| {
-            let receipt = replay.update_priorities("breakout", keys, &priorities, &FOREVER);
-            assert_eq!(receipt.expect("keys of this table").stale, 0);
+            let receipt = replay.update_priorities("breakout", ids, &priorities, &FOREVER);
+            assert_eq!(receipt.expect("ids of this table").stale, 0);
         });
     }
 

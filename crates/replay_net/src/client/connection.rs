@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
 use super::outage::Outage;
-use super::pipeline::{RequestPipeline, expect_reply, unexpected};
+use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
 use crate::io_error;
 use crate::refuse;
@@ -176,7 +176,8 @@ impl Dialer {
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
-        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, async {
+        let server = ServerWait::new(self.address.to_string());
+        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, &server, async {
             let (stream, channel_binding) = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
             let token = self.options.token.as_ref().map(|token| &*token.0);
@@ -345,7 +346,8 @@ impl Connection {
         T: Send,
     {
         let (pipeline, driver) = self.parts()?;
-        driver.drive(wait, until, late, work(pipeline))
+        let server = pipeline.server();
+        driver.drive(wait, until, late, &server, work(pipeline))
     }
 
     /// Queues a request and returns its id.
@@ -458,32 +460,42 @@ enum Driver {
 
 impl Driver {
     /// Runs `work` until it is done, `until` passes (then the error is `late`) or the call is interrupted. Polls it at
-    /// least once.
+    /// least once. A long wait for `server` is logged.
     fn drive<T: Send>(
         &self,
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
+        server: &ServerWait,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         match self {
             #[cfg(feature = "fstack")]
-            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, work),
-            Driver::Runtime(runtime) => runtime.block_on(async {
+            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, server, work),
+            Driver::Runtime(runtime) => {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);
                 loop {
+                    // The interrupt check and the log may run any Python code, which must not find itself inside the
+                    // runtime: it may drop another connection, or make a call.
                     let wake = slices.next_wake(Instant::now())?;
-                    tokio::select! {
-                        biased;
-                        done = &mut work => return done,
-                        () = tokio::time::sleep_until(wake.into()) => {}
+                    let done = runtime.block_on(async {
+                        tokio::select! {
+                            biased;
+                            done = &mut work => Some(done),
+                            () = tokio::time::sleep_until(wake.into()) => None,
+                        }
+                    });
+                    if let Some(done) = done {
+                        return done;
                     }
-                    if until.is_some_and(|until| Instant::now() >= until) {
-                        return Err(late());
+                    let now = Instant::now();
+                    if until.is_some_and(|until| now >= until) {
+                        return Err(server.explain(late()));
                     }
+                    server.report(wait, now);
                 }
-            }),
+            }
         }
     }
 }

@@ -179,8 +179,8 @@ impl JobConnection {
             !alive || (wait.interrupted)()
         };
         let watching = Wait {
-            deadline: wait.deadline,
             interrupted: &interrupted,
+            ..*wait
         };
         match work(left, &watching) {
             Err(gradients::Error::Interrupted) if ended.load(Ordering::Relaxed) => {

@@ -40,7 +40,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_renewal};
+use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
 use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -138,6 +138,8 @@ impl Client {
         let helps = |error: &Error| {
             (is_absent(error) && begun.elapsed() < absent)
                 || (is_busy(error) && begun.elapsed() < busy)
+                // Beyond a number of refusals, a server at its limit closes connections without a reply.
+                || (is_cut_off(error) && begun.elapsed() < busy)
         };
         let longest = absent.max(busy);
         let first = retry_for(longest, helps, &mut None, &dialer, wait, || {
@@ -293,19 +295,19 @@ impl Replay for Client {
     fn update_priorities(
         &self,
         table: &str,
-        keys: &[u64],
+        ids: &[u64],
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        if keys.len() != priorities.len() {
+        if ids.len() != priorities.len() {
             return Err(Error::Schema {
                 table: table.into(),
-                reason: format!("{} keys and {} priorities", keys.len(), priorities.len()),
+                reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
             });
         }
         let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
             table: table.into(),
-            keys: keys.to_vec(),
+            ids: ids.to_vec(),
             priorities: priorities.to_vec(),
         })?;
         expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
@@ -314,13 +316,13 @@ impl Replay for Client {
     fn report_corrupt(
         &self,
         table: &str,
-        key: u64,
+        id: u64,
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>> {
         let (reply, _) = self.ask(wait, |_| RequestBody::ReportCorrupt {
             table: table.into(),
-            key,
+            id,
             reason: reason.into(),
         })?;
         expect_reply!(reply, ReplyBody::Corrupt(writer) => writer)

@@ -4,12 +4,15 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use crate::framing::{FrameReader, write_frame};
 use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::Wait;
 use replay_core::sync::random;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
@@ -29,13 +32,75 @@ macro_rules! expect_reply {
 }
 pub(super) use expect_reply;
 
+/// The server's side of a wait: its reason, as far as the server has sent one.
+pub struct ServerWait {
+    /// Name of the server.
+    peer: String,
+    /// Reason of the last [`ReplyBody::Waiting`]; `None` after an answer.
+    reason: Mutex<Option<String>>,
+}
+
+impl ServerWait {
+    /// Time for the server's reason to arrive, after which the log says that the server does not answer.
+    const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
+
+    /// A server called `peer`, without a reason.
+    pub fn new(peer: String) -> Self {
+        ServerWait {
+            peer,
+            reason: Mutex::default(),
+        }
+    }
+
+    fn reason(&self) -> MutexGuard<'_, Option<String>> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs a long wait for the server: see [`Wait::report`].
+    pub fn report(&self, wait: &Wait<'_>, now: Instant) {
+        if wait.notice.is_none() {
+            return;
+        }
+        let reason = self.reason().clone();
+        match reason {
+            Some(reason) => wait.report(now, Wait::REPORT_AFTER, || reason),
+            None => wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
+                format!("{} has not answered", self.peer)
+            }),
+        }
+    }
+
+    /// The error of a call that ended without an answer: its deadline's, with the server's reason if there is one.
+    pub fn explain(&self, late: Error) -> Error {
+        match (late, self.reason().clone()) {
+            (Error::Deadline { .. }, Some(waited_for)) => Error::Deadline { waited_for },
+            (late, _) => late,
+        }
+    }
+
+    /// Takes note of a message: a reason, or an answer, which ends all waits but that of a renewed request.
+    fn note(&self, reply: &Reply) {
+        let mut reason = self.reason();
+        match &reply.body {
+            // The reason of a request says more.
+            ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
+            ReplyBody::Waiting(text)
+            | ReplyBody::Error {
+                code: ErrorCode::Renew,
+                message: text,
+            } => *reason = Some(text.clone()),
+            _ => *reason = None,
+        }
+    }
+}
+
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
 pub struct RequestPipeline<S> {
     reader: FrameReader<BufReader<ReadHalf<S>>>,
     writer: WriteHalf<S>,
     queue: VecDeque<OutgoingFrame>,
     arrived: VecDeque<Reply>,
-    peer: String,
+    server: Arc<ServerWait>,
     last_id: u64,
     /// Limits of replies after the handshake.
     limits: FrameLimits,
@@ -52,7 +117,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             writer,
             queue: VecDeque::new(),
             arrived: VecDeque::new(),
-            peer,
+            server: Arc::new(ServerWait::new(peer)),
             last_id: NO_REQUEST,
             limits,
             max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
@@ -86,7 +151,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
                 client_release: RELEASE.into(),
             });
         }
-        let peer = self.peer.clone();
+        let peer = self.server.peer.clone();
         let refuse = |reason: String| Err(Error::Authentication(reason));
         match (token, challenge.token_needed) {
             (None, true) => {
@@ -120,6 +185,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self.reader.set_limits(self.limits);
         self.max_frame_bytes = challenge.max_frame_bytes;
         Ok(challenge.incarnation)
+    }
+
+    /// The server's side of the waits for its replies.
+    pub fn server(&self) -> Arc<ServerWait> {
+        self.server.clone()
     }
 
     /// Queues a request and returns its id.
@@ -193,7 +263,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         // Lets the runtime poll the socket once.
         tokio::task::yield_now().await;
-        let mut frame = pin!(next_reply(&mut self.reader, &self.peer));
+        let mut frame = pin!(next_reply(&mut self.reader, &self.server));
         let frame = poll_fn(|context| match frame.as_mut().poll(context) {
             Poll::Ready(frame) => Poll::Ready(Some(frame)),
             Poll::Pending => Poll::Ready(None),
@@ -230,7 +300,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         if reply.id != id {
             return Err(Error::Protocol(format!(
                 "{} answered request {} while request {id} was in flight",
-                self.peer, reply.id
+                self.server.peer, reply.id
             )));
         }
         answer(reply.body)
@@ -240,17 +310,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// could deadlock: the server stops reading when its own replies are not read.
     async fn transfer(&mut self) -> Result<Option<Reply>> {
         if self.queue.is_empty() {
-            return next_reply(&mut self.reader, &self.peer).await.map(Some);
+            return next_reply(&mut self.reader, &self.server).await.map(Some);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
-                write_frame(outgoing, &mut self.writer, &self.peer).await?;
+                write_frame(outgoing, &mut self.writer, &self.server.peer).await?;
                 self.queue.pop_front();
             }
             Ok(())
         };
         let error = tokio::select! {
-            reply = next_reply(&mut self.reader, &self.peer) => return reply.map(Some),
+            reply = next_reply(&mut self.reader, &self.server) => return reply.map(Some),
             written = written => match written {
                 Ok(()) => return Ok(None),
                 Err(error) => error,
@@ -268,18 +338,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
 /// The next reply to a request. Cancel safe.
 async fn next_reply<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
-    peer: &str,
+    server: &ServerWait,
 ) -> Result<Reply> {
     loop {
         let Some(frame) = reader.frame().await? else {
             return Err(Error::Disconnected {
-                address: peer.into(),
+                address: server.peer.clone(),
                 reason: "the server closed it".into(),
             });
         };
         let reply = decode_reply(frame)?;
+        server.note(&reply);
         match reply.body {
-            ReplyBody::Waiting => {}
+            ReplyBody::Waiting(_) => {}
             // The connection's own error, before the server closes it.
             ReplyBody::Error { code, message } if reply.id == NO_REQUEST => {
                 return Err(Error::Remote { code, message });
@@ -324,6 +395,11 @@ pub fn is_absent(error: &Error) -> bool {
 /// Whether the server is at a limit of connections.
 pub fn is_busy(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Connect)
+}
+
+/// Whether the server closed the connection without saying why.
+pub fn is_cut_off(error: &Error) -> bool {
+    matches!(error, Error::Disconnected { .. })
 }
 
 /// Whether the server held the request for as long as it holds one, and the client is to send it again.

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::Phase;
 use crate::service::Service;
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, Result};
 use replay_core::table::{Attempt, Turn};
 use replay_wire::{ReplyBody, RequestBody};
@@ -29,16 +30,17 @@ impl<'a> Membership<'a> {
         }
     }
 
-    /// [`Service::attempt`] for this connection; `None` if the request is blocked and this was not the last attempt.
+    /// [`Service::attempt`] for this connection, which is blocked also while clients do not read their replies.
     ///
     /// # Errors
-    /// Any. The error is the request's answer; for a request that is still blocked, [`Error::Deadline`].
+    /// Any. The error is the request's answer; for a request that is still blocked at its `last` attempt,
+    /// [`Error::Deadline`].
     pub fn attempt(
         &self,
         request: &RequestBody,
         last: bool,
         turn: &mut Turn,
-    ) -> Result<Option<ReplyBody>> {
+    ) -> Result<Attempt<ReplyBody>> {
         if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.session.get()) {
             return Err(Error::Protocol(
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
@@ -48,27 +50,23 @@ impl<'a> Membership<'a> {
             request,
             RequestBody::Sample(_) | RequestBody::GetParameters { .. }
         );
-        if large && self.service.reply_budget().is_full() {
-            return match last {
-                true => Err(Error::Deadline {
-                    waited_for: format!(
-                        "{} bytes of replies wait for clients to read them, which is the server's limit (--reply-bytes)",
-                        self.service.reply_budget().held()
-                    ),
-                }),
-                false => Ok(None),
-            };
-        }
-        let reply = match self.service.attempt(request, last, turn)? {
-            Attempt::Ready(reply) => reply,
-            Attempt::Blocked(waited_for) if last => return Err(Error::Deadline { waited_for }),
-            Attempt::Blocked(_) => return Ok(None),
+        let attempt = match large && self.service.reply_budget().is_full() {
+            true => Attempt::Blocked(WaitReason::Other(format!(
+                "{} bytes of replies wait for clients to read them, which is the server's limit (--reply-bytes)",
+                self.service.reply_budget().held()
+            ))),
+            false => self.service.attempt(request, last, turn)?,
         };
-        if let ReplyBody::Gradients(joined) = &reply {
+        if let Attempt::Ready(ReplyBody::Gradients(joined)) = &attempt {
             let session = (joined.address, joined.ticket.session);
             self.session.set(Some(session));
         }
-        Ok(Some(reply))
+        match attempt {
+            Attempt::Blocked(reason) if last => Err(Error::Deadline {
+                waited_for: reason.to_string(),
+            }),
+            attempt => Ok(attempt),
+        }
     }
 }
 

@@ -20,6 +20,17 @@ const MAX_FRAME_BYTES: u32 = 1 << 20;
 /// occupy the memory may wait for it.
 const SMALL_FRAME: u64 = 16 << 10;
 
+/// Reason for not reading a connection with [`MAX_REQUESTS`].
+pub const ANSWERS: &str =
+    "the server reads no further request of this connection: 64 wait for their answers";
+
+/// Reason for not reading a connection whose frame finds no receive memory.
+pub const RECEIVE_MEMORY: &str = "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or \
+                                  --max-frame-bytes of all";
+
+/// Reason for not reading a connection with too many unread replies.
+pub const REPLIES: &str = "the server makes no further reply until this client has read the earlier ones (--max-frame-bytes)";
+
 /// Permit of one request, from its first byte until its reply is written, and of the reply once its size is estimated.
 pub struct RequestPermit {
     _request: OwnedSemaphorePermit,

@@ -45,6 +45,9 @@ impl Address {
     }
 }
 
+/// Beginnings of an address with a scheme.
+const SCHEMES: [&str; 4] = ["innet:", "innets:", "innet+", "unix:"];
+
 impl FromStr for Address {
     type Err = Error;
 
@@ -57,7 +60,13 @@ impl FromStr for Address {
                  innet+fstack://address:port for a client over F-Stack"
             )))
         };
-        let (scheme, rest) = text.split_once("://").unwrap_or(("innet", text));
+        let (scheme, rest) = match text.split_once("://") {
+            Some(parts) => parts,
+            None if SCHEMES.iter().any(|scheme| text.starts_with(scheme)) => {
+                return refuse("has no \"://\" after its scheme");
+            }
+            None => ("innet", text),
+        };
         let (scheme, stack) = match scheme.split_once('+') {
             None => (scheme, StackName::Kernel),
             Some((scheme, "fstack")) if scheme.starts_with("innet") => (scheme, StackName::Fstack),

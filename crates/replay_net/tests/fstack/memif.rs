@@ -179,8 +179,8 @@ fn calls_end_at_their_deadline_and_by_an_interrupt() {
         .unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     let interrupted = Wait {
-        deadline: None,
         interrupted: &|| true,
+        ..Wait::forever()
     };
     let error = client
         .sample(&sample_request("steps", 1), &interrupted)

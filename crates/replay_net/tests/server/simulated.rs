@@ -104,6 +104,37 @@ fn parked_samples_are_not_tried_again_by_themselves() {
     });
 }
 
+/// The reason is sent every five seconds, also of a request behind others, and never of one that is answered before.
+#[test]
+fn the_reason_of_a_wait_is_sent_to_the_client() {
+    World::simulated(19, config(table()), |world, _| async move {
+        let mut client = world.client().await;
+        let begun = world.now();
+        let first = client.send(sample(1), u32::MAX).await.unwrap();
+        let second = client.send(sample(1), 12_000).await.unwrap();
+        let mut sent = Vec::new();
+        for seconds in [5, 5, 10, 10] {
+            let reply = client.receive_any().await.unwrap().unwrap();
+            world.assert_soon_after(begun + Duration::from_secs(seconds));
+            let ReplyBody::Waiting(reason) = reply.body else {
+                panic!("a request that waits was answered: {}", reply.body.name());
+            };
+            sent.push((reply.id, reason));
+        }
+        sent.sort();
+        let reason =
+            "table \"steps\" holds 0 items of the 1 that min_size asks for; waiting for writers";
+        let behind = format!("1 earlier calls wait: {reason}");
+        let both = [(first, reason.to_owned()), (second, behind)];
+        assert_eq!(
+            sent,
+            [&both[..1], &both[..1], &both[1..], &both[1..]].concat()
+        );
+        let (answered, code, _) = client.receive_error().await;
+        assert_eq!((answered, code), (second, ErrorCode::Deadline));
+    });
+}
+
 #[test]
 fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
     const HELD: Duration = Duration::from_secs(2);
@@ -133,6 +164,7 @@ fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
             let id = client.send(body, deadline_ms).await.unwrap();
             let (answered, got, message) = client.receive_error().await;
             assert_eq!((answered, got), (id, code), "{message}");
+            assert!(message.contains("1 samples left of the 2"), "{message}");
             assert!(world.now() - begun >= waited);
             world.assert_soon_after(begun + waited);
         }

@@ -21,7 +21,7 @@ use crate::decoded_sample::{DecodedSampler, Reading};
 use crate::turns::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, class, error, integer, wait};
+use crate::{array, class, error, integer, torch, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Reading>)>>;
@@ -158,24 +158,26 @@ impl PyReplay {
     /// Samples `batch_size` items.
     #[pyo3(
         signature = (
-            table, batch_size, view = None, *, beta = 0.4, normalize = "batch", allow_short = false, timeout =
-            wait::TIMEOUT, threads = None
+            table, batch_size, view = None, *, beta = 0.4, device = None, normalize = "batch", allow_short = false,
+            timeout = wait::TIMEOUT, threads = None
         ),
-        text_signature = "($self, table, batch_size, view=None, *, beta=0.4, normalize='batch', allow_short=False, \
-                          timeout=60.0, threads=None)"
+        text_signature = "($self, table, batch_size, view=None, *, beta=0.4, device=None, normalize='batch', \
+                          allow_short=False, timeout=60.0, threads=None)"
     )]
-    fn sample(
+    fn sample<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         table: &str,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
         view: Option<ViewArgument>,
         beta: f64,
+        device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
-    ) -> PyResult<PyBatch> {
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = self.backend.closing();
@@ -218,17 +220,21 @@ impl PyReplay {
                 break sampled;
             }
         };
-        PyBatch::new(py, sampled.delivered())
+        let batch = Bound::new(py, PyBatch::new(py, sampled.delivered())?)?.into_any();
+        match device {
+            None => Ok(batch),
+            Some(device) => torch::call(py, "to_device", (batch, device)),
+        }
     }
 
     /// Samples batches repeatedly, decoding ahead of the reader.
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
-            normalize = "batch", timeout = wait::TIMEOUT, threads = None
+            normalize = "batch", allow_short = false, timeout = wait::TIMEOUT, threads = None
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
-                          normalize='batch', timeout=60.0, threads=None)"
+                          normalize='batch', allow_short=False, timeout=60.0, threads=None)"
     )]
     fn batches<'py>(
         &self,
@@ -240,12 +246,21 @@ impl PyReplay {
         #[pyo3(from_py_with = integer::prefetch)] prefetch: usize,
         device: Option<&Bound<'py, PyAny>>,
         normalize: &str,
+        allow_short: bool,
         timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         let sampler = self.sampler(
-            py, table, batch_size, view, normalize, false, threads, deadline,
+            py,
+            table,
+            batch_size,
+            view,
+            normalize,
+            allow_short,
+            threads,
+            deadline,
         )?;
         let description = format!("{batch_size} items of table {table:?} {}", self.location);
         let closing = self.backend.closing().clone();
@@ -253,10 +268,7 @@ impl PyReplay {
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
-            Some(device) => py
-                .import("innet_drl.batches")?
-                .getattr("TorchBatches")?
-                .call1((batches, device)),
+            Some(device) => torch::call(py, "TorchBatches", (batches, device)),
         }
     }
 
@@ -273,11 +285,11 @@ impl PyReplay {
         priorities: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<PyUpdateReceipt> {
-        let keys = array::numbers(ids, "ids", &IDS)?;
+        let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
-        let (keys, priorities) = (keys.to_bits(), priorities.to_f64());
+        let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
         let receipt = self.call(py, timeout, |replay, wait| {
-            replay.update_priorities(table, &keys, &priorities, wait)
+            replay.update_priorities(table, &ids, &priorities, wait)
         })?;
         Ok(PyUpdateReceipt {
             applied: receipt.applied,

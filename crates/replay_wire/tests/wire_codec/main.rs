@@ -265,7 +265,7 @@ fn errors_quote_the_beginning_of_what_a_client_sent() {
 fn lists_of_different_lengths_are_refused() {
     let body = RequestBody::UpdatePriorities {
         table: "t".into(),
-        keys: vec![1, 2],
+        ids: vec![1, 2],
         priorities: vec![1.0],
     };
     let outgoing = encode_request(&Request {
@@ -277,7 +277,7 @@ fn lists_of_different_lengths_are_refused() {
     let error = decode_request(received(&outgoing)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "protocol error: an update has 2 keys and 1 priorities"
+        "protocol error: an update has 2 ids and 1 priorities"
     );
 }
 

@@ -141,15 +141,18 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
-            let (keys, priorities) = updates.into_iter().unzip();
+            let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities {
                 table,
-                keys,
+                ids,
                 priorities,
             }
         }),
-        (name(), any::<u64>(), name())
-            .prop_map(|(table, key, reason)| RequestBody::ReportCorrupt { table, key, reason }),
+        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt {
+            table,
+            id,
+            reason
+        }),
         (name(), any::<u64>(), bytes()).prop_map(|(name, id, bytes)| RequestBody::PutParameters {
             name,
             id,
@@ -179,17 +182,18 @@ prop_compose! {
 
 prop_compose! {
     fn sampled_item()(
-        (key, age, times_sampled, before, after) in any::<(u64, u32, u32, u16, u16)>(),
+        (id, age, times_sampled, before, after) in any::<(u64, u32, u32, u16, u16)>(),
         probability in 0.0..1.0,
     ) -> SampledItem {
-        SampledItem { key, probability, age, times_sampled, before, after }
+        SampledItem { id, probability, age, times_sampled, before, after }
     }
 }
 
 /// What a test compares of a reply: everything but the credit, with the blobs in one piece.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    Plain(String),
+    Done,
+    Waiting(String),
     Challenge(Challenge),
     Table(TableConfig),
     Sampled {
@@ -213,7 +217,8 @@ pub enum Answer {
 
 pub fn answer() -> impl Strategy<Value = Answer> {
     prop_oneof![
-        prop::sample::select(vec!["done", "waiting"]).prop_map(|name| Answer::Plain(name.into())),
+        Just(Answer::Done),
+        any::<String>().prop_map(Answer::Waiting),
         option::of(any::<[u8; 32]>()).prop_map(Answer::Welcome),
         (any::<(u32, u64, [u8; 32], bool, u64)>(), ".{0,8}").prop_map(
             |((protocol, incarnation, nonce, token_needed, max_frame_bytes), release)| {
@@ -302,8 +307,8 @@ pub fn answer() -> impl Strategy<Value = Answer> {
 pub fn body(answer: Answer) -> ReplyBody {
     match answer {
         Answer::Welcome(proof) => ReplyBody::Welcome(proof),
-        Answer::Plain(name) if name == "waiting" => ReplyBody::Waiting,
-        Answer::Plain(_) => ReplyBody::Done,
+        Answer::Waiting(reason) => ReplyBody::Waiting(reason),
+        Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
         Answer::Sampled {
@@ -333,10 +338,10 @@ pub fn body(answer: Answer) -> ReplyBody {
 }
 
 pub fn seen(reply: Reply) -> Answer {
-    let name = reply.body.name();
     match reply.body {
         ReplyBody::Welcome(proof) => Answer::Welcome(proof),
-        ReplyBody::Done | ReplyBody::Waiting => Answer::Plain(name.into()),
+        ReplyBody::Done => Answer::Done,
+        ReplyBody::Waiting(reason) => Answer::Waiting(reason),
         ReplyBody::Challenge(challenge) => Answer::Challenge(challenge),
         ReplyBody::Table(config) => Answer::Table(config),
         ReplyBody::Sampled(sampled) => Answer::Sampled {

@@ -14,6 +14,7 @@ use futures_util::task::AtomicWaker;
 
 use super::Fstack;
 use super::reactor::Submission;
+use crate::client::pipeline::ServerWait;
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
@@ -62,6 +63,7 @@ impl ReactorHandle {
         wait: &Wait<'_>,
         until: Option<Instant>,
         late: impl FnOnce() -> Error,
+        server: &ServerWait,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         let (sender, receiver) = mpsc::channel();
@@ -89,10 +91,14 @@ impl ReactorHandle {
             if let Some(done) = guard.wait(wake.saturating_duration_since(now)) {
                 return done;
             }
-            if until.is_some_and(|until| Instant::now() >= until) {
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
                 // It may have been done meanwhile.
-                return guard.cancel().unwrap_or_else(|| Err(late()));
+                return guard
+                    .cancel()
+                    .unwrap_or_else(|| Err(server.explain(late())));
             }
+            server.report(wait, now);
         }
     }
 }

@@ -132,7 +132,7 @@ impl TestClient {
     pub async fn receive(&mut self) -> Result<Option<Reply>> {
         loop {
             match self.receive_any().await? {
-                Some(reply) if matches!(reply.body, ReplyBody::Waiting) => {}
+                Some(reply) if matches!(reply.body, ReplyBody::Waiting(_)) => {}
                 reply => return Ok(reply),
             }
         }

@@ -35,10 +35,10 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
             let value = i64::from_le_bytes(row[1..].try_into().unwrap());
             assert!((10..=12).contains(&value));
         }
-        let key = sampled.items[0].key;
+        let id = sampled.items[0].id;
         let update = RequestBody::UpdatePriorities {
             table: TABLE.into(),
-            keys: vec![key, key ^ 1],
+            ids: vec![id, id ^ 1],
             priorities: vec![0.5, 0.5],
         };
         let ReplyBody::Updated(receipt) = client.ask(update, 0).await.unwrap() else {

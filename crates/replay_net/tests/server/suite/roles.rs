@@ -36,10 +36,10 @@ fn other(name: &str) -> TableConfig {
     }
 }
 
-/// The first key of a sample.
-async fn sampled_key(client: &mut TestClient) -> u64 {
+/// The first id of a sample.
+async fn sampled_id(client: &mut TestClient) -> u64 {
     match client.ask(sample(1), 0).await.unwrap() {
-        replay_wire::ReplyBody::Sampled(sampled) => sampled.items[0].key,
+        replay_wire::ReplyBody::Sampled(sampled) => sampled.items[0].id,
         other => panic!("expected a sample, got {}", other.name()),
     }
 }
@@ -66,14 +66,14 @@ fn each_role_may_make_its_requests_and_no_others() {
             ]
         };
         let mut learner = client(&world, LEARNER).await;
-        let key = sampled_key(&mut learner).await;
+        let id = sampled_id(&mut learner).await;
         let of_learners = |table: &str| {
             [
                 sample(1),
                 RequestBody::CreateTable(other(table)),
                 RequestBody::UpdatePriorities {
                     table: TABLE.into(),
-                    keys: vec![key],
+                    ids: vec![id],
                     priorities: vec![2.0],
                 },
                 RequestBody::PutParameters {
@@ -83,7 +83,7 @@ fn each_role_may_make_its_requests_and_no_others() {
                 },
                 RequestBody::ReportCorrupt {
                     table: TABLE.into(),
-                    key,
+                    id,
                     reason: "does not decode".into(),
                 },
             ]

@@ -1,4 +1,4 @@
-//! Keys of items: within their table, and outside it, where a key names one item of one table of one memory.
+//! Ids of items: within their table, and outside it, where an id names one item of one table of one memory.
 
 use std::sync::atomic::AtomicU32;
 
@@ -11,42 +11,42 @@ const SPACE_SHIFT: u32 = SLOT_BITS + LIFETIME_BITS;
 
 /// Names an item within its table: its slot in the sum tree, and which of the slot's lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ItemKey {
+pub struct ItemId {
     /// The leaf.
     pub slot: u32,
     /// The lifetime of the leaf: odd.
     pub generation: u32,
 }
 
-impl ItemKey {
-    /// The key in one number, for an atomic.
+impl ItemId {
+    /// The id in one number, for an atomic.
     pub const fn to_word(self) -> u64 {
         (self.slot as u64) << 32 | self.generation as u64
     }
 
-    /// The key in a number of [`ItemKey::to_word`].
+    /// The id in a number of [`ItemId::to_word`].
     pub const fn from_word(word: u64) -> Self {
-        ItemKey {
+        ItemId {
             slot: (word >> 32) as u32,
             generation: word as u32,
         }
     }
 }
 
-/// The part of its keys that a table shares with no other table: a number in the upper 16 bits of every key, and the
+/// The part of its ids that a table shares with no other table: a number in the upper 16 bits of every id, and the
 /// generation that its slots begin with.
 ///
-/// A key has 64 bits and keeps its meaning wherever it is sent, so nothing but its bits can name the table. Tables of one
+/// An id has 64 bits and keeps its meaning wherever it is sent, so nothing but its bits can name the table. Tables of one
 /// process have numbers of one counter: 65,536 follow before one returns. The counter begins at a random number, and each
-/// table's generations at a random one of 2^24: keys of two tables in different processes agree only where both do.
+/// table's generations at a random one of 2^24: ids of two tables in different processes agree only where both do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeySpace {
+pub struct IdSpace {
     number: u16,
     first_generation: u32,
 }
 
-impl KeySpace {
-    /// The keys of a new table.
+impl IdSpace {
+    /// The ids of a new table.
     ///
     /// # Errors
     /// Errors of [`random_number`].
@@ -61,14 +61,14 @@ impl KeySpace {
         Ok(Self::of(first.wrapping_add(table) as u16, random as u32))
     }
 
-    /// The number in a key outside its table, which names the table.
+    /// The number of the table that an id names, whichever table that is.
     pub const fn number_of(bits: u64) -> u16 {
         (bits >> SPACE_SHIFT) as u16
     }
 
-    /// Keys of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
+    /// Ids of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
     pub const fn of(number: u16, lifetime: u32) -> Self {
-        KeySpace {
+        IdSpace {
             number,
             first_generation: lifetime << 1 & ((1 << (LIFETIME_BITS + 1)) - 1),
         }
@@ -79,17 +79,17 @@ impl KeySpace {
         self.first_generation
     }
 
-    /// The key of an item outside its table: lifetime (the generation without its lowest bit, which is 1) in bits 0 to
+    /// The id of an item outside its table: lifetime (the generation without its lowest bit, which is 1) in bits 0 to
     /// 23, slot in bits 24 to 47, number in bits 48 to 63.
-    pub fn to_bits(self, key: ItemKey) -> u64 {
+    pub fn to_bits(self, id: ItemId) -> u64 {
         u64::from(self.number) << SPACE_SHIFT
-            | u64::from(key.slot) << LIFETIME_BITS
-            | u64::from(key.generation >> 1)
+            | u64::from(id.slot) << LIFETIME_BITS
+            | u64::from(id.generation >> 1)
     }
 
-    /// The item that a key names; `None` for another table's key.
-    pub fn from_bits(self, bits: u64) -> Option<ItemKey> {
-        (bits >> SPACE_SHIFT == u64::from(self.number)).then_some(ItemKey {
+    /// The item that an id names; `None` for another table's id.
+    pub fn from_bits(self, bits: u64) -> Option<ItemId> {
+        (bits >> SPACE_SHIFT == u64::from(self.number)).then_some(ItemId {
             slot: (bits >> LIFETIME_BITS) as u32 & ((1 << SLOT_BITS) - 1),
             generation: (bits as u32 & ((1 << LIFETIME_BITS) - 1)) << 1 | 1,
         })
@@ -103,24 +103,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_round_trip_and_name_nothing_elsewhere() {
-        let key = ItemKey {
+    fn ids_round_trip_and_name_nothing_elsewhere() {
+        let id = ItemId {
             slot: (1 << 24) - 1,
             generation: (1 << 25) - 1,
         };
-        assert_eq!(ItemKey::from_word(key.to_word()), key);
-        let keys = KeySpace::of(3, 7);
-        let bits = keys.to_bits(key);
+        assert_eq!(ItemId::from_word(id.to_word()), id);
+        let ids = IdSpace::of(3, 7);
+        let bits = ids.to_bits(id);
         assert_eq!(bits, (4 << 48) - 1);
-        assert_eq!(KeySpace::number_of(bits), 3);
-        assert_eq!(keys.from_bits(bits), Some(key));
-        assert_eq!(KeySpace::of(2, 7).from_bits(bits), None);
-        assert_eq!(KeySpace::of(4, 7).from_bits(bits), None);
+        assert_eq!(IdSpace::number_of(bits), 3);
+        assert_eq!(ids.from_bits(bits), Some(id));
+        assert_eq!(IdSpace::of(2, 7).from_bits(bits), None);
+        assert_eq!(IdSpace::of(4, 7).from_bits(bits), None);
     }
 
     #[test]
     fn tables_have_numbers_of_their_own_and_random_first_generations() {
-        let spaces: Vec<_> = (0..1000).map(|_| KeySpace::new().unwrap()).collect();
+        let spaces: Vec<_> = (0..1000).map(|_| IdSpace::new().unwrap()).collect();
         let numbers: HashSet<_> = spaces.iter().map(|space| space.number).collect();
         assert_eq!(numbers.len(), spaces.len());
         let generations: HashSet<_> = spaces.iter().map(|s| s.first_generation).collect();

@@ -1,4 +1,4 @@
-//! Keys outlive their items and then name nothing.
+//! Ids outlive their items and then name nothing.
 
 use replay_core::memory::Memory;
 use replay_core::snapshot::{restore, save};
@@ -17,7 +17,7 @@ fn updates_of_batches_in_flight_skip_what_was_evicted_since() {
     // Newcomers take the evicted items' slots.
     actor.push_next(4);
     for batch in &batches {
-        let receipt = table.update_priorities(&keys(batch), &[50.0; 8]).unwrap();
+        let receipt = table.update_priorities(&ids(batch), &[50.0; 8]).unwrap();
         assert_eq!((receipt.applied, receipt.stale), (4, 4));
     }
     assert_eq!(stat(&table, "stale_updates"), 12);
@@ -41,7 +41,7 @@ fn the_last_priority_of_a_key_that_stands_twice_counts() {
     let table = table(&config(8));
     Actor::open(&table, 1).push_next(2);
     let batch = sample(&table, 2);
-    let [a, b] = keys(&batch)[..] else {
+    let [a, b] = ids(&batch)[..] else {
         panic!("two items")
     };
     let receipt = table
@@ -56,12 +56,12 @@ fn the_last_priority_of_a_key_that_stands_twice_counts() {
 fn keys_from_elsewhere_are_stale() {
     let table = table(&config(8));
     Actor::open(&table, 1).push_next(1);
-    let key = sample(&table, 1).items[0].key;
+    let id = sample(&table, 1).items[0].id;
     let strange = [
-        key ^ 1 << 48,
-        key ^ 1 << 63,
-        key + 1,
-        key ^ 2,
+        id ^ 1 << 48,
+        id ^ 1 << 63,
+        id + 1,
+        id ^ 2,
         1 << 30,
         u64::MAX,
         (1 << 49) - 1,
@@ -72,21 +72,21 @@ fn keys_from_elsewhere_are_stale() {
     assert!(
         strange
             .iter()
-            .all(|&key| table.report_corrupt(key, "").is_none())
+            .all(|&id| table.report_corrupt(id, "").is_none())
     );
 }
 
 /// Tables of the same layout, each with one step and its item in the first slot.
 fn first_key(table: &std::sync::Arc<Table>) -> u64 {
     Actor::open(table, 1).push_next(1);
-    sample(table, 1).items[0].key
+    sample(table, 1).items[0].id
 }
 
-fn assert_stale(table: &Table, key: u64) {
+fn assert_stale(table: &Table, id: u64) {
     let before = table.stats()["total_priority"].clone();
-    let receipt = table.update_priorities(&[key], &[9.0]).unwrap();
+    let receipt = table.update_priorities(&[id], &[9.0]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (0, 1));
-    assert_eq!(table.report_corrupt(key, ""), None);
+    assert_eq!(table.report_corrupt(id, ""), None);
     assert_eq!(table.stats()["total_priority"], before);
     assert_eq!(stat(table, "stale_updates"), 1);
 }
@@ -118,7 +118,7 @@ fn keys_of_other_tables_and_memories_are_stale() {
         beside
             .try_push(&push, &mut replay_core::table::Turn::default())
             .unwrap();
-        sample(&beside, 1).items[0].key
+        sample(&beside, 1).items[0].id
     };
     assert_stale(&table, beside_key);
     assert_stale(&beside, old);
@@ -144,7 +144,7 @@ fn keys_from_before_a_restore_are_stale() {
     let mut actor = Actor::open(&table, 1);
     (0..3).for_each(|_| actor.push_next(1));
     save(&saved, &path).unwrap();
-    let oldest = item_of(&sample(&table, 64), 0).key;
+    let oldest = item_of(&sample(&table, 64), 0).id;
 
     // A smaller table keeps the newest steps alone, in the first slots.
     let smaller = memory();
@@ -162,21 +162,21 @@ fn keys_from_before_a_restore_are_stale() {
 fn a_bad_priority_among_good_ones_changes_nothing() {
     let table = table(&config(8));
     Actor::open(&table, 1).push_next(2);
-    let keys = keys(&sample(&table, 2));
+    let ids = ids(&sample(&table, 2));
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e-300] {
-        let error = refusal(table.update_priorities(&keys, &[5.0, bad]));
+        let error = refusal(table.update_priorities(&ids, &[5.0, bad]));
         assert!(matches!(error, Error::Priority { .. }), "{error}");
     }
-    let error = refusal(table.update_priorities(&keys, &[5.0]));
+    let error = refusal(table.update_priorities(&ids, &[5.0]));
     assert_eq!(error.code(), ErrorCode::Schema);
     assert_eq!(table.stats()["total_priority"], 2.0);
     assert_eq!(table.stats()["max_priority"], 1.0);
     // Beyond what a priority can be is cut and counted; next to nothing stays drawable.
     table
-        .update_priorities(&keys, &[f64::MAX, f64::MIN_POSITIVE])
+        .update_priorities(&ids, &[f64::MAX, f64::MIN_POSITIVE])
         .unwrap();
     assert_eq!(stat(&table, "saturated_priorities"), 1);
-    assert_eq!(stat(&table, "items_with_mass"), 2);
+    assert_eq!(stat(&table, "items_with_priority"), 2);
 }
 
 #[test]
@@ -184,12 +184,12 @@ fn a_corrupt_item_is_removed_once_and_its_writer_named() {
     let table = table(&config(8));
     let mut actor = Actor::open(&table, 1);
     actor.push_next(2);
-    let key = item_of(&sample(&table, 2), 0).key;
+    let id = item_of(&sample(&table, 2), 0).id;
     assert_eq!(
-        table.report_corrupt(key, "bad block").as_deref(),
+        table.report_corrupt(id, "bad block").as_deref(),
         Some("actor 1")
     );
-    assert_eq!(table.report_corrupt(key, "bad block"), None);
+    assert_eq!(table.report_corrupt(id, "bad block"), None);
     assert_eq!(
         (stat(&table, "corrupt_items"), stat(&table, "items")),
         (1, 1)

@@ -1,0 +1,143 @@
+"""Calls that wait: after five seconds the log has the reason, once for each; calls that do not wait log nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from calls import Call, Lines, limited, write_until_blocked
+from conftest import MakeReplay
+from innet_drl import errors
+from serving import Server, until
+from steps import VIEW, fill, step, table
+
+IN_PROCESS_AND_REMOTE = pytest.mark.parametrize("make_replay", ["process", "unix"], indirect=True)
+
+
+@IN_PROCESS_AND_REMOTE
+def test_every_call_that_waits_says_once_what_for(make_replay: MakeReplay, log: Lines) -> None:
+    names = ("sample", "ahead", "next", "short", "append", "flush")
+    replay = make_replay([limited(name) for name in names])
+    empty = 'table "{}" holds 0 items of the 5 that min_size asks for; waiting for writers'
+    full = 'table "{}" has 0 items sampled for '
+    ahead, direct = replay.batches("ahead", 4, VIEW), replay.batches("next", 4, VIEW, prefetch=0)
+    short = replay.batches("short", 4, VIEW, allow_short=True)
+
+    def append() -> None:
+        writer = replay.writer("append", 1, VIEW, chunk_steps=1)
+        for t in range(10_000):
+            writer.append(**step(t), timeout=None)
+
+    calls = {
+        empty.format("sample"): Call(lambda: replay.sample("sample", 4, VIEW)),
+        empty.format("ahead"): Call(lambda: next(ahead)),
+        empty.format("next"): Call(lambda: next(direct)),
+        empty.format("short"): Call(lambda: next(short)),
+        full.format("append"): Call(append),
+        full.format("flush"): write_until_blocked(replay, "flush")[1],
+    }
+    for reason in calls:
+        log.wait_for(reason)
+    replay.close()
+    for call in calls.values():
+        assert isinstance(call.ended(), errors.ClosedError)
+    for reason in calls:
+        (line,) = [line for line in log.lines if reason in line]
+        more = "without a timeout" if "append" in reason else "for up to 5"
+        assert line.startswith(f"still waiting after 5 s, {more}"), line
+    assert len(log.lines) == len(calls)
+
+
+def test_calls_that_do_not_wait_log_nothing(make_replay: MakeReplay, log: Lines) -> None:
+    replay = make_replay([table()])
+    fill(replay, 100)
+    with replay.batches("t", 8, VIEW) as batches:
+        for _ in range(20):
+            batch = next(batches)
+            assert replay.update_priorities("t", batch.ids, np.ones(8)).stale == 0
+    replay.sample("t", 8, VIEW, timeout=0)
+    replay.put_parameters("p", {"w": np.ones(3)})
+    assert replay.get_parameters("p") is not None
+    with pytest.raises(errors.DeadlineError):
+        replay.create_table(limited("empty"))
+        replay.sample("empty", 8, VIEW, timeout=0.01)
+    replay.close()
+    assert not [line for line in log.lines if "waiting" in line]
+
+
+@IN_PROCESS_AND_REMOTE
+def test_ctrl_c_ends_a_wait_that_is_in_the_log(make_replay: MakeReplay, log: Lines) -> None:
+    replay = make_replay([limited()])
+
+    def interrupt() -> None:
+        log.wait_for('table "t" holds 0 items')
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = Call(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        replay.sample("t", 4, VIEW)
+    assert interrupting.ended() is None
+    assert len(log.lines) == 1
+
+
+def test_a_server_that_does_not_answer_is_in_the_log(tmp_path: Path, log: Lines) -> None:
+    with Server(f"unix://{tmp_path}/s") as server, innet.connect(server.address) as replay:
+        server.send(signal.SIGSTOP)
+        connected: list[innet.Replay] = []
+        calls = [
+            Call(replay.stats),
+            Call(lambda: connected.append(innet.connect(server.address, timeout=60))),
+        ]
+        try:
+            log.wait_for(f"still waiting after 6 s, for up to 54 s more: {server.address} has not answered")
+            log.wait_for_lines(len(calls))
+        finally:
+            server.send(signal.SIGCONT)
+        assert [call.ended() for call in calls] == [None, None]
+        connected[0].close()
+    assert len(log.lines) == len(calls)
+
+
+def test_full_receive_memory_of_a_server_is_in_the_log(tmp_path: Path, log: Lines) -> None:
+    large: dict[str, Any] = {"observation": innet.Column("uint8", (20_000,), codec="none"), "reward": "float32"}
+    held = innet.Table("t", large, 1000, min_size=1, samples_per_insert=1.0, slack=2.0, view=innet.Window(0, 0))
+    row: dict[str, Any] = {
+        "observation": np.zeros((1, 20_000), np.uint8),
+        "reward": np.zeros(1, np.float32),
+        "terminated": [False],
+        "truncated": [False],
+    }
+
+    def write(writer: innet.Writer) -> None:
+        for _ in range(100):
+            writer.append(**row)
+        writer.flush()
+
+    with Server(f"unix://{tmp_path}/s", "--max-frame-bytes", "65536") as server:
+        with innet.connect(server.address, tables=held) as replay:
+            first = Call(lambda: write(replay.writer("t", 1, chunk_steps=1)))
+            # Its next frame waits for memory, and the other writer's behind it.
+            until(lambda: replay.stats()["receive_bytes"] > 60_000)
+            calls = [first, Call(lambda: write(replay.writer("t", 1, chunk_steps=1)))]
+            log.wait_for("more: the server's receive memory is full of pushes that wait")
+            log.wait_for('more: table "t" has 0 items sampled')
+            replay.close()
+            assert all(isinstance(call.ended(), errors.ClosedError) for call in calls)
+
+
+def test_a_gradient_worker_says_who_is_missing(log: Lines) -> None:
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+        with innet.connect(server.addresses[0]) as client:
+            worker = client.join_gradients("job", worker=0, workers=2, name="first", deadline=60.0)
+            summing = Call(lambda: worker.sum(np.ones(1000, np.float32)))
+            log.wait_for("worker 1")
+            worker.leave()
+            assert isinstance(summing.ended(), errors.ClosedError)
+    (line,) = log.lines
+    assert line.startswith("still waiting after 5 s, for up to 5"), line
