@@ -41,9 +41,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of commands of an environment into which the wheel was installed."""
     environment = tmp_path_factory.mktemp("installed") / "environment"
     subprocess.run([TOOLS / "uv", "venv", "--quiet", "--python", sys.executable, environment], check=True)
-    constraints = ["--constraint", ROOT / "constraints.txt"]
-    install = [TOOLS / "uv", "pip", "install", "--quiet", "--python", environment / "bin" / "python", *constraints]
-    subprocess.run([*install, wheel], check=True)
+    install: list[str | Path] = [TOOLS / "uv", "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
+    subprocess.run([*install, "--constraint", ROOT / "constraints.txt", wheel], check=True)
     return environment / "bin"
 
 
@@ -94,7 +93,7 @@ def test_it_needs_numpy_alone_and_names_its_extras(installed: Path) -> None:
 def test_the_program_of_the_page_samples_in_process_and_from_a_server(installed: Path) -> None:
     in_process = run(installed / "python", "-c", program())
     assert (in_process.returncode, in_process.stderr) == (0, "")
-    serve = [installed / "innet-replay", "serve", "--listen", "innet://127.0.0.1:0"]
+    serve: list[str | Path] = [installed / "innet-replay", "serve", "--listen", "innet://127.0.0.1:0"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=installed) as server:
         assert server.stdout is not None
         ready = server.stdout.readline()
