@@ -22,8 +22,9 @@ use crate::{error, torch};
 pub struct PyParameters {
     /// Rises by one with every put; the first is 1.
     version: u64,
-    /// The tensors by name, which the reader may change: NumPy arrays, or torch tensors where a device was named. bfloat16
-    /// becomes float32.
+    /// The tensors by name, which the reader may change.
+    ///
+    /// NumPy arrays, or torch tensors where `get_parameters` was given a device. bfloat16 becomes float32.
     tensors: Py<PyDict>,
 }
 
