@@ -63,7 +63,7 @@ class Recorder:
         Raises:
             ReplayError: As in `step`, for a step that was not appended before; the environment was not reset.
         """
-        self._append_pending()
+        self._append_pending(60.0)
         observation, info = self._env.reset(**options)
         self._observation = self._kept(observation)
         self._first, self._final = np.ones(self._streams, bool), np.zeros(self._streams, bool)
@@ -150,7 +150,7 @@ class Recorder:
         self._pending = None
         return results
 
-    def _append_pending(self, timeout: float | None) -> None:
+    def _append_pending(self, timeout: float | None = 60.0) -> None:
         if self._pending is not None:
             self._append(timeout)
 
