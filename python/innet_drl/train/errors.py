@@ -59,12 +59,13 @@ _MODULES = (
     "loguru",
     "rich",
     "safetensors",
+    "scipy",
     "tensorboard",
     "torch",
     "tyro",
     "yaml",
 )
-EXTRAS = dict.fromkeys(_MODULES, "train")
+EXTRAS = {**dict.fromkeys(_MODULES, "train"), "wandb": "wandb"}
 """Extra of the package that installs a module."""
 
 
