@@ -96,6 +96,18 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full(space.shape, self.steps, space.dtype)
 
 
+class Failing(Counter):
+    """Raises at its 40th step, with another number each time."""
+
+    steps_left = 40
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            raise ValueError(f"the motor {id(self)} is stuck")
+        return super().step(action)
+
+
 class Lives(Counter):
     """Loses a life at each step; games begin with 3 lives, and every other is truncated when one is left."""
 
@@ -125,6 +137,24 @@ class Shifted(gymnasium.RewardWrapper[Any, Any]):
 
     def reward(self, reward: Any) -> float:
         return float(reward) + 1.0
+
+
+class Drawn(Counter):
+    """It can be drawn."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return np.zeros((32, 32, 3), np.uint8)
+
+
+class Stacked(gymnasium.wrappers.FrameStackObservation):
+    """The last two observations."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env, 2)
 
 
 class Changing(Counter):

@@ -54,7 +54,7 @@ def test_batches_may_be_short_at_the_deadline(make_replay: MakeReplay) -> None:
     fill(replay, 20)
     with replay.batches("t", 30, VIEW, allow_short=True, timeout=0.2) as batches:
         assert len(next(batches)) == 20
-        with pytest.raises(errors.DeadlineError, match="0 samples left of the 30"):
+        with pytest.raises(errors.DeadlineError, match="holds 0 items"):
             next(batches)
         fill(replay, 40)
         assert len(next(batches)) == 30

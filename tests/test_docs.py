@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_the_readme_lists_every_page() -> None:
 
 
 def test_every_example_is_in_the_index() -> None:
-    named = set(re.findall(r"`(\w+\.(?:py|toml))`", (DOCUMENTS.parent / "README.md").read_text()))
+    named = set(re.findall(r"`(\w+\.(?:ipynb|py|toml))`", (DOCUMENTS.parent / "README.md").read_text()))
     assert {path.name for path in (DOCUMENTS.parent / "examples").iterdir() if path.is_file()} <= named
 
 
@@ -200,6 +201,31 @@ def test_the_program_of_the_training_page_trains_and_plays(tmp_path: Path) -> No
     assert (tmp_path / "runs" / "first" / "best.safetensors").is_file()
 
 
+def test_a_study_prunes_by_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the documentation, with the small run in place of the preset; each trial is in a thread."""
+    import optuna
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(train.PRESETS, "cartpole", small(serial=True, evaluation_period=40))
+    (page,) = DOCUMENTS.rglob("training.md")
+    programs = re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text())
+    (program,) = [code for code in programs if "optuna" in code]
+    names: dict[str, Any] = {"__name__": "study"}
+    exec(program.replace("steps=20_000", "steps=600"), names)
+    optuna.logging.disable_default_handler()
+    study = optuna.create_study(direction="maximize")
+    with ThreadPoolExecutor(1) as other:
+        other.submit(study.optimize, names["objective"], n_trials=1).result()
+        # No score of CartPole is above its lower bound.
+        study.pruner = optuna.pruners.ThresholdPruner(lower=501)
+        other.submit(study.optimize, names["objective"], n_trials=1).result()
+    done, pruned = study.trials
+    assert (done.state, pruned.state) == (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+    assert done.value is not None
+    assert len(done.intermediate_values) > 1 == len(pruned.intermediate_values)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     text = (DOCUMENTS / "reference" / "statistics.md").read_text()
     table = text.split("## A training run")[1]
@@ -217,6 +243,6 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
 )
 def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:
     text = (DOCUMENTS / document).read_text()
-    named = {name.removeprefix("no-").replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
+    named = {name.replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
     known = {field.name for flags in classes for field in dataclasses.fields(flags)}
-    assert named - known == others
+    assert {name.removeprefix("no_") for name in named - known} - known == others

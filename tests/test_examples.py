@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import innet_drl as innet
 
@@ -105,3 +107,21 @@ def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp
     finally:
         server.terminate()
         server.wait(timeout=60)
+
+
+@pytest.mark.timeout(300)
+def test_the_notebook_trains_an_agent_that_plays(tmp_path: Path) -> None:
+    notebook = nbformat.read(EXAMPLES / "first_agent.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    # Outputs would differ at every run, and in every difference between commits.
+    assert all((cell.outputs, cell.execution_count) == ([], None) for cell in code)
+    (training,) = [cell for cell in code if "minutes = 1.0" in cell.source]
+    training.source = training.source.replace("minutes = 1.0", "minutes = 0.1")
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    before, after = percentages(printed)
+    assert after > before
+    assert float(*re.findall(r"best mean score (\d+\.\d+)", printed)) > 0
+    assert float(*re.findall(r"score of a game: (\d+)", printed)) > 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "evaluation.json").is_file()

@@ -49,13 +49,14 @@ REQUIRED = {
 
 
 def update(loss: float) -> Update:
-    return Update(torch.ones(2), torch.tensor(loss), torch.tensor(0.5))
+    return Update(torch.ones(2), torch.tensor(loss), torch.tensor(0.5), torch.tensor(2 * loss))
 
 
 def filled_meter() -> Meter:
     meter = Meter(environments=4, frames_per_step=4)
-    meter.add_report(ActorReport(0, 100, [Game(0, 1.0), Game(1, 9.0)], 8, {"environment": 3.0, "inference": 1.0}))
-    meter.add_report(ActorReport(1, 50, [Game(2, 4.0), Game(3, 6.0)], 6, {"environment": 4.0}))
+    seconds = {"environment": 3.0, "inference": 1.0}
+    meter.add_report(ActorReport(0, 100, [Game(0, 1.0, 20), Game(1, 9.0, 30)], 8, seconds, epsilon=0.5))
+    meter.add_report(ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, epsilon=0.25))
     meter.add_update(update(1.0), 10.0)
     meter.add_update(update(3.0), 20.0)
     return meter
@@ -86,6 +87,15 @@ def test_the_mean_score_is_of_the_half_that_explores_less() -> None:
     assert line.games == 4
 
 
+def test_lengths_and_epsilon_are_means_over_games_and_actors() -> None:
+    line = filled_meter().line(10, 2, TABLE)
+    # Of the half of the environments that explores less, as the mean score.
+    assert line.length_mean == 30.0
+    assert line.epsilon == 0.375
+    assert line.gradient_norm == 4.0
+    assert line.actor_scores == {"0": 5.0, "1": 5.0}
+
+
 def test_averages_start_anew_with_each_line() -> None:
     meter = filled_meter()
     meter.line(10, 2, TABLE)
@@ -111,6 +121,7 @@ def test_a_meter_goes_on_from_its_state() -> None:
     other.restore(json.loads(json.dumps(meter.state())))
     line = other.line(10, 2, TABLE)
     assert (line.agent_steps, line.return_mean, line.return_best, line.games) == (150, 5.0, 9.0, 4)
+    assert (line.length_mean, line.actor_scores) == (30.0, {"0": 5.0, "1": 5.0})
 
 
 def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
@@ -123,6 +134,8 @@ def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
     found: dict[str, float] = {}
     for event in EventFileLoader(str(events)).Load():
         for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "hparams":
+                continue
             assert event.step == 150
             found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
     values: dict[str, Any] = dataclasses.asdict(line)
@@ -182,19 +195,21 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     shown = io.StringIO()
     with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)) as page:
         page.say("measuring")
-        page.show(line, {0: 5.0, 1: 5.0}, "learning", seconds_left=95.0)
+        page.show(line, "learning", seconds_left=95.0)
+        page.progress("evaluation", "3 of 30 games")
     assert "breakout" in shown.getvalue()
     assert "measuring" in shown.getvalue()
     assert "1:35 left" in shown.getvalue()
     assert "0: 5.0  1: 5.0" in shown.getvalue()
+    assert "evaluation: 3 of 30 games" in shown.getvalue()
     small = io.StringIO()
     with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:
-        page.show(line, {}, "learning")
+        page.show(line, "learning")
     assert small.getvalue() == plain_line(line, "learning") + "\n"
     piped = io.StringIO()
     console = Console(file=piped, width=40)
     with logs_on_console(console), Page("breakout", console) as page:
-        page.show(line, {}, "learning")
+        page.show(line, "learning")
         logging.getLogger("innet_drl").warning("a line of the core")
     assert plain_line(line, "learning") in piped.getvalue()
     assert "WARNING a line of the core" in piped.getvalue()

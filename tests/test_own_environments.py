@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -274,19 +275,46 @@ def test_an_error_of_a_step_names_the_environment() -> None:
     assert raised.value.__notes__ == ["--environment brought:Counter: its step raised this"]
 
 
+def test_an_actors_error_is_shown_once_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = small(environment="brought:Failing", actor_restarts=2)
+    with pytest.raises(ActorError) as raised:
+        local.train(config, tmp_path / "run")
+    first, second = [
+        record.getMessage() for record in caplog.records if "failed and is replaced" in record.getMessage()
+    ]
+    what = r"ValueError: the motor \d+ is stuck; --environment brought:Failing: its step raised this"
+    assert re.match(rf"actor 0 failed and is replaced \(1 restarts left\): {what}\nTraceback", first)
+    assert "brought.py" in first
+    assert re.fullmatch(rf"actor 0 failed and is replaced \(0 restarts left\): {what}", second)
+    last = rf"actor 0 failed, and no restart is left after 3 failures of actors: {what}"
+    assert re.fullmatch(last, str(raised.value))
+
+
+def test_an_actors_only_error_has_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ActorError, match=r"no restart is left: ValueError: the motor .* is stuck.*\nTraceback"):
+        local.train(small(environment="brought:Failing", actor_restarts=0), tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stack_of_wrappers_trains_in_actors(tmp_path: Path, is_async: bool) -> None:
+    """The time is added to the observation; then rewards are doubled, observations stacked, rewards shifted."""
+    wrappers = ["gymnasium.wrappers:TimeAwareObservation", "brought:Doubled", "brought:Stacked", "brought:Shifted"]
+    config = small(
+        environment="CartPole-v1", environment_wrappers=wrappers, async_environments=is_async, environments=2, steps=400
+    )
+    result = train.run(config, folder=tmp_path / "run")
+    assert result.learner_updates > 0
+    assert result.evaluation is not None
+    # Each step gives 2 * 1 + 1.
+    assert all(score % 3 == 0 and score > 15 for score in result.evaluation.scores)
+    action = train.load(tmp_path / "run").act(np.zeros((2, 5)))
+    assert action in (0, 1)
+
+
 def test_a_video_of_an_environment_of_ones_own(tmp_path: Path) -> None:
     from innet_drl.train import video
     from innet_drl.train.networks import make_network
 
-    def make(render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        class Drawn(brought.Counter):
-            def render(self) -> Any:
-                return np.zeros((32, 32, 3), np.uint8)
-
-        drawn = Drawn()
-        drawn.render_mode = render_mode
-        return drawn
-
-    config = small(environment=make)
+    config = small(environment=brought.Drawn)
     network = make_network(config, environments.make(config, 1).spec)
     assert video.record(config, network, tmp_path / "game.mp4") == 5.0

@@ -140,3 +140,33 @@ def test_importing_the_client_loads_numpy_and_the_standard_library() -> None:
     packages, modules = printed.splitlines()
     assert set(packages.split()) <= {"innet_drl", "numpy"}
     assert modules.split() == ["innet_drl._core", "innet_drl.errors", "innet_drl.recorder"]
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Modules that the interpreter has after it ran `innet-drl` with these arguments."""
+    code = (
+        "import sys; from innet_drl.cli import main; assert main(sys.argv[1:]) == 0\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True)
+    return set(ended.stderr.split())
+
+
+def loaded_by_numpy() -> set[str]:
+    """Modules that the interpreter has after `import numpy`."""
+    code = "import sys, numpy; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_help_and_version_load_little_more_than_numpy() -> None:
+    """Modules are counted, and not their time."""
+    for flag in ("--help", "--version"):
+        added = loaded_by(flag) - loaded_by_numpy()
+        assert {name for name in added if name.partition(".")[0] not in sys.stdlib_module_names} == {
+            "innet_drl",
+            "innet_drl._core",
+            "innet_drl.cli",
+            "innet_drl.errors",
+            "innet_drl.recorder",
+        }
+        assert len(added) < 20, sorted(added)

@@ -43,6 +43,14 @@ def test_its_exit_status_is_that_of_the_command() -> None:
     assert "http://a" in wrong.stderr
 
 
+@pytest.mark.parametrize(("module", "name"), [("server_cli", "innet-replay"), ("cli", "innet-drl")])
+def test_modules_of_commands_run(module: str, name: str) -> None:
+    """As `python -m innet_drl` does, where no script is installed."""
+    command = [sys.executable, "-m", f"innet_drl.{module}", "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert version.stdout == f"{name} {innet.__version__}\n"
+
+
 def test_doctor_says_what_is_there() -> None:
     """What it finds depends on the machine; what it says of it does not."""
     told = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, check=False)

@@ -356,13 +356,7 @@ def test_the_time_left_follows_from_steps_and_minutes(tmp_path: Path) -> None:
     shown: list[tuple[train.Metrics, float | None]] = []
 
     class Capture(Display):
-        def show(
-            self,
-            metrics: train.Metrics,
-            scores_by_actor: dict[int, float],
-            note: str,
-            seconds_left: float | None = None,
-        ) -> None:
+        def show(self, metrics: train.Metrics, note: str, seconds_left: float | None = None) -> None:
             shown.append((metrics, seconds_left))
 
     config = small(serial=True, steps=600)
@@ -430,7 +424,9 @@ def test_the_best_agent_is_evaluated_by_the_command(tmp_path: Path, capsys: pyte
     train.run(small(serial=True, steps=300), folder=tmp_path / "run")
     capsys.readouterr()
     assert main(["evaluate", str(tmp_path / "run"), "--best", "--games", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["checkpoint"] == str(tmp_path / "run" / "best.safetensors")
+    (played,) = json.loads(capsys.readouterr().out)["runs"]
+    assert played["checkpoint"] == str(tmp_path / "run" / "best.safetensors")
+    assert played["learner_updates"] > 0
 
 
 @pytest.mark.parametrize("used", ["preset", "load"])

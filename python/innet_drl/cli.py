@@ -8,10 +8,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import difflib
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +20,7 @@ usage: innet-drl COMMAND [flags]
 
 commands:
   train      train an agent; the run is left in runs/<name>/
-  evaluate   play games with the agent of a run and print the scores as JSON
+  evaluate   play games with the agents of runs and print a report as JSON
   record     record a video of a game of the agent of a run
   bench      measure: bench paper is the evaluation of in-network experience sampling, bench gradients that of sums
              between learners
@@ -51,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command = _COMMANDS.get(first)
     if command is None:
+        import difflib
+
         close = difflib.get_close_matches(first, _COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(_COMMANDS)}"
         print(f"error: there is no command {first!r}: {hint}" if first else USAGE.rstrip(), file=sys.stderr)
@@ -86,6 +85,11 @@ def train(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import parse_train
 
     flags = parse_train(arguments)
+    callbacks = []
+    if flags.track:
+        from innet_drl.train import WandbCallback
+
+        callbacks.append(WandbCallback())
     if not flags.config.serial:
         from innet_drl.launch.processes import start_fork_server
 
@@ -102,6 +106,7 @@ def train(arguments: Sequence[str]) -> None:
             out or RunFolder.default_path(flags.name),
             resume=flags.resume is not None,
             unused=out is None,
+            callbacks=callbacks,
             display=Page,
             signals=True,
         )
@@ -109,42 +114,51 @@ def train(arguments: Sequence[str]) -> None:
 
 def evaluate(arguments: Sequence[str]) -> None:
     """`innet-drl evaluate`."""
+    import json
+
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl.train.agent import load
-    from innet_drl.train.evaluation import evaluate as play_games
+    from innet_drl.train.page import page_of_command
 
-    agent = load(flags.run, best=flags.best)
-    config = agent.config
-    config = dataclasses.replace(
-        config,
-        seed=flags.seed,
-        evaluation_games=config.evaluation_games if flags.games is None else flags.games,
-        evaluation_epsilon=config.evaluation_epsilon if flags.epsilon is None else flags.epsilon,
-        evaluation_frames=config.evaluation_frames if flags.frames is None else flags.frames,
-    )
-    evaluation = play_games(config, agent.network, seed=config.seed)
-    assert evaluation is not None
-    print(evaluation, file=sys.stderr)
-    print(json.dumps({"checkpoint": str(agent.checkpoint), "mean": evaluation.mean, **dataclasses.asdict(evaluation)}))
+    with page_of_command(f"evaluation of {' '.join(map(str, flags.runs))}") as page:
+        from innet_drl.train.evaluation_report import CONDITIONS, evaluate_runs
+
+        given = {name: getattr(flags, name.removeprefix("evaluation_")) for name in CONDITIONS}
+        report = evaluate_runs(
+            flags.runs,
+            best=flags.best,
+            protocol=flags.protocol,
+            seeds=flags.seeds,
+            changes={name: value for name, value in given.items() if value is not None},
+            progress=page.progress,
+        )
+    print(report, file=sys.stderr)
+    print(json.dumps(report.as_dict()))
 
 
 def record(arguments: Sequence[str]) -> None:
     """`innet-drl record`."""
+    import dataclasses
+
     from innet_drl.train.flags import RecordFlags, parse
 
     flags = parse(RecordFlags, "record", arguments)
-    from innet_drl.train import video
-    from innet_drl.train.agent import load
     from innet_drl.train.errors import writing
+    from innet_drl.train.page import page_of_command
     from innet_drl.train.run_folder import RunFolder
 
-    agent = load(flags.run, best=flags.best)
-    config = dataclasses.replace(agent.config, seed=flags.seed)
-    path = flags.to or RunFolder.open(flags.run).videos / f"{agent.checkpoint.stem}-seed{flags.seed}.mp4"
-    with writing(str(path), "choose another file with --to"):
-        score = video.record(config, agent.network, path, seed=config.seed, seconds=flags.seconds)
+    with page_of_command(f"video of {flags.run}") as page:
+        from innet_drl.train import video
+        from innet_drl.train.agent import load
+
+        agent = load(flags.run, best=flags.best)
+        config = dataclasses.replace(agent.config, seed=flags.seed)
+        path = flags.to or RunFolder.open(flags.run).videos / f"{agent.checkpoint.stem}-seed{flags.seed}.mp4"
+        with writing(str(path), "choose another file with --to"):
+            score = video.record(
+                config, agent.network, path, seed=config.seed, seconds=flags.seconds, progress=page.progress
+            )
     print(f"score {score:g}: {path}")
 
 
@@ -174,3 +188,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "record": record,
     "bench": bench,
 }
+
+if __name__ == "__main__":
+    sys.exit(main())

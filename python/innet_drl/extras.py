@@ -16,12 +16,14 @@ _MODULES = {
         "loguru",
         "rich",
         "safetensors",
+        "scipy",
         "tensorboard",
         "torch",
         "tyro",
         "yaml",
     ),
     "redis": ("lz4", "redis"),
+    "wandb": ("wandb",),
     "bench": ("matplotlib",),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}

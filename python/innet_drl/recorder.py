@@ -8,13 +8,15 @@ writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from innet_drl._core import Writer
 from innet_drl.errors import ConfigError, ReplayError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Recorder"]
 

@@ -11,3 +11,7 @@ def main() -> None:
     # The Rust code handles signals; Python's handler would raise KeyboardInterrupt after it returns.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_core.run_server_cli(["innet-replay", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ pub struct Reading {
     /// Whether the view is the table's own.
     own: bool,
     decoder: Decoder,
-    /// Number in the keys of the table of this definition; `None` before the first sample.
+    /// Number in the ids of the table of this definition; `None` before the first sample.
     table: Mutex<Option<u16>>,
 }
 

@@ -185,7 +185,9 @@ fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
 attributes! { PyWriter, |writer, py|
     /// Steps appended, over all environments, without final rows.
     steps: PyResult<u64> = Ok(writer.counters(py)?.steps);
-    /// Items made.
+    /// Items made: windows that are complete with the steps appended so far.
+    ///
+    /// The last of them may not be in the table yet; `flush` waits for them.
     items: PyResult<u64> = Ok(writer.counters(py)?.items);
     /// Windows that never became items.
     ///

@@ -7,7 +7,6 @@ import logging
 import multiprocessing.connection
 import threading
 import time
-import traceback
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -83,9 +82,9 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
         pipe.send(
             ProcessFailure(str(error), fatal=isinstance(error, ValueError), by_memory=isinstance(error, MEMORY_LOST))
         )
-    except Exception:
+    except Exception as error:
         # A replacement would meet the same before its first step.
-        pipe.send(ProcessFailure(traceback.format_exc(), fatal=not playing.is_set()))
+        pipe.send(ProcessFailure.unforeseen(error, fatal=not playing.is_set()))
     finally:
         pipe.close()
 
@@ -150,6 +149,8 @@ class Actors:
             for index in range(config.actors)
         ]
         self._restarts_left = config.actor_restarts
+        self._failures = 0
+        self._shown: set[str] = set()
         self._processes: dict[int, Any] = {}
         self._pipes: dict[multiprocessing.connection.Connection, int] = {}
 
@@ -221,13 +222,18 @@ class Actors:
         if failure is None and process.exitcode == IMPORT_FAILED:
             reason = f"its process ended before it began, and printed why: {MAIN_GUARD}"
             failure = ProcessFailure(reason, fatal=True)
-        reason = failure.message if failure else f"it ended with exit code {process.exitcode}"
+        if failure is None:
+            failure = ProcessFailure(f"it ended with exit code {process.exitcode}", fatal=False)
         process.close()
-        if failure is not None and failure.fatal:
+        # A traceback is shown once; further failures of the same kind are one line each.
+        reason = failure.message if failure.kind in self._shown else str(failure)
+        self._shown.add(failure.kind)
+        if failure.fatal:
             raise ActorError(f"actor {index} cannot play: {reason}")
-        counts = failure is None or not failure.by_memory
-        if counts and self._restarts_left == 0:
-            raise ActorError(f"actor {index} failed, and no restart is left: {reason}")
-        self._restarts_left -= counts
+        self._failures += not failure.by_memory
+        if self._restarts_left == 0 and not failure.by_memory:
+            count = f" after {self._failures} failures of actors" if self._failures > 1 else ""
+            raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
+        self._restarts_left -= not failure.by_memory
         logger.error("actor %d failed and is replaced (%d restarts left): %s", index, self._restarts_left, reason)
         self._start(replace(self._assignments[index], first_step=agent_steps))

@@ -12,6 +12,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,23 @@ class ProcessFailure:
     """A replacement would fail in the same way."""
     by_memory: bool = False
     """The memory came back empty: a replacement counts as no restart."""
+    trace: str = ""
+    """Traceback of an unforeseen error, whose type and text are `message`."""
+
+    @classmethod
+    def unforeseen(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
+        """The failure by an error of any kind, such as one of a user's environment."""
+        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+        trace = "".join(traceback.format_exception(error))
+        return cls("; ".join(lines), fatal, trace=trace)
+
+    @property
+    def kind(self) -> str:
+        """The stack of the traceback, which failures of one cause share, or the message."""
+        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or self.message
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.trace}".rstrip()
 
 
 def forbid_in_children() -> None:

@@ -11,6 +11,7 @@
 | `preset`, `PRESETS`, `Config` | settings |
 | `run`, `Result` | a training run |
 | `Callback`, `StopTraining`, `Metrics`, `Evaluation` | reports during a run, and ending it |
+| `WandbCallback` | a run in Weights & Biases |
 | `load`, `Agent` | a trained agent |
 
 A run takes over neither signals nor loggers, and gives torch's threads and random numbers back. It logs to `innet_drl`
@@ -25,11 +26,12 @@ by `logging`.
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
 | `trainer`, `serial`, `journal` | one session of a run; the loop in one process; its repeatable memory |
-| `callbacks` | functions of the caller that a run calls |
+| `callbacks`, `tracking` | functions of the caller that a run calls; Weights & Biases |
 | `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
+| `evaluation_report` | protocols of evaluations, interquartile means and intervals |
 | `run_folder`, `checkpoints` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
-| `errors`, `machine` | errors of training; cores of the machine |
+| `errors`, `machine` | errors of training; cores and open files |
 
 `innet_drl.launch` runs actors, learners and evaluations as processes.
 """
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from innet_drl.train.evaluation import Evaluation
     from innet_drl.train.metrics import Metrics
     from innet_drl.train.presets import PRESETS, preset
+    from innet_drl.train.tracking import WandbCallback
 
 __all__ = [
     "PRESETS",
@@ -61,6 +64,7 @@ __all__ = [
     "Metrics",
     "Result",
     "StopTraining",
+    "WandbCallback",
     "load",
     "preset",
     "run",
@@ -75,6 +79,7 @@ _MODULES = {
     "Metrics": "metrics",
     "Result": "callbacks",
     "StopTraining": "callbacks",
+    "WandbCallback": "tracking",
     "load": "agent",
     "preset": "presets",
 }

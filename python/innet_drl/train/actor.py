@@ -71,6 +71,8 @@ class Actor:
         self._first = np.ones(count, np.bool_)
         self._final = np.zeros(count, np.bool_)
         self._scores = np.zeros(count, np.float64)
+        self._lengths = np.zeros(count, np.int64)
+        self._explores = 1.0
 
     def pull(self, memory: ReplayMemory) -> None:
         """Loads the newest parameters, if they are newer than the actor's."""
@@ -88,6 +90,7 @@ class Actor:
         # Each actor estimates the steps of all by its own: precise enough for exploration, without communication.
         all_steps = self._first_step + self._steps * self._config.playing_actors
         epsilon = annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
+        self._explores = float(epsilon.mean())
         action = choose(q, epsilon, self.random)
         step = self._environments.step(action)
         self.stopwatch.lap("environment")
@@ -113,7 +116,7 @@ class Actor:
         """Returns steps, games and times since the last report."""
         games, self._games = self._games, []
         steps, self._reported_steps = self._steps - self._reported_steps, self._steps
-        return ActorReport(self._index, steps, games, self._parameter_updates, self.stopwatch.take())
+        return ActorReport(self._index, steps, games, self._parameter_updates, self.stopwatch.take(), self._explores)
 
     def state(self) -> dict[str, Any]:
         """Returns all state of the next steps but the network, as plain JSON values."""
@@ -124,6 +127,7 @@ class Actor:
             "first": self._first.tolist(),
             "final": self._final.tolist(),
             "scores": self._scores.tolist(),
+            "lengths": self._lengths.tolist(),
             "first_step": self._first_step,
             "steps": self._steps,
             "parameter_updates": self._parameter_updates,
@@ -137,6 +141,8 @@ class Actor:
         self._first = np.array(state["first"], np.bool_)
         self._final = np.array(state["final"], np.bool_)
         self._scores = np.array(state["scores"], np.float64)
+        # Checkpoints of the first release count the steps of the games under way from here.
+        self._lengths = np.array(state.get("lengths", np.zeros_like(self._lengths)), np.int64)
         self._first_step = state["first_step"]
         self._steps = self._reported_steps = state["steps"]
         self._parameter_updates = state["parameter_updates"]
@@ -165,11 +171,13 @@ class Actor:
 
     def _count(self, reward: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
         self._scores += reward
+        self._lengths += ~self._final
         self._steps += int(np.count_nonzero(~self._final))
         for environment in np.flatnonzero(ended):
             number = self._index * self._environments.count + int(environment)
-            self._games.append(Game(number, float(self._scores[environment])))
+            self._games.append(Game(number, float(self._scores[environment]), int(self._lengths[environment])))
             self._scores[environment] = 0.0
+            self._lengths[environment] = 0
         if self._environments.resets_at_once:
             self._first = ended
         else:

@@ -26,12 +26,24 @@ class Agent:
         network: The agent's network.
         environment: Environments of the run, which may be closed: they know the spaces.
         checkpoint: The file that it was read from.
+        agent_steps: Agent steps of the run at that moment.
+        learner_updates: Updates of the learner at that moment.
     """
 
-    def __init__(self, config: Config, network: Network, environment: Environments, checkpoint: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        network: Network,
+        environment: Environments,
+        checkpoint: Path,
+        agent_steps: int,
+        learner_updates: int,
+    ) -> None:
         self.config = config
         self.network = network.eval()
         self.checkpoint = checkpoint
+        self.agent_steps = agent_steps
+        self.learner_updates = learner_updates
         self._environment = environment
         self._space: spaces.Space[Any] = environment.vector.single_observation_space
 
@@ -84,7 +96,9 @@ def load(run: str | PathLike[str], *, best: bool = False) -> Agent:
     network = make_network(config, environment.spec)
     environment.close()
     network.load_state_dict(under("average.", checkpoint.tensors))
-    return Agent(config, network, environment, checkpoint.path)
+    state = checkpoint.state
+    moment = state if best else {**state["meter"], "learner_updates": state["learner"]["updates"]}
+    return Agent(config, network, environment, checkpoint.path, moment["agent_steps"], moment["learner_updates"])
 
 
 def _leading(space: spaces.Space[Any], observation: Any) -> tuple[int, ...]:

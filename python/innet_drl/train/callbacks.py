@@ -63,3 +63,6 @@ class Callback:
 
     def on_end(self, result: Result) -> None:
         """The run has ended without an error. `StopTraining` does nothing here."""
+
+    def on_error(self, error: BaseException) -> None:
+        """An error ends the run; `run` raises it after this call. `StopTraining` does nothing here."""

@@ -116,6 +116,11 @@ class Config:
 
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
+    no_ops: Natural = 30
+    """Largest number of no-ops at the start of a game, drawn at random for each (Mnih et al., 2015; Machado et al.,
+    2018, advise 0, with sticky actions)."""
+    full_action_set: bool = False
+    """Give the agent all 18 actions of the console (Machado et al., 2018), and not the game's minimal set."""
     episode_frames: Count = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of play."""
     clip_rewards: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Self
 
 from innet_drl.train.metrics import Metrics
@@ -12,6 +13,15 @@ logger = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 10.0
 """Seconds between plain lines, which a log keeps, unlike a page."""
+PROGRESS_SECONDS = 2.0
+"""Seconds of an activity before its first plain line."""
+
+Progress = Callable[[str, str], None]
+"""Shows how far a long activity is: called often with its name, and how much of it is done."""
+
+
+def silent(activity: str, done: str) -> None:
+    """A `Progress` that shows nothing."""
 
 
 class Display:
@@ -24,6 +34,8 @@ class Display:
     def __init__(self, title: str) -> None:
         self.title = title
         self._last_line = -PLAIN_SECONDS
+        self._activity = ""
+        self._next_progress = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -34,16 +46,23 @@ class Display:
     def say(self, what: str) -> None:
         """Shows the current phase of the start."""
 
-    def show(
-        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None = None
-    ) -> None:
-        """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
+    def show(self, metrics: Metrics, note: str, seconds_left: float | None = None) -> None:
+        """Shows a line of metrics and a note on the run's state."""
         if time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
             self.print(plain_line(metrics, note))
 
-    def show_note(self, note: str, time_s: float) -> None:
-        """Shows another note and time with the numbers of the last line; any thread may call it."""
+    def show_note(self, note: str, time_s: float | None = None) -> None:
+        """Shows another note, and time, with the numbers of the last line; any thread may call it."""
+
+    def progress(self, activity: str, done: str) -> None:
+        """Shows how far a long activity is (`Progress`); any thread may call it."""
+        now = time.monotonic()
+        if activity != self._activity:
+            self._activity, self._next_progress = activity, now + PROGRESS_SECONDS
+        elif now >= self._next_progress:
+            self._next_progress = now + PLAIN_SECONDS
+            self.print(f"{activity}: {done}")
 
     def print(self, line: str) -> None:
         """Prints a plain line."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from innet_drl.train import environments
 from innet_drl.train.config import Config
+from innet_drl.train.display import Progress, silent
 from innet_drl.train.exploration import choose
 from innet_drl.train.machine import cores
 from innet_drl.train.networks import q_values
@@ -22,6 +24,8 @@ PARALLEL_GAMES = 10
 """Games played at a time; fewer leave cores idle, more wait longer for the last game."""
 SEED_OFFSET = 1_000_003
 """Difference between the seeds of training and evaluation."""
+SEEDS = 100_000_000
+"""Seeds of evaluations are less than this apart, so that Atari's 31 bits hold those of their environments."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,11 @@ class Evaluation:
     cut_off: int
     """Number of games that were truncated, by the environment or at `evaluation_frames`."""
     no_ops: int
-    """Largest number of no-ops at the start of a game, drawn at random for each; 0 outside Atari."""
+    """Largest number of no-ops at the start of a game, drawn at random for each; 0 outside `atari/<game>`."""
+    sticky_actions: float | None = None
+    """Probability that the emulator repeats the last action; `None` outside `atari/<game>`."""
+    full_action_set: bool | None = None
+    """Whether the agent had all 18 actions, or the game's minimal set; `None` outside `atari/<game>`."""
 
     @property
     def mean(self) -> float:
@@ -51,10 +59,21 @@ class Evaluation:
         if spread == 0 and 1 < len(self.scores) > self.cut_off:
             cut += "; all scores are equal: the games may be one game, repeated"
         starts = f", up to {self.no_ops} no-ops at the start" if self.no_ops else ""
+        starts += f", sticky actions {self.sticky_actions}" if self.sticky_actions else ""
+        starts += ", full action set" if self.full_action_set else ""
         return (
             f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "
             f"epsilon {self.epsilon}{starts}{cut}"
         )
+
+
+def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Returns several evaluations under the same conditions as one."""
+    return dataclasses.replace(
+        evaluations[0],
+        scores=[score for evaluation in evaluations for score in evaluation.scores],
+        cut_off=sum(evaluation.cut_off for evaluation in evaluations),
+    )
 
 
 class Evaluator(Protocol):
@@ -78,11 +97,12 @@ def evaluate(
     seed: int = 0,
     threads: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    progress: Progress = silent,
 ) -> Evaluation | None:
     """Plays `config.evaluation_games` games.
 
     Each environment plays the same number of games, so that short games do not count more than long ones.
-    Atari games start with up to 30 no-ops (Mnih et al., 2015). Games end at `config.evaluation_frames`.
+    Atari games start with up to `config.no_ops` no-ops. Games end at `config.evaluation_frames`.
 
     Args:
         config: The run's settings.
@@ -90,6 +110,7 @@ def evaluate(
         seed: Seeds the games.
         threads: Threads that step Atari environments; all cores by default.
         stopped: Called at every step; `True` ends the evaluation without a result.
+        progress: Called at every step.
     """
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES)
@@ -97,23 +118,29 @@ def evaluate(
     was_training = network.training
     network.eval()
     try:
-        return _play(config, network, envs, seed, stopped)
+        return _play(config, network, envs, seed, stopped, progress)
     finally:
         network.train(was_training)
         envs.close()
 
 
 def _play(
-    config: Config, network: nn.Module, envs: environments.Environments, seed: int, stopped: Callable[[], bool]
+    config: Config,
+    network: nn.Module,
+    envs: environments.Environments,
+    seed: int,
+    stopped: Callable[[], bool],
+    progress: Progress,
 ) -> Evaluation | None:
     games, count = config.evaluation_games, envs.count
     quota = -(-games // count)
     random = np.random.default_rng([seed, SEED_OFFSET])
-    observation = envs.reset(seed + SEED_OFFSET)
+    # Environment i has the seed of the vector environment plus i: two evaluations share none.
+    observation = envs.reset(SEED_OFFSET + seed % SEEDS * PARALLEL_GAMES)
     epsilon = np.full(count, config.evaluation_epsilon)
     running = np.zeros(count)
     scores: list[list[float]] = [[] for _ in range(count)]
-    cut_off = 0
+    cut_off = steps = 0
     # Atari games end at their limit by themselves; in others a greedy agent may play for ever.
     longest = math.inf if config.is_atari else max(1, config.evaluation_frames // envs.spec.frames_per_step)
     lengths = np.zeros(count)
@@ -127,6 +154,7 @@ def _play(
         step = envs.step(choose(q_values(network, observation), epsilon, random))
         observation = step.observation
         running += step.reward
+        steps += 1
         lengths += 1
         ended = step.terminated | step.truncated
         for environment in np.flatnonzero(ended | (lengths == longest)):
@@ -137,7 +165,17 @@ def _play(
             running[environment] = 0.0
         # In NEXT_STEP, the step after an end is a reset.
         lengths[ended] = 0 if envs.resets_at_once else -1
+        progress("evaluation", f"{sum(map(len, scores)):,} of {quota * count:,} games, step {steps:,}")
     # In the order of play, so that dropping surplus games favours no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
-    limit, no_ops = (config.evaluation_frames, environments.ATARI_NO_OPS) if config.is_atari else (None, 0)
-    return Evaluation(in_order[:games], config.evaluation_epsilon, limit, cut_off, no_ops)
+    if not config.is_atari:
+        return Evaluation(in_order[:games], config.evaluation_epsilon, None, cut_off, 0)
+    return Evaluation(
+        in_order[:games],
+        config.evaluation_epsilon,
+        config.evaluation_frames,
+        cut_off,
+        config.no_ops,
+        config.sticky_actions,
+        config.full_action_set,
+    )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from innet_drl.train.config import Config
+from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.evaluation import Evaluation, Evaluator, evaluate
 from innet_drl.train.learner import Learner
@@ -55,6 +56,7 @@ class EvaluationSchedule:
         meter: Metrics; the time of evaluations in line is left out.
         report: Called with each evaluation, and the agent steps at which its agent was taken.
         interrupted: Ends an evaluation in line without a result when it returns true.
+        progress: Shows how far an evaluation in line is.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EvaluationSchedule:
         meter: Meter,
         report: Callable[[Evaluation, int], None],
         interrupted: Callable[[], bool],
+        progress: Progress,
     ) -> None:
         self.evaluator: Evaluator | None = None
         """Plays evaluations beside training; without one they are played in line."""
@@ -78,6 +81,7 @@ class EvaluationSchedule:
         self._meter = meter
         self._report = report
         self._interrupted = interrupted
+        self._progress = progress
         self._due = False
         self._evaluating: EvaluatedAgent | None = None
         self._last: tuple[int, Evaluation] | None = None
@@ -112,7 +116,9 @@ class EvaluationSchedule:
             return self._last[1]
         started = time.perf_counter()
         config = self._config
-        evaluation = evaluate(config, self._learner.average, seed=config.seed, stopped=self._interrupted)
+        evaluation = evaluate(
+            config, self._learner.average, seed=config.seed, stopped=self._interrupted, progress=self._progress
+        )
         if evaluation is not None:
             self._record(evaluation, self.agent())
         self._meter.leave_out(time.perf_counter() - started)

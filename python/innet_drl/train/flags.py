@@ -38,6 +38,9 @@ class TrainFlags:
     where that is not the preset's."""
     resume: Path | None = None
     """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
+    track: bool = False
+    """Send settings and metrics to Weights & Biases; needs the extra `wandb`. Its settings are environment variables:
+    WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline."""
 
     @property
     def name(self) -> str:
@@ -48,20 +51,29 @@ class TrainFlags:
 
 @dataclass(frozen=True)
 class EvaluateFlags:
-    """Play games with the agent of a run's newest checkpoint and print the scores as JSON."""
+    """Play games with the agents of runs' newest checkpoints, and print a report as JSON."""
 
-    run: tyro.conf.Positional[Path]
-    """The run's folder."""
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs of one environment; of several, the report has the interval over runs."""
     best: bool = False
-    """Take the agent with the best evaluation of the run."""
+    """Take the agents with the best evaluations of their runs."""
+    protocol: Literal["mnih2015", "machado2018"] | None = None
+    """Conditions of a paper, for atari/<game>; the flags below change them. mnih2015: 30 games of 18,000 frames, 30
+    no-ops, epsilon 0.05. machado2018: 100 games of 18,000 frames, sticky actions of 0.25, no no-ops, for agents trained
+    with --full-action-set."""
     games: int | None = None
-    """Games; the run's `evaluation_games` by default."""
+    """Games for each seed; the runs' `evaluation_games` by default."""
+    seeds: Annotated[tuple[int, ...], tyro.conf.arg(aliases=("--seed",))] = (0,)
+    """Seeds of the games: each run plays `games` with each."""
     epsilon: float | None = None
-    """Probability of random actions; the run's `evaluation_epsilon` by default."""
+    """Probability of random actions; the runs' `evaluation_epsilon` by default."""
     frames: int | None = None
-    """Emulator frames of a game; the run's `evaluation_frames` by default."""
-    seed: int = 0
-    """Seeds the games."""
+    """Emulator frames of a game; the runs' `evaluation_frames` by default (Mnih et al., 2015: 18,000)."""
+    no_ops: int | None = None
+    """Largest number of no-ops at the start of a game; the runs' `no_ops` by default (Mnih et al., 2015: 30)."""
+    sticky_actions: float | None = None
+    """Probability that the emulator repeats the last action; the runs' `sticky_actions` by default (Machado et al.,
+    2018: 0.25)."""
 
 
 @dataclass(frozen=True)

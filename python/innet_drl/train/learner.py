@@ -42,6 +42,8 @@ class Update:
     """The weighted loss."""
     q_mean: Tensor
     """Mean Q-value of the taken actions."""
+    gradient_norm: Tensor
+    """Norm of all gradients, before clipping."""
     copied: torch.cuda.Event | None = None
     """Event after the copy of `td_error` to the CPU; `None` if the learner is on a CPU."""
 
@@ -154,7 +156,7 @@ class Learner:
         loss.backward()
         if self.gradients is not None:
             self.gradients.mean()
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
         with self._weights_lock:
             self.optimizer.step()
         self.updates += 1
@@ -163,7 +165,7 @@ class Learner:
             # A new network: another thread may be computing with the old one.
             self.target = copy.deepcopy(self.network).requires_grad_(False)
         td_error, copied = _to_cpu(transition_loss.priority)
-        return Update(td_error, loss.detach(), q.float().mean(), copied)
+        return Update(td_error, loss.detach(), q.float().mean(), norm, copied)
 
     def try_loss(self, batch: TorchBatch) -> None:
         """Computes a loss of the user's own, without learning from it.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
+ACTOR_WINDOW = 20
+"""Number of last games of an actor that `actor_scores` averages."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,16 @@ class Metrics:
     """Mean score, unclipped, of the last 100 games of the half of the environments that explores less."""
     return_best: float | None
     """Best score of any game."""
+    length_mean: float | None
+    """Mean length, in agent steps, of the games of `return_mean`."""
+    epsilon: float | None
+    """Mean probability of random actions over all environments."""
     td_loss: float | None
     """Mean weighted loss of the updates since the last line."""
     q_mean: float | None
     """Mean Q-value of the sampled actions since the last line."""
+    gradient_norm: float | None
+    """Mean norm of the gradients, before clipping, of the updates since the last line."""
     parameter_version: int
     """Publications of the parameters."""
     parameter_lag: float | None
@@ -64,6 +72,8 @@ class Metrics:
     """Shares of the learner's time since the last line."""
     actor_time: dict[str, float]
     """Shares of the actors' time since the last line."""
+    actor_scores: dict[str, float]
+    """Mean score, unclipped, of the last 20 games of each actor, by its number."""
 
 
 class Stopwatch:
@@ -93,6 +103,8 @@ class Game:
     """Number of the environment, counted over all actors."""
     score: float
     """Sum of its rewards, unclipped."""
+    steps: int
+    """Its length in agent steps."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,8 @@ class ActorReport:
     parameter_updates: int
     """The learner's count of updates when the actor's parameters were published."""
     seconds: dict[str, float]
+    epsilon: float
+    """Mean probability of random actions over the actor's environments, at its last step."""
 
 
 @dataclass
@@ -114,6 +128,7 @@ class _Sums:
     updates: int = 0
     loss: Any = 0.0
     q: Any = 0.0
+    gradient_norm: Any = 0.0
     age: Any = 0.0
     learner_seconds: dict[str, float] = field(default_factory=dict)
     actor_seconds: dict[str, float] = field(default_factory=dict)
@@ -132,11 +147,13 @@ class Meter:
         self.games = 0
         self.evaluation_mean: float | None = None
         self.best: float | None = None
-        self.scores_by_actor: dict[int, deque[float]] = {}
         self._environments = environments
         self._frames_per_step = frames_per_step
         self._scores: deque[float] = deque(maxlen=RETURN_WINDOW)
+        self._lengths: deque[int] = deque(maxlen=RETURN_WINDOW)
+        self._scores_by_actor: dict[int, deque[float]] = {}
         self._parameter_updates: dict[int, int] = {}
+        self._epsilon: dict[int, float] = {}
         self._sums = _Sums()
         self._earlier_s = 0.0
         self._started = self._last_time = time.perf_counter()
@@ -166,8 +183,9 @@ class Meter:
         """Adds the report of an actor."""
         self.agent_steps += report.steps
         self._parameter_updates[report.actor] = report.parameter_updates
+        self._epsilon[report.actor] = report.epsilon
         _add(self._sums.actor_seconds, report.seconds)
-        scores = self.scores_by_actor.setdefault(report.actor, deque(maxlen=20))
+        scores = self._of_actor(report.actor)
         for game in report.games:
             self.games += 1
             self.best = game.score if self.best is None else max(self.best, game.score)
@@ -175,12 +193,17 @@ class Meter:
             # Environments explore less with rising number; scores of the lower half are mostly exploration.
             if 2 * game.environment + 1 >= self._environments:
                 self._scores.append(game.score)
+                self._lengths.append(game.steps)
+
+    def _of_actor(self, actor: int) -> deque[float]:
+        return self._scores_by_actor.setdefault(actor, deque(maxlen=ACTOR_WINDOW))
 
     def add_update(self, update: Update, mean_age: Any) -> None:
         """Adds an update and the mean age of its batch, without reading a tensor before the next line is due."""
         self._sums.updates += 1
         self._sums.loss = self._sums.loss + update.loss
         self._sums.q = self._sums.q + update.q_mean
+        self._sums.gradient_norm = self._sums.gradient_norm + update.gradient_norm
         self._sums.age = self._sums.age + mean_age
 
     def add_learner_time(self, seconds: dict[str, float]) -> None:
@@ -198,6 +221,7 @@ class Meter:
         now = time.perf_counter()
         elapsed = max(now - self._last_time, 1e-9)
         sums, self._sums = self._sums, _Sums()
+        by_actor = {str(actor): _mean(list(scores)) for actor, scores in sorted(self._scores_by_actor.items())}
         lags = [updates - acted for acted in self._parameter_updates.values()]
         metrics = Metrics(
             time_s=round(self._earlier_s + now - self._started, 3),
@@ -210,8 +234,11 @@ class Meter:
             replay_bytes=table["bytes"],
             return_mean=_mean(list(self._scores)),
             return_best=self.best,
+            length_mean=_mean(list(self._lengths)),
+            epsilon=_mean(list(self._epsilon.values())),
             td_loss=_finite(float(sums.loss) / sums.updates) if sums.updates else None,
             q_mean=_finite(float(sums.q) / sums.updates) if sums.updates else None,
+            gradient_norm=_finite(float(sums.gradient_norm) / sums.updates) if sums.updates else None,
             parameter_version=publications,
             parameter_lag=_mean(lags),
             sample_age=float(sums.age) / sums.updates if sums.updates else None,
@@ -221,6 +248,7 @@ class Meter:
             evaluation_mean=self.evaluation_mean,
             learner_time=_shares(sums.learner_seconds),
             actor_time=_shares(sums.actor_seconds),
+            actor_scores={actor: score for actor, score in by_actor.items() if score is not None},
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics
@@ -234,6 +262,8 @@ class Meter:
             "best": self.best,
             "evaluation_mean": self.evaluation_mean,
             "scores": list(self._scores),
+            "lengths": list(self._lengths),
+            "scores_by_actor": {str(actor): list(scores) for actor, scores in self._scores_by_actor.items()},
             "updates": self._last_updates,
             "steps": self.reported_steps,
         }
@@ -246,6 +276,10 @@ class Meter:
         self.best = state["best"]
         self.evaluation_mean = state["evaluation_mean"]
         self._scores.extend(state["scores"])
+        # Checkpoints of the first release have neither.
+        self._lengths.extend(state.get("lengths", []))
+        for actor, scores in state.get("scores_by_actor", {}).items():
+            self._of_actor(int(actor)).extend(scores)
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
 

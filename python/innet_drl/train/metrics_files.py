@@ -9,11 +9,14 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from innet_drl.train.metrics import Metrics
@@ -21,11 +24,14 @@ from innet_drl.train.metrics import Metrics
 TENSORBOARD_NAMES: dict[str, str] = {
     "return_mean": "charts/episodic_return",
     "return_best": "charts/best_return",
+    "length_mean": "charts/episodic_length",
+    "epsilon": "charts/epsilon",
     "agent_steps_per_s": "charts/SPS",
     "learner_updates_per_s": "charts/updates_per_s",
     "evaluation_mean": "charts/evaluation_return",
     "td_loss": "losses/td_loss",
     "q_mean": "losses/q_values",
+    "gradient_norm": "losses/gradient_norm",
     "replay_steps": "replay/steps",
     "replay_bytes": "replay/bytes",
     "sample_age": "replay/sample_age",
@@ -38,7 +44,22 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "games": "counts/games",
     "time_s": "counts/time_s",
 }
-"""Metric to TensorBoard tag; the x-axis is `agent_steps`."""
+"""Metric to its tag in TensorBoard and Weights & Biases; the x-axis is `agent_steps`."""
+TAGGED_BY_KEY: dict[str, str] = {
+    "learner_time": "learner_time",
+    "actor_time": "actor_time",
+    "actor_scores": "actor_return",
+}
+"""Metric of several values to the prefix of their tags."""
+
+
+def scalars(metrics: Metrics) -> dict[str, float]:
+    """Returns the values of a line of metrics that exist, by tag."""
+    values = dataclasses.asdict(metrics)
+    found = {tag: values[name] for name, tag in TENSORBOARD_NAMES.items() if values[name] is not None}
+    for name, prefix in TAGGED_BY_KEY.items():
+        found.update((f"{prefix}/{key}", value) for key, value in values[name].items())
+    return found
 
 
 class MetricsFiles:
@@ -46,11 +67,12 @@ class MetricsFiles:
 
     Args:
         folder: The run's folder.
+        settings: Hyperparameters, for TensorBoard's tab of that name. It shows the settings of a run's first session.
         agent_steps: Steps at which a resumed run continues. Later lines, from between its last checkpoint and its
             forced end, are removed from `metrics.jsonl`, and TensorBoard drops later events.
     """
 
-    def __init__(self, folder: Path, agent_steps: int = 0) -> None:
+    def __init__(self, folder: Path, agent_steps: int = 0, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
         _drop_lines_beyond(agent_steps, folder / "metrics.jsonl")
         # Without buffers, so that a full disk is an error of `write`, after which nothing of a line is left.
         self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
@@ -60,6 +82,7 @@ class MetricsFiles:
         start = SessionLog(status=SessionLog.START)
         _append(self._events, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
         _append(self._events, _record(Event(wall_time=time.time(), step=agent_steps + 1, session_log=start)))
+        _append(self._events, _record(_hyperparameters(settings)))
 
     def write(self, metrics: Metrics) -> None:
         """Appends one line to both files.
@@ -67,11 +90,10 @@ class MetricsFiles:
         Raises:
             OSError: The disk is full, or the folder is gone. The same line may be written again later.
         """
-        values = dataclasses.asdict(metrics)
         if metrics is not self._last_event:
-            _append(self._events, _record(_event(metrics, values)))
+            _append(self._events, _record(_event(metrics)))
             self._last_event = metrics
-        _append(self._lines, (json.dumps(values) + "\n").encode())
+        _append(self._lines, (json.dumps(dataclasses.asdict(metrics)) + "\n").encode())
 
     def close(self) -> None:
         """Closes both files."""
@@ -81,15 +103,31 @@ class MetricsFiles:
             self._lines.close()
 
 
-def _event(metrics: Metrics, values: dict[str, Any]) -> Event:
-    scalars = [
-        Summary.Value(tag=tag, simple_value=values[name])
-        for name, tag in TENSORBOARD_NAMES.items()
-        if values[name] is not None
-    ]
-    for kind in ("learner_time", "actor_time"):
-        scalars += [Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in values[kind].items()]
-    return Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=scalars))
+def _event(metrics: Metrics) -> Event:
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(metrics).items()]
+    return Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=values))
+
+
+def _hyperparameters(settings: Mapping[str, Any]) -> Event:
+    """The event of TensorBoard's plugin `hparams`, which adds the last value of each scalar of the run.
+
+    The plugin's own functions need TensorFlow.
+    """
+    started = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            started.hparams[name].bool_value = value
+        elif isinstance(value, int | float):
+            started.hparams[name].number_value = value
+        elif value is not None:
+            started.hparams[name].string_value = str(value)
+    data = plugin_data_pb2.HParamsPluginData(session_start_info=started)
+    value = Summary.Value(
+        tag=metadata.SESSION_START_INFO_TAG,
+        metadata=metadata.create_summary_metadata(data),
+        tensor=metadata.NULL_TENSOR,
+    )
+    return Event(wall_time=time.time(), summary=Summary(value=[value]))
 
 
 def _record(event: Event) -> bytes:

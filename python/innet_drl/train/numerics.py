@@ -12,6 +12,7 @@ import torch
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train.config import NETWORKS, Config
+from innet_drl.train.display import Progress, silent
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.learner import Learner, Numerics
 
@@ -21,7 +22,7 @@ HOPELESS_SLOWDOWN = 5.0
 """A candidate whose first update is this many times slower than the best is not measured further."""
 
 
-def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
+def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = silent) -> Numerics:
     """Returns the configured arithmetic and layout; `auto` measures them on a temporary learner.
 
     For serial runs `auto` is float32 and the contiguous layout: their results must not depend on a clock.
@@ -42,7 +43,8 @@ def choose_numerics(config: Config, spec: EnvironmentSpec) -> Numerics:
     if config.serial or len(candidates) == 1:
         return candidates[0]
     seconds: dict[Numerics, float] = {}
-    for candidate in candidates:
+    for number, candidate in enumerate(candidates, 1):
+        progress("measuring the fastest arithmetic", f"{number} of {len(candidates)}, {candidate}")
         limit = HOPELESS_SLOWDOWN * min(seconds.values(), default=float("inf"))
         seconds[candidate] = _seconds_of_update(config, spec, candidate, limit)
     fastest = min(seconds, key=lambda candidate: seconds[candidate])

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -27,6 +28,8 @@ SMALLEST_PAGE = (80, 18)
 """Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
 TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
 """Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
+REFRESH_SECONDS = 0.1
+"""Seconds between pictures of progress."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
@@ -57,20 +60,22 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
 
 
 class Page(Display):
-    """The page of one run, or plain lines where it does not fit.
+    """The page of one run or command, or plain lines where it does not fit.
 
     Args:
         title: Title of the page.
         console: Console that shows the page; standard output by default.
+        transient: Remove the page at the end.
     """
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str, console: Console | None = None, *, transient: bool = False) -> None:
         super().__init__(title)
         self._console = console or rich.get_console()
         fits = all(has >= needs for has, needs in zip(self._console.size, SMALLEST_PAGE, strict=True))
         has_page = self._console.is_terminal and fits
-        self._live = Live(console=self._console, auto_refresh=False) if has_page else None
-        self._shown: tuple[Metrics, dict[int, float], float | None] | None = None
+        self._live = Live(console=self._console, auto_refresh=False, transient=transient) if has_page else None
+        self._shown: tuple[Metrics, float | None] | None = None
+        self._next_picture = 0.0
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -87,34 +92,38 @@ class Page(Display):
         if self._live is not None:
             self._live.update(Panel(Text(what, style="italic"), title=self.title), refresh=True)
 
-    def show(
-        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None = None
-    ) -> None:
-        """Shows a line of metrics, the recent mean score of each actor, and a note on the run's state."""
-        self._shown = metrics, scores_by_actor, seconds_left
+    def show(self, metrics: Metrics, note: str, seconds_left: float | None = None) -> None:
+        """Shows a line of metrics and a note on the run's state."""
+        self._shown = metrics, seconds_left
         if self._live is not None:
-            self._live.update(self._render(metrics, scores_by_actor, note, seconds_left), refresh=True)
+            self._live.update(self._render(metrics, note, seconds_left), refresh=True)
         else:
-            super().show(metrics, scores_by_actor, note, seconds_left)
+            super().show(metrics, note, seconds_left)
 
     def print(self, line: str) -> None:
         """Prints a plain line on the console."""
         _print(self._console, line)
 
-    def show_note(self, note: str, time_s: float) -> None:
-        """Shows another note and time with the numbers of the last line; any thread may call it."""
+    def show_note(self, note: str, time_s: float | None = None) -> None:
+        """Shows another note, and time, with the numbers of the last line; any thread may call it."""
         if self._live is None:
             return
         if self._shown is None:
             self.say(note)
         else:
-            metrics, scores, seconds_left = self._shown
-            shown = self._render(dataclasses.replace(metrics, time_s=time_s), scores, note, seconds_left)
-            self._live.update(shown, refresh=True)
+            metrics, seconds_left = self._shown
+            metrics = metrics if time_s is None else dataclasses.replace(metrics, time_s=time_s)
+            self._live.update(self._render(metrics, note, seconds_left), refresh=True)
 
-    def _render(
-        self, metrics: Metrics, scores_by_actor: dict[int, float], note: str, seconds_left: float | None
-    ) -> Panel:
+    def progress(self, activity: str, done: str) -> None:
+        """Shows how far a long activity is (`Progress`); any thread may call it."""
+        if self._live is None:
+            super().progress(activity, done)
+        elif time.monotonic() >= self._next_picture:
+            self._next_picture = time.monotonic() + REFRESH_SECONDS
+            self.show_note(f"{activity}: {done}")
+
+    def _render(self, metrics: Metrics, note: str, seconds_left: float | None) -> Panel:
         left = "" if seconds_left is None else f", {clock(seconds_left)} left"
         numbers = Table.grid(padding=(0, 3))
         for _ in range(4):
@@ -139,7 +148,7 @@ class Page(Display):
         ]
         for row in range(0, len(cells), 4):
             numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4]))
-        actors = "  ".join(f"{actor}: {score:.1f}" for actor, score in sorted(scores_by_actor.items()))
+        actors = "  ".join(f"{actor}: {score:.1f}" for actor, score in metrics.actor_scores.items())
         return Panel(
             Group(
                 numbers,
@@ -155,6 +164,11 @@ class Page(Display):
             ),
             title=self.title,
         )
+
+
+def page_of_command(title: str) -> Page:
+    """Returns a page beside a command's output: on standard error, and only until the command has its result."""
+    return Page(title, Console(stderr=True), transient=True)
 
 
 def _print(console: Console, message: Any) -> None:

@@ -58,6 +58,8 @@ class RunFolder:
         self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
         self._next_snapshot = path / "replay.snapshot.next"
+        self.partial_snapshot = path / "replay.snapshot.next.partial"
+        """The file of `save_memory` while it is written."""
         self.best = path / "best.safetensors"
 
     @property

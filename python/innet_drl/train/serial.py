@@ -126,6 +126,7 @@ def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Act
         # Earlier releases kept the journal in the checkpoint.
         journal.replay(resumed.tensors)
     for number in range(counts.journal_files):
+        trainer.display.progress("repeating the journal", f"{number} of {counts.journal_files} files")
         journal.replay(trainer.folder.load_journal(number))
         journal.forget()
     actor.network.load_state_dict(under(_ACTOR_PREFIX, resumed.tensors))

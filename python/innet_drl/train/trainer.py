@@ -12,7 +12,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
@@ -29,9 +30,11 @@ from innet_drl.train.config import LOSSES, Config
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
 from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
+from innet_drl.train.machine import file_position
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
@@ -52,6 +55,7 @@ NETWORK_SETTINGS = (
     "environment",
     "environment_args",
     "environment_wrappers",
+    "full_action_set",
     "stack",
     "network",
     "impala_norm",
@@ -116,8 +120,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
-        display.say("measuring which arithmetic is the fastest here")
-        self.learner.use(choose_numerics(config, self.spec))
+        self.learner.use(choose_numerics(config, self.spec, display.progress))
         if config.loss not in LOSSES:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
@@ -136,6 +139,7 @@ class Trainer:
             self.meter,
             lambda evaluation, agent_steps: self._call("on_evaluation", evaluation, agent_steps),
             lambda: self.interrupted,
+            display.progress,
         )
         self._callbacks = callbacks
         self._stopped = False
@@ -143,6 +147,7 @@ class Trainer:
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self._table: dict[str, Any] | None = None
         self._asked: float | None = None
+        self._copying: tuple[str, Path, int] | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._watch_calls, name="watch", daemon=True)
 
@@ -154,7 +159,7 @@ class Trainer:
         self._watch.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for name, handler in self._previous_handlers.items():
             signal.signal(name, handler)
         self._ended.set()
@@ -164,6 +169,8 @@ class Trainer:
                 with contextlib.suppress(RunFolderError):
                     self._write_pending_lines()
                 self._files.close()
+            if error is not None:
+                self._call("on_error", error)
 
     def begin(self) -> None:
         """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from starting.
@@ -174,7 +181,8 @@ class Trainer:
         with self.folder.writing():
             if not self.keeps_memory:
                 self.folder.remove_memory()
-            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps)
+            settings = self.config.as_dict()
+            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings)
         self.folder.begin(self.config)
         self._call("on_start", self.config, self.folder.path)
 
@@ -230,6 +238,19 @@ class Trainer:
             asked = self._asked
             if asked is not None and time.monotonic() - asked >= SILENT_SECONDS:
                 self.say(f"waiting for the replay memory at {self.config.replay}")
+            copying = self._copying
+            if copying is not None:
+                activity, file, size = copying
+                self.display.progress(activity, f"{file_position(file) / 2**20:,.0f} of {size / 2**20:,.0f} MiB")
+
+    @contextlib.contextmanager
+    def _copies(self, activity: str, file: Path, size: int) -> Iterator[None]:
+        """Shows how many of the bytes of a file are read or written meanwhile."""
+        self._copying = activity, file, size
+        try:
+            yield
+        finally:
+            self._copying = None
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
@@ -258,7 +279,8 @@ class Trainer:
                 f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
                 "on with an empty memory"
             )
-        self.folder.restore_memory(memory)
+        with self._copies("restoring the replay memory", path, path.stat().st_size):
+            self.folder.restore_memory(memory)
         logger.info("the replay memory goes on with its %s steps", f"{memory.stats()['steps']:,}")
         return True
 
@@ -370,7 +392,7 @@ class Trainer:
         Raises:
             RunFolderError: They cannot be written.
         """
-        self.folder.save_evaluation(self.evaluations.agent().report(evaluation))
+        self.folder.save_evaluation(self.evaluations.agent().report(evaluation) | aggregate(evaluation.scores))
         assert self._last_line is not None
         metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
         self._write(metrics)
@@ -425,7 +447,9 @@ class Trainer:
         unsaved = None
         if memory is not None and self.keeps_memory:
             try:
-                whole_state["snapshot"] = self.folder.save_memory(memory)
+                size = 0 if self._table is None else self._table["bytes"]
+                with self._copies("saving the replay memory", self.folder.partial_snapshot, size):
+                    whole_state["snapshot"] = self.folder.save_memory(memory)
             except RunFolderError as error:
                 whole_state["snapshot"], unsaved = None, error
         learned = self.learner.tensors() | (tensors or {})
@@ -448,8 +472,7 @@ class Trainer:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
-        scores = {actor: sum(scores) / len(scores) for actor, scores in self.meter.scores_by_actor.items() if scores}
-        self.display.show(metrics, scores, self.note, self._seconds_left(metrics.agent_steps_per_s))
+        self.display.show(metrics, self.note, self._seconds_left(metrics.agent_steps_per_s))
         self._call("on_metrics", metrics)
 
     def _write_pending_lines(self) -> None:
@@ -515,7 +538,9 @@ class Trainer:
         path = self.folder.videos / f"{self.meter.agent_steps:012d}.mp4"
         try:
             with self.folder.writing():
-                score = video.record(self.config, self.learner.average, path, seed=self.config.seed)
+                score = video.record(
+                    self.config, self.learner.average, path, seed=self.config.seed, progress=self.display.progress
+                )
         except TrainingError as error:
             logger.warning("no video: %s", error)
             return

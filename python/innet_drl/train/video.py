@@ -14,6 +14,7 @@ from torch import nn
 
 from innet_drl.train import environments
 from innet_drl.train.config import Config
+from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
 from innet_drl.train.networks import q_values
@@ -23,7 +24,15 @@ FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}
 """Keyed by whether it is Atari: 60 emulator frames a second, 4 of them a step; 50 steps in classic control."""
 
 
-def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, seconds: float = 60.0) -> float:
+def record(
+    config: Config,
+    network: nn.Module,
+    path: Path,
+    *,
+    seed: int = 0,
+    seconds: float = 60.0,
+    progress: Progress = silent,
+) -> float:
     """Plays one game, writes it as an mp4 (H.264), and returns the score so far.
 
     Args:
@@ -32,6 +41,7 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
         path: The file to write.
         seed: Seeds the game.
         seconds: Length at which the video ends, at the speed of a human player.
+        progress: Called with every frame.
 
     Raises:
         ConfigurationError: The file's name does not end in `.mp4`.
@@ -46,21 +56,23 @@ def record(config: Config, network: nn.Module, path: Path, *, seed: int = 0, sec
     # The error of a missing or read-only folder is clearer here than from ffmpeg.
     partial.touch()
     try:
-        score = _record(config, network, partial, seed, seconds)
+        score = _record(config, network, partial, seed, seconds, progress)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
     return score
 
 
-def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float) -> float:
+def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float, progress: Progress) -> float:
     frames_per_second = FRAMES_PER_SECOND[config.is_atari]
     play = _play_atari if config.is_atari else _play_gymnasium
     writer: Any = None
     score = 0.0
     try:
-        for picture, reward in islice(play(config, network, seed), max(1, int(seconds * frames_per_second))):
+        game = islice(play(config, network, seed), max(1, int(seconds * frames_per_second)))
+        for frame, (picture, reward) in enumerate(game):
             score += reward
+            progress("recording a game", f"{frame / frames_per_second:.0f} of at most {seconds:.0f} s, score {score:g}")
             if writer is None:
                 height, width = picture.shape[:2]
                 # H.264 needs even heights and widths.

@@ -82,8 +82,8 @@ impl Table {
         let mut residents = self.lock_residents()?;
         while removed.len() < EVICTED_AT_ONCE && residents.first < end {
             let Some(oldest) = residents.pop() else { break };
-            for &key in &oldest.items {
-                self.items.kill(key);
+            for &id in &oldest.items {
+                self.items.kill(id);
             }
             removed.push(oldest);
         }

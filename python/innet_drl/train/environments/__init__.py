@@ -11,14 +11,13 @@
 Rewards are not clipped here, so that scores are true; the actor clips the rewards that it stores.
 """
 
-from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, ATARI_NO_OPS, atari_hint, make_colour, rom_name
+from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour, rom_name
 from innet_drl.train.environments.making import make
 from innet_drl.train.environments.spec import EnvironmentSpec, Part
 from innet_drl.train.environments.vector import Environments, Step
 
 __all__ = [
     "ATARI_FRAME_SKIP",
-    "ATARI_NO_OPS",
     "EnvironmentSpec",
     "Environments",
     "Part",

@@ -17,8 +17,6 @@ from innet_drl.train.errors import UnavailableEnvironmentError
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
-ATARI_NO_OPS = 30
-"""Largest number of no-ops at the start of a game (Mnih et al., 2015)."""
 
 
 def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
@@ -48,7 +46,8 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
         repeat_action_probability=config.sticky_actions,
         reward_clipping=False,
         autoreset_mode=AutoresetMode.NEXT_STEP,
-        noop_max=ATARI_NO_OPS,
+        noop_max=config.no_ops,
+        full_action_space=config.full_action_set,
     )
     spec = EnvironmentSpec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
     return Environments(vector, spec, name=config.environment_name)
@@ -69,7 +68,8 @@ def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
         reward_clipping=False,
         repeat_action_probability=config.sticky_actions,
         max_num_frames_per_episode=episode_frames,
-        noop_max=ATARI_NO_OPS,
+        noop_max=config.no_ops,
+        full_action_space=config.full_action_set,
         num_threads=1,
     )
 

@@ -1,0 +1,89 @@
+"""Runs in Weights & Biases, by the interface of callbacks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from innet_drl.extras import naming_extras
+from innet_drl.train.callbacks import Callback, Result
+from innet_drl.train.config import Config
+from innet_drl.train.errors import writing
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics_files import scalars
+
+logger = logging.getLogger(__name__)
+
+
+class WandbCallback(Callback):
+    """Sends settings, metrics and evaluations to Weights & Biases, as `--track` does.
+
+    Metrics have their tags of TensorBoard, against `agent_steps`. The run's folder has the id of the W&B run in
+    `wandb.json`, which a resumed run continues, and W&B's files in `wandb/`. W&B prints nothing, and does not copy what
+    the program prints.
+
+    Args:
+        settings: Arguments of `wandb.init`, such as `project` and `entity`; they may also be environment variables
+            (WANDB_PROJECT).
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        with naming_extras():
+            import wandb
+        self._wandb = wandb
+        self._settings = settings
+        self._run: Any = None
+
+    def on_start(self, config: Config, folder: Path) -> None:
+        """Begins a W&B run, or continues the folder's."""
+        file = folder / "wandb.json"
+        # W&B warns of `resume` in a new run that is offline.
+        known = {**json.loads(file.read_text()), "resume": "allow"} if file.is_file() else {}
+        self._run = self._wandb.init(
+            **{
+                **known,
+                "name": folder.resolve().name,
+                "config": config.as_dict(),
+                "dir": folder,
+                "settings": self._wandb.Settings(silent=True, console="off"),
+                **self._settings,
+            }
+        )
+        with writing(str(file), "make the run's folder writable for this user"):
+            file.write_text(json.dumps({"id": self._run.id}) + "\n")
+        where = f"offline in {self._run.dir}" if self._run.offline else self._run.url
+        logger.info("tracked by Weights & Biases: %s", where)
+        # A resumed run repeats the steps since its last checkpoint, and W&B's own steps only grow.
+        self._run.define_metric("agent_steps")
+        self._run.define_metric("*", step_metric="agent_steps")
+
+    def on_metrics(self, metrics: Metrics) -> None:
+        """Sends a line of metrics."""
+        self._run.log({"agent_steps": metrics.agent_steps, **scalars(metrics)})
+
+    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
+        """Sends an evaluation, at the steps of its agent."""
+        self._run.log({"agent_steps": agent_steps, "evaluation/mean": evaluation.mean})
+
+    def on_end(self, result: Result) -> None:
+        """Sends the results, and ends the W&B run."""
+        self._run.summary.update(
+            {
+                "agent_steps": result.agent_steps,
+                "learner_updates": result.learner_updates,
+                "best_mean": result.best_mean,
+                "evaluation_mean": None if result.evaluation is None else result.evaluation.mean,
+            }
+        )
+        self._run.finish()
+
+    def on_error(self, error: BaseException) -> None:
+        """Ends the W&B run as failed."""
+        if self._run is not None:
+            self._run.finish(exit_code=1)
