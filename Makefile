@@ -17,11 +17,15 @@ NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 RUST_TESTS := $(if $(NEXTEST),cargo nextest run --locked --workspace --no-fail-fast,cargo test --locked --workspace --no-fail-fast --lib --bins --tests)
 # Where F-Stack is installed: FF_PATH, or its pkg-config file.
 FSTACK := $(if $(FF_PATH),yes,$(shell pkg-config --exists libfstack 2>/dev/null && echo yes))
+# One build serves the editable installation and the wheel, so the tests run the extension of the wheel. zig links it against
+# the glibc of 2014: it runs on every newer distribution.
+EXTENSION := --profile release --locked --zig --compatibility manylinux2014 --interpreter $(abspath $(BIN))/python
+
 DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom bench-check bench-record python-test docs bench bench-peers wire clean
+.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom wheel licenses bench-check bench-record python-test docs bench bench-peers wire clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,12 +52,25 @@ $(VENV)/.torch-$(TORCH): $(BIN)/uv
 	@touch $@
 
 build: setup ## build the extension into .venv, optimised
-	$(BIN)/maturin develop --release --locked --uv --quiet
+	PATH=$(abspath $(BIN)):$$PATH MATURIN_PEP517_ARGS="$(EXTENSION)" $(UV) --no-deps --no-build-isolation --reinstall-package innet-drl --editable .
 
 format: setup ## format Rust and Python
 	cargo fmt --all
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+wheel: $(VENV)/.packaging ## the manylinux wheel, in dist
+	rm -f dist/*.whl
+	PATH=$(abspath $(BIN)):$$PATH maturin build --quiet $(EXTENSION) --out dist
+	$(BIN)/auditwheel show dist/*.whl
+
+# What a wheel needs, without the other dependencies.
+$(VENV)/.packaging: $(BIN)/uv constraints.txt
+	$(UV) --constraint constraints.txt auditwheel maturin ziglang
+	@touch $@
+
+licenses: ## gather the licences of the extension's crates again; needs cargo-about
+	cargo about generate --locked --offline --manifest-path crates/replay_py/Cargo.toml --output-file LICENSES-THIRD-PARTY.txt about.hbs
 
 deny: ## licences, duplicates and sources of dependencies; needs cargo-deny
 	cargo deny --offline --all-features check licenses bans sources
@@ -71,6 +88,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Containerfile
 
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
@@ -102,7 +120,7 @@ bench-record: ## record them again, after a change that explains the difference
 loom: ## model checks of the lock-free parts, and the mutations that must make them fail
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
 
-python-test: build ## Python tests, stub check and the examples of the documents
+python-test: build $(if $(filter x86_64,$(shell uname -m)),wheel) ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest
 
 # Material's notice about the next major version of MkDocs is no warning of this site.

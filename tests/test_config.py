@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import re
 import subprocess
 import sys
 import threading
@@ -251,8 +252,21 @@ def test_an_own_environment_inherits_nothing_of_breakout() -> None:
         parse_train(["--preset", "breakout", "--environment", "ALE/Breakout-v5"])
 
 
-def test_a_missing_extra_is_named() -> None:
-    code = "import sys; sys.modules['tyro'] = None; from innet_drl.cli import main; sys.exit(main(['train']))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("missing", "extra", "command"),
+    [
+        ("tyro", "train", "train"),
+        ("torch", "train", "train --preset cartpole"),
+        ("redis", "redis", "train --preset cartpole --replay redis://127.0.0.1:1"),
+        ("lz4", "redis", "train --preset cartpole --replay redis://127.0.0.1:1"),
+    ],
+)
+def test_a_missing_extra_is_named(tmp_path: Path, missing: str, extra: str, command: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from innet_drl.cli import main; sys.exit(main())"
+    run = [sys.executable, "-c", code, *command.split()]
+    ended = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr == "error: tyro is not installed: pip install 'innet-drl[train]'\n"
+    assert re.fullmatch(
+        rf"error: {missing}(\.\w+)? is not installed: pip install 'innet-drl\[{extra}\]'\n", ended.stderr
+    )
+    assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ ALLOWED = {
 UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
-CLIENT = {"__init__", "_core", "batches", "errors", "gradients", "recorder", "server_cli"}
+CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "recorder", "server_cli"}
 """Files of the client. `cli` and `__main__` start commands of the other packages."""
 
 THIRD_PARTY = {

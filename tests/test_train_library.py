@@ -22,9 +22,10 @@ import torch
 
 from innet_drl import train
 from innet_drl.cli import main
+from innet_drl.errors import MissingExtraError
 from innet_drl.launch import local
 from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, MissingExtraError, RunFolderError
+from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.flags import parse_train
 from innet_drl.train.run_folder import RunFolder
 from training import lines, small

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from innet_drl import _core
 from innet_drl.errors import ConfigError
+from innet_drl.extras import naming_extras
+
+with naming_extras():
+    import torch
 
 __all__ = ["TorchBatch", "TorchBatches", "tensor_on", "to_device", "torch_device"]
 

@@ -26,6 +26,13 @@ commands:
              between learners
 
 innet-drl COMMAND --help lists the flags; innet-drl --version prints the release.
+The commands need the extra train: pip install 'innet-drl[train]'.
+"""
+
+BENCH_USAGE = """\
+usage: innet-drl bench {paper,gradients} [flags]
+
+innet-drl bench paper --help and innet-drl bench gradients --help list the flags.
 """
 
 
@@ -33,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     first = given[0] if given else ""
-    if first == "--version":
+    if given and given[-1] in ("-V", "--version"):
         print(f"innet-drl {innet.__version__}")
         return 0
     if first in ("-h", "--help"):
@@ -59,10 +66,11 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-    from innet_drl.train.errors import TrainingError, naming_extras
+    from innet_drl.extras import naming_extras
+    from innet_drl.train.errors import TrainingError
 
     try:
-        with naming_extras({"lz4": "redis", "redis": "redis"}):
+        with naming_extras():
             command(arguments)
     except (TrainingError, innet.ReplayError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -159,6 +167,9 @@ def bench(arguments: Sequence[str]) -> None:
     from innet_drl.train.errors import ConfigurationError
 
     what = arguments[0] if arguments else None
+    if what in ("-h", "--help"):
+        print(BENCH_USAGE, end="")
+        return
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
     from innet_drl.bench.flags import GradientsFlags, PaperFlags

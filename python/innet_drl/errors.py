@@ -24,6 +24,7 @@ __all__ = [
     "GradientError",
     "HaltedError",
     "InternalError",
+    "MissingExtraError",
     "MissingWorkerError",
     "ParametersError",
     "PriorityError",
@@ -45,6 +46,10 @@ __all__ = [
 
 class ReplayError(Exception):
     """Base class of all errors of a replay memory, its server and the connection."""
+
+
+class MissingExtraError(ReplayError, ImportError):
+    """An optional dependency is not installed; the message names the extra that installs it."""
 
 
 class DeadlineError(ReplayError, TimeoutError):

@@ -15,6 +15,8 @@ from pathlib import Path
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.links import within
 from innet_drl.bench.settings import NetworkStack
+from innet_drl.errors import MissingExtraError
+from innet_drl.extras import naming_extras
 from innet_drl.gradients import Station
 
 MAX_BYTES = "10GiB"
@@ -29,10 +31,11 @@ MEMIF_SLEEP_US = 1
 def why_not_redis(named: str | None) -> str | None:
     """Returns the reason why Redis cannot be measured; `None` if it can."""
     try:
-        import lz4.block  # noqa: F401
-        import redis  # noqa: F401
-    except ModuleNotFoundError as error:
-        return f"{error.name} is not installed: pip install 'innet-drl[redis]'"
+        with naming_extras():
+            import lz4.block  # noqa: F401
+            import redis  # noqa: F401
+    except MissingExtraError as error:
+        return str(error)
     if named is None and shutil.which("redis-server") is None:
         return "redis-server is not installed (Debian: apt install redis-server), and --redis names none"
     return None

@@ -10,9 +10,12 @@ The server is `innet-replay serve --gradients HOST:PORT`. Importing this package
 See `docs/how-to/data-parallel.md`.
 """
 
-from innet_drl.distributed.asynchronous import Contributions, Replica
-from innet_drl.distributed.backend import register
-from innet_drl.distributed.hook import State, hook
+from innet_drl.extras import naming_extras
+
+with naming_extras():
+    from innet_drl.distributed.asynchronous import Contributions, Replica
+    from innet_drl.distributed.backend import register
+    from innet_drl.distributed.hook import State, hook
 
 __all__ = ["Contributions", "Replica", "State", "hook"]
 

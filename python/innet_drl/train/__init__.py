@@ -44,7 +44,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from innet_drl.train.errors import naming_extras
+from innet_drl.extras import naming_extras
 
 if TYPE_CHECKING:
     from innet_drl.train.agent import Agent, load
@@ -113,7 +113,7 @@ def run(
 
     Raises:
         TrainingError: A problem that the caller can solve.
-        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
+        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed; or an extra is not installed.
     """
     with naming_extras():
         from innet_drl.launch import local

@@ -1,4 +1,4 @@
-"""Errors of training. Errors of the replay client are in `innet_drl.errors`.
+"""Errors of training. Errors of the replay client, and the one of a missing extra, are in `innet_drl.errors`.
 
 The user can correct the cause of a `TrainingError`: the command line prints its message without a traceback.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
 
 class TrainingError(Exception):
@@ -17,10 +16,6 @@ class TrainingError(Exception):
 
 class ConfigurationError(TrainingError, ValueError):
     """An unusable setting."""
-
-
-class MissingExtraError(TrainingError, ImportError):
-    """An optional dependency is not installed."""
 
 
 class UnavailableEnvironmentError(TrainingError):
@@ -49,43 +44,6 @@ class RelayError(TrainingError):
 
 class DivergedError(TrainingError):
     """The loss or the weights are infinite or NaN."""
-
-
-_MODULES = (
-    "ale_py",
-    "cloudpickle",
-    "gymnasium",
-    "imageio_ffmpeg",
-    "loguru",
-    "rich",
-    "safetensors",
-    "scipy",
-    "tensorboard",
-    "torch",
-    "tyro",
-    "yaml",
-)
-EXTRAS = {**dict.fromkeys(_MODULES, "train"), "wandb": "wandb"}
-"""Extra of the package that installs a module."""
-
-
-@contextlib.contextmanager
-def naming_extras(others: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Turns the error of a missing optional dependency into one that names the extra.
-
-    Args:
-        others: Extras of modules that training does not use.
-
-    Raises:
-        MissingExtraError: In place of a `ModuleNotFoundError`.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        extra = None if error.name is None else (EXTRAS | dict(others)).get(error.name.partition(".")[0])
-        if extra is None:
-            raise
-        raise MissingExtraError(f"{error.name} is not installed: pip install 'innet-drl[{extra}]'") from error
 
 
 @contextlib.contextmanager

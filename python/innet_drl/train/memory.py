@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
+from innet_drl.extras import naming_extras
 from innet_drl.train.config import SERVER_SCHEMES, Config, flags
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
@@ -319,7 +320,8 @@ def memory_class(address: str) -> type[ReplayMemory]:
     if scheme in SERVER_SCHEMES:
         return ServerMemory
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme):
-        found: type[ReplayMemory] = entry_point.load()
+        with naming_extras():
+            found: type[ReplayMemory] = entry_point.load()
         return found
     return ServerMemory
 

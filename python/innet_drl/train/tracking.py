@@ -7,9 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from innet_drl.extras import naming_extras
 from innet_drl.train.callbacks import Callback, Result
 from innet_drl.train.config import Config
-from innet_drl.train.errors import naming_extras, writing
+from innet_drl.train.errors import writing
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.metrics_files import scalars

@@ -15,7 +15,7 @@ use replay_core::error::Error;
 
 /// Prioritized replay and parameters as a service in the network.
 #[derive(Parser)]
-#[command(name = "innet-replay", version)]
+#[command(name = "innet-replay", version, propagate_version = true)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,
