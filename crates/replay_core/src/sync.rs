@@ -69,7 +69,7 @@ impl<T> ArrayQueue<T> {
     }
 
     /// Appends a value, or returns it if the queue is full.
-    pub fn push(&self, value: T) -> Result<(), T> {
+    pub fn push(&self, value: T) -> std::result::Result<(), T> {
         let mut values = self.values.lock().expect("no thread panics with the lock");
         if values.len() == self.capacity {
             return Err(value);
