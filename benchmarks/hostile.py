@@ -203,7 +203,11 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: 
     for start, end, part, how in zip([begin, *ends], ends, parts, attacked_how, strict=False):
         push_ms, sample_ms = of(pushes, start, end), of(samples, start, end)
         rates.append((len(push_ms) * PUSH / third, len(sample_ms) / third))
-        times = {"push_p99_ms": float(np.percentile(push_ms, 99)), "sample_p99_ms": float(np.percentile(sample_ms, 99))}
+        # Where none began, one that began earlier lasted for the whole time.
+        times = {
+            f"{what}_p99_ms": float(np.percentile(taken, 99)) if len(taken) else 1e3 * third
+            for what, taken in (("push", push_ms), ("sample", sample_ms))
+        }
         p99 = max(p99, *times.values())
         more = times | {"batches_per_s": rates[-1][1], "peak_bytes": part["peak"], "attacks": how}
         report.line("hostile", "innet", rates[-1][0], "steps/s", **more)

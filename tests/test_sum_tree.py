@@ -122,7 +122,7 @@ def test_what_cannot_be_sampled() -> None:
     with pytest.raises(errors.EmptyError, match="none of its 4 indexes has a priority above zero"):
         tree.sample(1)
     tree.update([0], [1.0])
-    with pytest.raises(errors.ConfigError, match="at least one"):
+    with pytest.raises(errors.ConfigError, match="1 to 65536 items"):
         tree.sample(0)
     with pytest.raises(errors.TooLargeError, match="65536"):
         tree.sample(65537)

@@ -73,7 +73,7 @@ def test_a_resumed_run_goes_on_in_its_run_of_wandb(tmp_path: Path, capsys: pytes
     assert "tracked by Weights & Biases: offline in" in capsys.readouterr().out
     known = json.loads((run / "wandb.json").read_text())["id"]
     assert main(["train", "--resume", str(run), "--steps", "500", "--track"]) == 0
-    records = sorted(run.glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
+    records = sorted(run.glob(f"wandb/offline-run-*-{known}*/run-{known}.wandb"))
     assert len(records) == 2
     assert len(list(run.glob("wandb/offline-run-*"))) == 2
     sent = (b"learning_rate", b"charts/episodic_return", b"evaluation/mean", b"best_mean")
