@@ -105,8 +105,10 @@ fn every_call_works_with_tls_and_a_token() {
         tls_ca: Some(cert.clone().into()),
         ..options()
     };
-    exercise(&dial("innets+fstack", with("secret")).unwrap());
-    let refused = dial("innets+fstack", with("wrong")).err().unwrap();
+    exercise(&dial("innets+fstack", with("secret of the tests")).unwrap());
+    let refused = dial("innets+fstack", with("secret of a stranger"))
+        .err()
+        .unwrap();
     assert_eq!(refused.code(), ErrorCode::Authentication, "{refused}");
 }
 
