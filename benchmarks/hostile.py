@@ -180,7 +180,7 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: 
             attacked = None
             if role is not None:
                 # Actors may write into every table.
-                # Operators may drop every table, so those of the honest clients are not attacked.
+                # Operators may drop every table, so a hostile operator attacks no table of the honest clients.
                 tables = ["hostile", "blocked"] + (["replay", "queue"] if role == "actor" else [])
                 attacker = Process(
                     attacks.attack, (host, int(port)), TOKENS[role], tables, end - min(2.0, third / 2), seed

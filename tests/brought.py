@@ -316,7 +316,7 @@ class LossThatRaises(LossWithoutCall):
         raise RuntimeError("no licence")
 
     def __call__(self, online: Any, target: Any, batch: TorchBatch) -> TransitionLoss:
-        raise NotImplementedError
+        raise AssertionError("a loss that was not made is not called")
 
 
 class Halved(Loss):

@@ -128,7 +128,7 @@ def test_a_sample_reads_no_files() -> None:
         before = reads()
         for _ in range(100):
             replay.sample("t", 4, VIEW)
-        # Those of the counts themselves.
+        # Reads of the file that has the counts.
         assert reads() - before < 100
 
 

@@ -25,7 +25,7 @@ PARALLEL_GAMES = 10
 SEED_OFFSET = 1_000_003
 """Difference between the seeds of training and evaluation."""
 SEEDS = 100_000_000
-"""Seeds of evaluations are less than this apart, so that Atari's 31 bits hold those of their environments."""
+"""Number of different seeds of evaluations: the seeds of their environments fit Atari's 31 bits."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Scores that can be quoted: evaluation protocols of the field, and intervals over games or runs.
 
-The figures are those of rliable (Agarwal et al., 2021): the interquartile mean, with a percentile bootstrap of 95 %.
+The statistics are defined as in rliable (Agarwal et al., 2021): interquartile mean and 95 % percentile bootstrap.
 rliable 1.2 itself does not run beside current packages: it needs arch before 8.0, which has no wheel for Python 3.14
 and fails to import with pandas 3. SciPy has both calculations.
 """
@@ -162,10 +162,10 @@ def evaluate_runs(
 
     Args:
         runs: Folders of the runs.
-        best: Take the agents with the best evaluation; by default those of the newest checkpoints.
+        best: Take each run's agent with the best evaluation instead of the newest checkpoint.
         protocol: A name of `PROTOCOLS`.
         seeds: Each run plays `evaluation_games` games with each of them.
-        changes: Other conditions (`CONDITIONS`) than those of the protocol or of the runs.
+        changes: Conditions (`CONDITIONS`) that replace conditions of the protocol or of the runs.
         progress: Shows how far it is.
 
     Raises:

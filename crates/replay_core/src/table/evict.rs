@@ -123,37 +123,15 @@ mod tests {
     use std::sync::Arc;
 
     use crate::memory::{Memory, MemoryLimits};
-    use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody};
     use crate::schema::{Column, Dtype, TableConfig};
     use crate::table::ids::ItemId;
-    use crate::table::{Attempt, Turn};
+    use crate::table::{Attempt, Turn, test_requests};
 
     use super::*;
 
     /// Pushes a chunk of one step with an item, and returns the item.
     fn push(table: &Table, sequence: u64, priority: f32) -> ItemId {
-        let push = Push {
-            table: "t".into(),
-            writer: 1,
-            epoch: 1,
-            sequence,
-            body: PushBody {
-                chunks: vec![ChunkHead {
-                    stream: 0,
-                    rows: 1,
-                    first_step: sequence - 1,
-                    bytes: 2,
-                }],
-                items: vec![NewItem {
-                    anchor: sequence - 1,
-                    stream: 0,
-                    before: 0,
-                    after: 0,
-                    priority: Some(priority),
-                }],
-                payload: vec![0; 2].into(),
-            },
-        };
+        let push = test_requests::push(sequence, Some(priority));
         let pushed = table.try_push(&push, &mut Turn::default());
         assert!(matches!(pushed, Ok(Attempt::Ready(_))));
         let mut residents = table.lock_residents().unwrap();
@@ -167,15 +145,7 @@ mod tests {
         let table = Memory::new(MemoryLimits::default())
             .create_table(&config)
             .unwrap();
-        let open = OpenWriter {
-            table: "t".into(),
-            writer: 1,
-            name: String::new(),
-            streams: 1,
-            window_before: 0,
-            window_after: 0,
-        };
-        table.open_writer(&open).unwrap();
+        table.open_writer(&test_requests::open(1, 1)).unwrap();
         let items: Vec<_> = (1..=CHUNKS).map(|n| push(&table, n, 1.0)).collect();
         (table, items[items.len() - 1])
     }
@@ -202,7 +172,7 @@ mod tests {
         assert!(table.remove_some(end, &mut Vec::new()).unwrap());
         update(&table, old, TOO_LARGE);
         assert_eq!(largest(&table), None);
-        // Those of newcomers do.
+        // A priority of a new item does.
         let new = push(&table, CHUNKS + 1, 3.0);
         assert_eq!(largest(&table), Some(3.0));
         update(&table, new, 5.0);

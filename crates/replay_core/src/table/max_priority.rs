@@ -82,7 +82,7 @@ impl MaxPriority {
         }
     }
 
-    /// Sets the priorities of items that were live a moment ago, and counts those of items that are.
+    /// Sets the priorities of items that were live a moment ago. Priorities of items that are still live count for the largest.
     pub fn update(&self, items: &Items, ids: &[ItemId], priorities: &[f64]) {
         if priorities.iter().any(|&priority| self.is_larger(priority)) {
             let emptied_at = lock(&self.emptied_at);
@@ -115,7 +115,7 @@ impl MaxPriority {
     }
 }
 
-/// Bits that order priorities; those of -0.0 would be the largest of all.
+/// Bits of the priority's magnitude, which order priorities: the bits of -0.0 would be the largest of all.
 fn bits(priority: f64) -> u64 {
     priority.abs().to_bits()
 }

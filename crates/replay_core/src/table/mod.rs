@@ -36,6 +36,8 @@ mod sampler;
 mod save;
 mod stats;
 mod streams;
+#[cfg(all(test, not(feature = "loom")))]
+mod test_requests;
 mod update;
 mod waiting;
 mod writers;

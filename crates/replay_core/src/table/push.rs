@@ -171,10 +171,11 @@ mod tests {
 
     use crate::error::{Error, ErrorCode, Result};
     use crate::memory::{Memory, MemoryLimits};
-    use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
+    use crate::replay::SampleRequest;
     use crate::schema::{Codec, Column, Dtype, TableConfig};
     use crate::sync::lock;
     use crate::table::streams::FirstChunk;
+    use crate::table::test_requests::{open, push};
     use crate::table::writers::Writers;
 
     use super::*;
@@ -187,43 +188,6 @@ mod tests {
             codec: Codec::None,
         };
         TableConfig::new("t", vec![column], 100)
-    }
-
-    fn open(writer: u64, streams: u32) -> OpenWriter {
-        OpenWriter {
-            table: "t".into(),
-            writer,
-            name: String::new(),
-            streams,
-            window_before: 0,
-            window_after: 0,
-        }
-    }
-
-    /// A push of writer 1: one step with an item.
-    fn push(sequence: u64) -> Push {
-        Push {
-            table: "t".into(),
-            writer: 1,
-            epoch: 1,
-            sequence,
-            body: PushBody {
-                chunks: vec![ChunkHead {
-                    stream: 0,
-                    rows: 1,
-                    first_step: sequence - 1,
-                    bytes: 2,
-                }],
-                items: vec![NewItem {
-                    anchor: sequence - 1,
-                    stream: 0,
-                    before: 0,
-                    after: 0,
-                    priority: None,
-                }],
-                payload: vec![0; 2].into(),
-            },
-        }
     }
 
     #[test]
@@ -239,7 +203,7 @@ mod tests {
         table.open_writer(&open(1, 1)).unwrap();
         let mut turn = Turn::default();
         let waits = (1..10).any(|sequence| {
-            let attempt = table.try_push(&push(sequence), &mut turn).unwrap();
+            let attempt = table.try_push(&push(sequence, None), &mut turn).unwrap();
             matches!(attempt, Attempt::Blocked(_))
         });
         assert!(waits);
@@ -263,13 +227,15 @@ mod tests {
         let open = open(1, 1);
         table.open_writer(&open).unwrap();
         assert!(matches!(
-            table.try_push(&push(1), &mut Turn::default()),
+            table.try_push(&push(1, None), &mut Turn::default()),
             Ok(Attempt::Ready(1))
         ));
 
         // A fault of `prepare`: an item of a chunk that the push does not have. The chunk is in place by then.
         let writer = table.writers.get(1).unwrap();
-        let mut prepared = table.prepare(&mut lock(&writer), &push(2).body).unwrap();
+        let mut prepared = table
+            .prepare(&mut lock(&writer), &push(2, None).body)
+            .unwrap();
         prepared.items[0].first_chunk = FirstChunk::Pushed(7);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let mut residents = table.lock_residents().unwrap();
@@ -284,7 +250,7 @@ mod tests {
                 Ok(_) => panic!("a table that has failed answers"),
             }
         }
-        refused(table.try_push(&push(2), &mut Turn::default()));
+        refused(table.try_push(&push(2, None), &mut Turn::default()));
         let request = SampleRequest {
             table: "t".into(),
             count: 1,
