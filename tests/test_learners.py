@@ -1,16 +1,12 @@
 """Training with several learners: the same weights everywhere, and an end with a reason when one is gone."""
 
 import dataclasses
-import importlib.util
-import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium
 import pytest
-import torch
 
 import innet_drl as innet
 from gradient_workers import die_while_learning, fail_to_begin, gradient_server
@@ -82,30 +78,12 @@ def test_several_learners_want_processes_and_a_replay_server() -> None:
     assert small().learners == 1
 
 
-def test_a_truncated_game_of_the_example_bootstraps() -> None:
-    """Every game is cut off after its first step, which is worth its reward and 0.99 times the value that follows."""
-    spec = importlib.util.spec_from_file_location("ddp_hook", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-
-    def network(observation: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([0.0, 0.0, 10.0]).expand(len(observation), 3)
-
-    envs = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync", max_episode_steps=1)
-    loss = next(example.a2c(network, network, envs, 0))
-    # Huber's loss of 1 + 0.99 * 10 - 10, and the entropy of a coin.
-    assert float(loss) == pytest.approx(0.5 * 0.9**2 / 2 - 0.01 * math.log(2), abs=1e-5)
-
-
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("agent", "updates"), [("dqn", 1200), ("a2c", 300)])
-def test_both_agents_of_the_example_learn(agent: str, updates: int) -> None:
-    command = [sys.executable, str(EXAMPLE), "--agent", agent, "--workers", "2", "--updates", str(updates)]
+def test_the_example_learns() -> None:
+    command = [sys.executable, str(EXAMPLE), "--workers", "2", "--updates", "1200"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     scores = [float(score) for score in re.findall(r"mean score of the last 20 games ([\d.]+)", done.stdout)]
     assert len(scores) == 10
-    # Chance alone keeps the pole up for 22 steps; these reach 190 and more.
+    # Chance alone keeps the pole up for 22 steps; this reaches 190 and more.
     assert max(scores) > 100, scores

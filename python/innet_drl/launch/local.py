@@ -197,6 +197,9 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
         trainer.evaluations.take()
+        if trainer.interrupted:
+            # The last line of metrics is written while the actors end.
+            break
         now = time.monotonic()
         if now - checked >= WAIT_SECONDS or batch is None:
             checked = now
