@@ -17,7 +17,7 @@ from torch import nn
 
 import innet_drl as innet
 
-GAME, TABLE, GOAL = "CartPole-v1", "cartpole", 475.0
+GAME, TABLE, GOAL = "CartPole-v1", "dqn", 475.0
 NUM_ENVS, BATCH_SIZE, MIN_SIZE = 8, 128, 1_000
 VIEW = innet.NStep(n=3, gamma=0.99)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,18 @@ class Endless(Noted):
             self._pipe.write_text("stepped")
         self.steps = 2
         return self._observation(), 1.0, False, False, {}
+
+
+class Hung(Counter):
+    """A game whose first step never ends; writes its process to the named pipe `steps` of a folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._pipe = Path(folder) / "steps"
+
+    def step(self, action: Any) -> Any:
+        self._pipe.write_text(str(os.getpid()))
+        threading.Event().wait()
 
 
 def make_wrong_count(num_envs: int) -> SyncVectorEnv:

@@ -45,8 +45,10 @@ class Server:
         return self._process.pid
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal."""
+        """Sends a signal, and waits for the stop that SIGSTOP causes: a thread may run for a while after the call."""
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         """Ends it at once."""

@@ -113,26 +113,6 @@ def test_arrays_of_a_batch_are_on_the_page_of_losses(tmp_path: Path) -> None:
     assert set(re.findall(r"`(\w+)`", paragraph)) == seen
 
 
-def anchors(text: str) -> set[str]:
-    """Anchors of the headings, as GitHub makes them."""
-    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text))
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize(
-    "page", sorted([*DOCUMENTS.parent.glob("*.md"), *DOCUMENTS.rglob("*.md")]), ids=lambda p: p.name
-)
-def test_links_between_pages_have_a_target(page: Path) -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        text = target.read_text() if anchor and target.suffix == ".md" else ""
-        assert not text or "\n:::" in text or anchor in anchors(text), (
-            link
-        )  # a generated page has its anchors in the site
-
-
 def test_the_readme_lists_every_page() -> None:
     linked = set(re.findall(r"\]\(docs/([\w/.-]+\.md)", (DOCUMENTS.parent / "README.md").read_text()))
     pages = {str(page.relative_to(DOCUMENTS)) for page in DOCUMENTS.rglob("*.md")}

@@ -103,6 +103,25 @@ def test_a_stopped_process_keeps_nothing_from_ending(evaluator: Evaluator, netwo
     assert evaluator._process is None
 
 
+def test_a_hung_environment_process_keeps_nothing_from_ending(tmp_path: Path) -> None:
+    """The environment is a fork of the evaluator, and holds its end of the pipe."""
+    os.mkfifo(tmp_path / "steps")
+    config = small(
+        environment=brought.Hung,
+        environment_args={"folder": str(tmp_path)},
+        async_environments=True,
+        evaluation_games=1,
+    )
+    spec = environments.make(small(environment=brought.Counter), 1).spec
+    with Evaluator(config, spec) as evaluator:
+        evaluator.begin(arrays(make_network(config, spec)))
+        hung = int((tmp_path / "steps").read_text())
+        os.kill(evaluator._process.pid, signal.SIGKILL)
+        assert played(evaluator) is None
+    # The environment hangs until now.
+    os.kill(hung, signal.SIGKILL)
+
+
 def test_an_evaluation_that_is_ended_closes_its_environments(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "steps")
     config = small(

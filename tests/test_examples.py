@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,21 @@ def run_example(name: str, *flags: str) -> str:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     return ended.stdout
+
+
+@contextlib.contextmanager
+def example_server(folder: Path) -> Iterator[str]:
+    """A server with the example's configuration."""
+    address = f"unix://{folder}/server"
+    # Addresses of the command line replace the file's, whose port may be in use on this machine.
+    main = "from innet_drl.server_cli import main; main()"
+    command = [sys.executable, "-c", main, "serve", "--config", str(EXAMPLES / "server.toml")]
+    server = subprocess.Popen([*command, "--listen", address])
+    try:
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
 
 
 def percentages(output: str) -> list[int]:
@@ -54,10 +71,11 @@ def test_dqn_learns_in_one_process(flags: tuple[str, ...]) -> None:
 
 @pytest.mark.timeout(300)
 def test_an_actor_and_a_learner_learn_over_a_server(tmp_path: Path) -> None:
-    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/server") as server:
-        scores = means(run_example("client_server.py", "--steps", "12000", "--server", server.addresses[0]))
-        assert memory.parameters()["cartpole"] >= 300
-        assert memory.stats()["tables"]["cartpole"]["inserted_items"] > 10_000
+    with example_server(tmp_path) as address:
+        scores = means(run_example("client_server.py", "--steps", "12000", "--server", address))
+        with innet.connect(address) as memory:
+            assert memory.parameters()["dqn"] >= 300
+            assert memory.stats()["tables"]["dqn"]["inserted_items"] > 10_000
     assert max(scores) > 4 * CHANCE
 
 
@@ -90,12 +108,7 @@ def test_a_queue_trains_on_policy_and_holds_no_sequence_twice() -> None:
 def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp_path: Path) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text()
     (program,) = [code for code in re.findall(r"(?ms)^```python\n(.*?)^```$", readme) if "innet.Memory(" in code]
-    address = f"unix://{tmp_path}/server"
-    # Addresses of the command line replace the file's, whose port may be in use on this machine.
-    main = "from innet_drl.server_cli import main; main()"
-    command = [sys.executable, "-c", main, "serve", "--config", str(EXAMPLES / "server.toml")]
-    server = subprocess.Popen([*command, "--listen", address])
-    try:
+    with example_server(tmp_path) as address:
         remote, changed = re.subn(r"innet\.Memory\(\[?(\w+)\]?\)", rf"innet.connect({address!r}, tables=[\1])", program)
         assert changed == 1
         names: dict[str, Any] = {}
@@ -104,9 +117,6 @@ def test_the_readmes_program_runs_on_the_server_of_the_example_configuration(tmp
             assert list(replay.tables()) == [names["table"].name]
             assert replay.stats()["tables"]["cartpole"]["inserted_items"] > 0
         names["replay"].close()
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
 
 
 @pytest.mark.timeout(300)

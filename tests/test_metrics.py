@@ -210,6 +210,11 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     console = Console(file=piped, width=40)
     with logs_on_console(console), Page("breakout", console) as page:
         page.show(line, "learning")
+        # As an environment's module may do.
+        others = logging.StreamHandler(again := io.StringIO())
+        logging.getLogger().addHandler(others)
         logging.getLogger("innet_drl").warning("a line of the core")
+        logging.getLogger().removeHandler(others)
+    assert again.getvalue() == ""
     assert plain_line(line, "learning") in piped.getvalue()
     assert "WARNING a line of the core" in piped.getvalue()

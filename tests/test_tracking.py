@@ -98,6 +98,17 @@ def test_an_error_ends_the_run_of_wandb(tmp_path: Path) -> None:
     until(lambda: b"other" in record.read_bytes())
 
 
+@pytest.mark.usefixtures("offline")
+def test_a_tracked_run_that_fails_at_its_start_leaves_no_folder(tmp_path: Path) -> None:
+    class Broken(train.Callback):
+        def on_start(self, config: train.Config, folder: Path) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train.run(small(serial=True), callbacks=[train.WandbCallback(), Broken()], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_callback_is_told_of_the_error_that_ends_a_run(tmp_path: Path) -> None:
     told: list[BaseException] = []
 

@@ -95,7 +95,7 @@ def test_a_server_that_does_not_answer_is_in_the_log(tmp_path: Path, log: Lines)
             Call(lambda: connected.append(innet.connect(server.address, timeout=60))),
         ]
         try:
-            log.wait_for(f"still waiting after 6 s, for up to 54 s more: {server.address} has not answered")
+            log.wait_for(f" s more: {server.address} has not answered")
             log.wait_for_lines(len(calls))
         finally:
             server.send(signal.SIGCONT)

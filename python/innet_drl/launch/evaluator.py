@@ -99,7 +99,7 @@ class Evaluator:
                 self._fail(str(error), fatal=False)
                 return
         assert self._pipe is not None
-        self._playing = self._thread.submit(_play, self._pipe, parameters)
+        self._playing = self._thread.submit(_play, self._pipe, self._process.sentinel, parameters)
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
@@ -130,12 +130,17 @@ class Evaluator:
         self._process = self._pipe = self._playing = None
 
 
-def _play(pipe: multiprocessing.connection.Connection, parameters: Parameters) -> Evaluation | ProcessFailure:
+def _play(
+    pipe: multiprocessing.connection.Connection, sentinel: int, parameters: Parameters
+) -> Evaluation | ProcessFailure:
     try:
         # A failure that was sent before the pipe broke can still be received.
         with contextlib.suppress(BrokenPipeError):
             pipe.send(parameters)
-        played: Evaluation | ProcessFailure = pipe.recv()
-        return played
+        # Environments that are forks of the process hold its end of the pipe, too.
+        if pipe in multiprocessing.connection.wait([pipe, sentinel]):
+            played: Evaluation | ProcessFailure = pipe.recv()
+            return played
     except (EOFError, OSError):
-        return ProcessFailure("its process was killed", fatal=False)
+        pass
+    return ProcessFailure("its process was killed", fatal=False)

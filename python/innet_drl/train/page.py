@@ -49,11 +49,14 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
     logger.remove()
     logger.add(lambda message: _print(shown, message), format=LOG_FORMAT, level="INFO", colorize=False)
     package.addHandler(to_loguru)
+    # An environment's module may give the root logger a handler, which would print each line again.
+    package.propagate = False
     for name in TRAINING_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
         yield
     finally:
+        package.propagate = True
         package.removeHandler(to_loguru)
         logger.remove()
         logger.add(sys.stderr, format=LOG_FORMAT, level="INFO")

@@ -24,6 +24,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,8 +178,10 @@ class RunFolder:
     def discard(self) -> None:
         """Removes the files of a new run that learned nothing and has no checkpoint; `hold` then removes the folder."""
         if self._is_new and self.newest_checkpoint() is None:
-            for file in (self.path / "config.yaml", self.path / "metrics.jsonl", *self.path.glob("events.out.*")):
+            names = ("config.yaml", "metrics.jsonl", "wandb.json")
+            for file in (*(self.path / name for name in names), *self.path.glob("events.out.*")):
                 file.unlink(missing_ok=True)
+            shutil.rmtree(self.path / "wandb", ignore_errors=True)
             for part in (self.checkpoints, self.videos):
                 with contextlib.suppress(OSError):
                     part.rmdir()

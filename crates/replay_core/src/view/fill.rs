@@ -1,5 +1,6 @@
 //! Threads that fill the arrays of a batch together.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -14,6 +15,9 @@ use crate::sync::lock;
 /// Items that a thread fills at a time: few enough that no thread waits long for the last one, and enough to be worth
 /// waking another thread.
 const PART_ITEMS: usize = 32;
+/// Turns of a loop, tens of microseconds, in which the calling thread waits for the last parts of the others. It sleeps after
+/// them: to sleep at once and be woken made a sample of 512 in process 3 % slower.
+const LAST_PART_SPINS: usize = 4_000;
 
 /// Fills one item's part of each array, or returns the reason why its window cannot be used.
 pub(super) type Fill<'f, 'a> =
@@ -100,11 +104,23 @@ impl Fillers {
         match &self.others {
             Some(others) if windows.len() > PART_ITEMS => {
                 let helpers = windows.len().div_ceil(PART_ITEMS) - 1;
+                let helpers = others.current_num_threads().min(helpers);
+                let busy = AtomicUsize::new(helpers);
                 others.in_place_scope(|scope| {
-                    for _ in 0..others.current_num_threads().min(helpers) {
-                        scope.spawn(|_| work());
+                    for _ in 0..helpers {
+                        scope.spawn(|_| {
+                            work();
+                            // Relaxed: the end of the scope publishes what the threads wrote.
+                            busy.fetch_sub(1, Ordering::Relaxed);
+                        });
                     }
                     work();
+                    for _ in 0..LAST_PART_SPINS {
+                        if busy.load(Ordering::Relaxed) == 0 {
+                            break;
+                        }
+                        std::hint::spin_loop();
+                    }
                 });
             }
             _ => work(),

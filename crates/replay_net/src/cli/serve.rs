@@ -63,25 +63,11 @@ impl ServeFlags {
     }
 }
 
-/// Freed memory goes back to the system in pieces of this size.
-const RETURNED_BYTES: libc::c_int = 256 << 10;
-
-/// Lets the allocator return freed memory. By default glibc keeps up to 64 MiB for each thread once tables of some size were
-/// dropped, so that a server exceeded its `max_bytes` by a half.
-fn return_freed_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    for setting in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
-        // SAFETY: mallopt may be called at any time, from any thread; it changes when memory is returned, no allocation.
-        unsafe { libc::mallopt(setting, RETURNED_BYTES) };
-    }
-}
-
 /// Serves until a signal: the first one lets running requests finish, a second one stops at once. `matches` are the
 /// arguments that `flags` were parsed from.
 pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
     let config = flags.config(matches, std::env::var("INNET_TOKEN").ok())?;
     log::start(config.log_level);
-    return_freed_memory();
     let runtime = runtime::Builder::new_current_thread()
         .enable_io()
         .build()
