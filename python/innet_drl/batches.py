@@ -32,8 +32,9 @@ def torch_device(device: str | torch.device) -> torch.device:
     """
     try:
         found = torch.device(device)
-        if found.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("torch finds no CUDA device on this machine")
+        devices = torch.cuda.device_count()
+        if found.type == "cuda" and (found.index or 0) >= devices:
+            raise RuntimeError(f"torch finds {devices or 'no'} CUDA device{'s' * (devices > 1)} on this machine")
     except (RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
