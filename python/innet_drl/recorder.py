@@ -37,7 +37,7 @@ class Recorder:
             observations of truncated episodes that are not acted on, if `step` is given Q-values.
 
     Raises:
-        ConfigError: A vector environment that does not reset by itself.
+        ConfigError: A vector environment that does not reset by itself, or a writer for another number of environments.
     """
 
     def __init__(self, env: Any, writer: Writer, q_function: Callable[[NDArray[Any]], ArrayLike] | None = None) -> None:
@@ -50,6 +50,11 @@ class Recorder:
             raise ConfigError(
                 f"the vector environment has the autoreset_mode {mode}: make it with NEXT_STEP or SAME_STEP, so that "
                 "its episodes restart by themselves"
+            )
+        if writer.num_envs != self._streams:
+            raise ConfigError(
+                f"the writer is for {writer.num_envs} environments, and the recorder has {self._streams}: open it with "
+                f"num_envs={self._streams}"
             )
         self._next_step = mode == "NEXT_STEP"
         self._action_dtype = (env.single_action_space if self._vector else env.action_space).dtype
