@@ -17,7 +17,7 @@ struct OutageState {
     since: Option<Instant>,
     /// The log names this outage.
     logged: bool,
-    /// Connections opened so far.
+    /// Connections that calls got so far, new or idle ones.
     connections: u64,
     closed: bool,
 }
@@ -45,7 +45,12 @@ impl Outage {
         }
     }
 
-    /// Connections opened so far, by all calls.
+    /// A call got an idle connection.
+    pub fn used(&self) {
+        self.lock().connections += 1;
+    }
+
+    /// Connections that calls got so far, new or idle ones.
     pub fn connections(&self) -> u64 {
         self.lock().connections
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::error::{Error, ErrorCode};
+use replay_core::error::ErrorCode;
 use replay_core::importance;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::{Dtype, TableConfig};
@@ -67,7 +67,10 @@ impl PyReplay {
         deadline: Option<Instant>,
     ) -> PyResult<Arc<Reading>> {
         let known = |kept: &Vec<(DecoderKey, Arc<Reading>)>| {
-            let found = kept.iter().find(|(known, _)| *known == key);
+            let fits = |(known, reading): &&(DecoderKey, Arc<Reading>)| {
+                *known == key && !reading.is_outdated()
+            };
+            let found = kept.iter().find(fits);
             found.map(|(_, reading)| reading.clone())
         };
         if let Some(reading) = self.decoders().get(table).and_then(known) {
@@ -79,6 +82,7 @@ impl PyReplay {
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
+        kept.retain(|(_, reading)| !reading.is_outdated());
         if kept.len() == DECODERS_PER_TABLE {
             kept.remove(0);
         }
@@ -213,18 +217,8 @@ impl PyReplay {
                     || beta,
                     |wait| sampler.replay.sample(&sampler.request, wait),
                 );
-                // Another client may have replaced the table by one with other columns, or another view.
-                let code = sampled.as_ref().err().map(Error::code);
-                if let Some(
-                    ErrorCode::UnknownTable
-                    | ErrorCode::Corrupt
-                    | ErrorCode::View
-                    | ErrorCode::TableDiffers,
-                ) = code
-                {
-                    self.forget_decoders(table);
-                }
                 match sampled {
+                    // Another client has replaced the table: the next turn reads its definition again.
                     Err(error) if error.code() == ErrorCode::TableDiffers => Ok(None),
                     sampled => sampled.map(Some),
                 }
