@@ -114,6 +114,7 @@ def run(
     Raises:
         TrainingError: A problem that the caller can solve.
         innet_drl.ReplayError: The replay memory cannot be made or reached, or failed; or an extra is not installed.
+        KeyboardInterrupt: Ctrl-C. A run that has learned has written a checkpoint, and `resume` continues it.
     """
     with naming_extras():
         from innet_drl.launch import local

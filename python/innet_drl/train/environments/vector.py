@@ -177,7 +177,7 @@ class Environments:
             return UnavailableEnvironmentError(
                 f"--environment {self._name}: its reset raises {type(error).__name__}: {error}"
             )
-        error.add_note(f"--environment {self._name}: its {call} raised this")
+        error.add_note(f"the {call} of the environment {self._name} raised this")
         return error
 
     @property
