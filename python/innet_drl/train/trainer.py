@@ -384,16 +384,18 @@ class Trainer:
         return evaluation
 
     def report(self, memory: ReplayMemory) -> None:
-        """Writes a line of metrics and shows it."""
+        """Writes a line of metrics and shows it, unless a signal interrupts the run meanwhile."""
+        self._ask_for_counters(memory)
+        if not self.interrupted:
+            self._report()
 
-        def ask_for_counters() -> None:
+    def _ask_for_counters(self, memory: ReplayMemory) -> None:
+        def ask() -> None:
             self._table = memory.stats()
 
-        self.ask(ask_for_counters)
-        if self.interrupted:
-            # If the memory does not answer, the last line has its counters of the line before.
-            with contextlib.suppress(ReplayError):
-                self._table = memory.stats(LAST_SECONDS)
+        self.ask(ask)
+
+    def _report(self) -> None:
         if self._table is None:
             return
         self.meter.add_learner_time(self.stopwatch.take())
@@ -414,8 +416,15 @@ class Trainer:
 
     def report_rest(self, memory: ReplayMemory) -> None:
         """Writes the last line of metrics, unless no step was taken since the previous line."""
-        if self.meter.agent_steps > self.meter.reported_steps or self._last_line is None:
-            self.report(memory)
+        if self.meter.agent_steps <= self.meter.reported_steps and self._last_line is not None:
+            return
+        if self.interrupted:
+            # If the memory does not answer, the last line has its counters of the line before.
+            with contextlib.suppress(ReplayError):
+                self._table = memory.stats(LAST_SECONDS)
+        else:
+            self._ask_for_counters(memory)
+        self._report()
 
     def report_evaluation(self, evaluation: Evaluation) -> None:
         """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
