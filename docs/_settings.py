@@ -1,8 +1,12 @@
-"""The tables of settings in the reference: of a server from the help of the command, of a table from its docstring.
+"""The tables of settings in the reference.
+
+A server's are from the help of the command, a table's from its docstring, a run's from the source of `Config`:
 
 python docs/_settings.py   # after a change of a setting
 """
 
+import ast
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -11,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import innet_drl
+from innet_drl.train.config import Config
 
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 
@@ -41,9 +46,30 @@ def table_rows() -> Iterator[list[str]]:
         yield [f"`{name}`", "" if default is inspect.Parameter.empty else f"`{default!r}`", " ".join(meaning.split())]
 
 
+def run_rows() -> Iterator[list[str]]:
+    """A row for each setting of `Config`."""
+    yield ["setting", "default", "meaning"]
+    (definition,) = ast.parse(inspect.getsource(Config)).body
+    assert isinstance(definition, ast.ClassDef)
+    meanings = {
+        field.target.id: text.value.value
+        for field, text in zip(definition.body, definition.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+    for field in dataclasses.fields(Config):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        shown = "" if default is dataclasses.MISSING else f"`{default!r}`"
+        yield [f"`{field.name}`", shown, " ".join(str(meanings[field.name]).split())]
+
+
 PAGES: dict[str, Callable[[], Iterator[list[str]]]] = {
     "reference/server.md": server_rows,
     "reference/innet_drl.md": table_rows,
+    "reference/innet_drl.train.md": run_rows,
 }
 
 

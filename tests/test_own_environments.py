@@ -245,6 +245,19 @@ def test_an_environment_that_changes_its_shapes_ends_the_run_at_once(tmp_path: P
             local.train(config, tmp_path / str(serial))
 
 
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ("step", r"its step has to return \(observation, reward, terminated, truncated, info\)"),
+        ("reset", r"its reset has to return \(observation, info\)"),
+    ],
+)
+def test_an_environment_of_the_interface_before_gymnasium_is_named(tmp_path: Path, returns: str, message: str) -> None:
+    config = small(environment="brought:Gym", environment_args={"returns": returns}, serial=True)
+    with pytest.raises(UnavailableEnvironmentError, match=f"environment brought:Gym: {message}"):
+        local.train(config, tmp_path / "run")
+
+
 class Shapeless(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """A vector environment that returns other shapes than it declares."""
 

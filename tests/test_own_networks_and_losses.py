@@ -24,6 +24,7 @@ from innet_drl.train.numerics import random_batch
 from training import small
 
 VECTOR = EnvironmentSpec(3, 1, (4,), "float32", 1)
+VECTOR_SPACE: Any = VECTOR.observation_space
 SMALL_IMAGES = EnvironmentSpec(3, 2, (3, 11, 9), "uint8", 1)
 LARGE_IMAGES = EnvironmentSpec(3, 4, (84, 84), "uint8", 1)
 
@@ -107,6 +108,8 @@ def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -
         ({"network": "brought:make_number"}, r"make_number: called with .* TypeError"),
         ({"network": "brought:LinearDict"}, r"LinearDict: called with .*AttributeError"),
         ({"network": "brought:Missing"}, r"network brought:Missing: brought has no 'Missing'"),
+        ({"network": "brought:Liner"}, r"network brought:Liner: brought has no 'Liner': did you mean Linear"),
+        ({"network": brought.Linear(VECTOR_SPACE, 3, small())}, "it is an object: give its class"),
         (
             {"loss": "brought:squared_nan"},
             r"loss brought:squared_nan: its loss is infinite or NaN on the first batch",

@@ -331,6 +331,26 @@ def test_a_vector_environment_that_does_not_reset_is_refused() -> None:
         innet.Recorder(env, replay.writer("t", 3, VIEW))
 
 
+def test_a_recorder_names_what_it_was_given_in_place_of_a_writer_or_an_environment() -> None:
+    env: Any = Counter()
+    gym: Any = Counter()
+    with memory(env) as replay:
+        wrong: Any = replay
+        with pytest.raises(errors.ConfigError, match=r"Recorder\(env, writer\) takes a Writer"):
+            innet.Recorder(env, wrong)
+        env.reset = lambda: gym.reset()[0]
+        with pytest.raises(errors.ConfigError, match=r"reset of the environment has to return \(observation, info\)"):
+            innet.Recorder(env, replay.writer("t", 1, VIEW)).reset()
+        gym.step = lambda action: (0, 0.0, False, {})
+        recorder = innet.Recorder(gym, replay.writer("t", 1, VIEW))
+        recorder.reset()
+        with pytest.raises(errors.ConfigError, match=r"step of the environment has to return .* returned 4 values"):
+            recorder.step(0)
+        # The step is lost: the environment was stepped.
+        with pytest.raises(errors.ConfigError, match="call `reset`"):
+            recorder.step(0)
+
+
 def test_a_recorder_is_flushed_and_closed_as_its_writer() -> None:
     env = Counter()
     with memory(env) as replay:

@@ -95,6 +95,13 @@ class OfAnotherLibrary(train.Callback):
         pass
 
 
+class WithoutArgument(train.Callback):
+    """Overrides a method without its argument."""
+
+    def on_metrics(self) -> None:  # type: ignore[override]
+        pass
+
+
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
@@ -102,6 +109,7 @@ class OfAnotherLibrary(train.Callback):
         ([print], r"print is no train.Callback: call it in a method of a subclass \(on_start, on_metrics, "),
         ([Misspelt()], "Misspelt has on_metric, which no run calls: did you mean on_metrics"),
         ([OfAnotherLibrary()], "OfAnotherLibrary has on_rollout, which no run calls: "),
+        ([WithoutArgument()], r"on_metrics of WithoutArgument has to take \(self, metrics\): too many positional"),
         (Watch(), r"it must be a list, callbacks=\[\.\.\.\], and is Watch"),
     ],
 )
@@ -109,6 +117,13 @@ def test_callbacks_that_no_run_would_call(tmp_path: Path, callbacks: Any, messag
     with pytest.raises(ConfigurationError, match=f"^callbacks: {message}"):
         train.run(small(serial=True), callbacks=callbacks, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_name_of_a_preset_is_no_config() -> None:
+    preset: Any = "cartpole"
+    with pytest.raises(ConfigurationError, match=r"config: it must be a train.Config, and is 'cartpole': train.run\("):
+        train.run(preset)
+    assert {"Config", "load", "preset", "run"} <= set(dir(train))
 
 
 def test_a_misspelt_setting_is_told_its_name() -> None:

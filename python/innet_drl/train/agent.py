@@ -48,6 +48,10 @@ class Agent:
         self._environment = environment
         self._space: spaces.Space[Any] = environment.vector.single_observation_space
 
+    def __repr__(self) -> str:
+        name, file = self.config.environment_name, str(self.checkpoint)
+        return f"Agent({name!r}, agent_steps={self.agent_steps}, checkpoint={file!r})"
+
     def act(self, observation: Any, *, epsilon: float = 0.0, random: np.random.Generator | None = None) -> Any:
         """Returns the best action for an observation, or an array of actions for a batch of observations.
 

@@ -12,6 +12,7 @@ They are called in the thread of `run`, between updates:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,8 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Checks the callbacks of a run, before it begins.
 
     Raises:
-        ConfigurationError: A class in place of an object, an object of another kind, or a method `on_...` that no run
-            calls, such as a misspelt one.
+        ConfigurationError: A class in place of an object, an object of another kind, a method `on_...` that no run
+            calls, such as a misspelt one, or one that does not take the arguments of its call.
     """
     if not isinstance(callbacks, Sequence):
         raise ConfigurationError(f"callbacks: it must be a list, callbacks=[...], and is {_name(callbacks)}")
@@ -97,6 +98,13 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
             if name not in METHODS:
                 hint = did_you_mean(name, METHODS, otherwise=f"it calls {', '.join(METHODS)}")
                 raise ConfigurationError(f"callbacks: {_name(callback)} has {name}, which no run calls{hint}")
+            given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
+            try:
+                inspect.signature(getattr(callback, name)).bind(*given)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"callbacks: {name} of {_name(callback)} has to take ({', '.join(['self', *given])}): {error}"
+                ) from error
 
 
 def _name(value: object) -> str:

@@ -69,6 +69,8 @@ class _Named:
 class Config(_Named):
     """Settings of a run. Steps are agent steps: one action of one environment.
 
+    Each is a flag of `innet-drl train`, too. Its help, and docs/reference/innet_drl.train.md, have the meanings.
+
     Raises:
         ConfigurationError: There is no such setting, or a value has another type than its setting, or makes no sense.
     """

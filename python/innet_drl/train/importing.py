@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.setting_values import import_path
+from innet_drl.train.setting_values import did_you_mean, import_path
 
 Importable = str | Callable[..., Any]
 """A name, an import path `module:name`, or the function or class itself."""
@@ -71,8 +71,13 @@ def load(value: Importable, setting: str) -> Any:
             )
         if not hasattr(found, part):
             raise ConfigurationError(
-                f"{setting} {value}: {module} has no {name!r}: name a function or class of the module, or give it to "
-                "Config itself if it is made inside of another function"
+                f"{setting} {value}: {module} has no {name!r}"
+                + did_you_mean(
+                    part,
+                    vars(found),
+                    otherwise="name a function or class of the module, or give it to Config itself if it is made "
+                    "inside of another function",
+                )
             )
         found = getattr(found, part)
     if not callable(found):

@@ -167,6 +167,12 @@ class Environments:
             return error
         files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
         vectors = [index for index, name in enumerate(files) if "/gymnasium/vector/" in name]
+        if vectors and "values to unpack" in str(error):
+            returns = "observation, info" if call == "reset" else "observation, reward, terminated, truncated, info"
+            return UnavailableEnvironmentError(
+                f"--environment {self._name}: its {call} has to return ({returns}), as Gymnasium's environments do "
+                f"({error})"
+            )
         if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
             space = self.vector.single_observation_space
             return UnavailableEnvironmentError(
