@@ -89,8 +89,8 @@ class Config(_Named):
     minutes: Positive | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
-    """Ends training at this many agent steps, counted over all sessions of the run. Actors in processes of their own take
-    some more until the learner knows: up to a second's."""
+    """Ends training at this many agent steps, counted over all sessions of the run. Actors in processes of their own
+    take some more until the learner knows: up to a second's."""
     seed: int = 0
     """Seed of networks, environments, exploration and, if the memory is in this process, sampling."""
     serial: bool = False

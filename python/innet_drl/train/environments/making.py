@@ -51,8 +51,8 @@ def make(
         raise
     except gymnasium.error.Error as error:
         hint = atari_hint(name) or (
-            "; Atari games are named atari/<game>, factories of your own module:factory, and an id that a module of your "
-            "own registers module:Name-v0, because actors do not run your program"
+            "; Atari games are named atari/<game>, factories of your own module:factory, and an id that a module of "
+            "your own registers module:Name-v0, because actors do not run your program"
         )
         raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
     except Exception as error:

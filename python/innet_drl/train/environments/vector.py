@@ -177,8 +177,8 @@ class Environments:
             space = self.vector.single_observation_space
             return UnavailableEnvironmentError(
                 f"--environment {self._name}: its observations changed their shape ({error}), and its observation "
-                f"space says {space}: return arrays of the space's shape and rewards that are numbers, or declare another "
-                "space"
+                f"space says {space}: return arrays of the space's shape and rewards that are numbers, or declare "
+                "another space"
             )
         if call == "reset":
             return UnavailableEnvironmentError(
