@@ -583,4 +583,4 @@ class Trainer:
         except TrainingError as error:
             logger.warning("no video: %s; %s leaves it out", error, WithFlags("--no-video"))
             return
-        logger.info("video of a game, score %s: %s", score(result), path)
+        logger.info("video of a game, score %g: %s", result, path)

@@ -14,7 +14,7 @@ from torch import nn
 
 from innet_drl.train import environments
 from innet_drl.train.config import Config
-from innet_drl.train.display import Progress, score, silent
+from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
 from innet_drl.train.metrics import score_of
@@ -73,7 +73,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
         game = islice(play(config, network, seed), max(1, int(seconds * frames_per_second)))
         for frame, (picture, reward) in enumerate(game):
             rewards += reward
-            done = f"{frame / frames_per_second:.0f} of at most {seconds:.0f} s, score {score(rewards)}"
+            done = f"{frame / frames_per_second:.0f} of at most {seconds:.0f} s, score {rewards:g}"
             progress("recording a game", done)
             if writer is None:
                 height, width = picture.shape[:2]
