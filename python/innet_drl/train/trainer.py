@@ -307,12 +307,12 @@ class Trainer:
         changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(
-                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
-                "on with an empty memory"
+                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to "
+                "continue with an empty memory"
             )
         with self._copies("restoring the replay memory", path, path.stat().st_size):
             self.folder.restore_memory(memory)
-        logger.info("the replay memory goes on with its %s steps", f"{memory.stats()['steps']:,}")
+        logger.info("the replay memory continues with its %s steps", f"{memory.stats()['steps']:,}")
         return True
 
     @property
@@ -567,7 +567,7 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {score(meter.best)}"
         )
-        logger.info("everything is in %s; go on with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
+        logger.info("everything is in %s; continue with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
         best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
         self._call("on_end", result)
