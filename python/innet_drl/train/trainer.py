@@ -27,7 +27,7 @@ from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
-from innet_drl.train.display import Display, score
+from innet_drl.train.display import Display
 from innet_drl.train.errors import (
     ConfigurationError,
     DivergedError,
@@ -563,9 +563,10 @@ class Trainer:
             if config.video and not self.interrupted:
                 self._record_video()
         self._write_pending_lines()
+        best = "-" if meter.best is None else f"{meter.best:g}"
         logger.info(
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
-            f"{meter.games:,} games, best score {score(meter.best)}"
+            f"{meter.games:,} games, best score {best}"
         )
         logger.info("everything is in %s; continue with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
         best_mean = self.evaluations.best_mean
