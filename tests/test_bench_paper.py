@@ -8,7 +8,8 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import _core
-from innet_drl.bench import figures, pictures, results
+from innet_drl.analysis import pictures
+from innet_drl.bench import figures, results
 from innet_drl.cli import main
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}

@@ -78,7 +78,8 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert {"environment", "inference", "write"} <= {name for line in metrics for name in line["actor_time"]}
     assert list(run.glob("events.out.tfevents.*"))
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".safetensors"]
-    assert last == {**metrics[-2], "evaluation_mean": result.evaluation.mean}
+    mean = result.evaluation.mean
+    assert last == {**metrics[-2], "evaluation_mean": mean, "evaluation_best": mean}
     written = json.loads((run / "evaluation.json").read_text())
     assert written["scores"] == result.evaluation.scores
     assert (written["mean"], written["learner_updates"]) == (result.evaluation.mean, result.learner_updates)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from innet_drl.bench import pictures
+from innet_drl.analysis import pictures
 from innet_drl.bench.results import Row
 from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
 

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import innet_drl as innet
 from innet_drl._core import fstack_release
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.machine import cores
+from innet_drl.train.machine import description
 
 Row = dict[str, Any]
 """One result, as a line of the results' file."""
@@ -36,11 +35,7 @@ def write(
     """
     machine = {
         "commit": _commit(),
-        "processor": _processor(),
-        "cores": cores(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "innet_drl": innet.__version__,
+        **description(),
         "fstack": fstack_release,
         **(versions or {}),
         "argv": " ".join(sys.argv[1:]),
@@ -103,11 +98,3 @@ def _commit() -> str | None:
         if git("ls-files", "--error-unmatch", "__init__.py").returncode == 0:
             return git("describe", "--always", "--dirty").stdout.strip()
     return None
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -133,7 +133,7 @@ class EvaluationSchedule:
     def _record(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
         target = self._config.target_return
         self._last = (agent.learner_updates, evaluation)
-        self._meter.evaluation_mean = evaluation.mean
+        self._meter.add_evaluation(evaluation.mean)
         logger.info("after %s updates: %s", f"{agent.learner_updates:,}", evaluation)
         if evaluation.mean > (-math.inf if self.best_mean is None else self.best_mean):
             try:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -41,7 +42,7 @@ from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
-from innet_drl.train.machine import file_position
+from innet_drl.train.machine import description, file_position, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
@@ -131,7 +132,7 @@ class Trainer:
         if config.loss not in LOSSES:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
-        self.meter = Meter(config.all_environments, self.spec.frames_per_step)
+        self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
         self.stopwatch = Stopwatch()
         if resumed is not None:
             self._load(resumed)
@@ -176,6 +177,9 @@ class Trainer:
                 with contextlib.suppress(RunFolderError):
                     self._write_pending_lines()
                 self._files.close()
+            how = "finished" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
+            how = "interrupted" if self.interrupted and error is None else how
+            self.folder.end_session(self.meter.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
                 logger.warning("interrupted: go on from %s with %s", newest, WithFlags(resuming(self.folder.path)))
@@ -194,6 +198,10 @@ class Trainer:
             settings = self.config.as_dict()
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings)
         self.folder.begin(self.config)
+        device = self.learner.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
+        self.folder.begin_session(self.meter.agent_steps, about)
         self._call("on_start", self.config, self.folder.path)
 
     def _call(self, method: str, *arguments: object) -> None:
@@ -399,7 +407,8 @@ class Trainer:
         if self._table is None:
             return
         self.meter.add_learner_time(self.stopwatch.take())
-        metrics = self.meter.line(self.learner.updates, self.learner.publications, self._table)
+        learner = self.learner
+        metrics = self.meter.line(learner.updates, learner.publications, self._table, self._seconds_left)
         self._write(metrics)
         self.stopwatch.lap("report")
 
@@ -434,7 +443,9 @@ class Trainer:
         """
         self.folder.save_evaluation(self.evaluations.agent().report(evaluation) | aggregate(evaluation.scores))
         assert self._last_line is not None
-        metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
+        metrics = dataclasses.replace(
+            self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self.meter.evaluation_best
+        )
         self._write(metrics)
 
     def _seconds_left(self, steps_per_s: float) -> float | None:
@@ -512,7 +523,7 @@ class Trainer:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
-        self.display.show(metrics, self.note, self._seconds_left(metrics.agent_steps_per_s))
+        self.display.show(metrics, self.note)
         self._call("on_metrics", metrics)
 
     def _write_pending_lines(self) -> None:
