@@ -142,7 +142,16 @@ def test_help_needs_no_extra(installed: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "train --help", "evaluate runs/x", "record runs/x", "bench paper", "bench gradients --help"]
+    "command",
+    [
+        "train",
+        "train --help",
+        "evaluate runs/x",
+        "record runs/x",
+        "report runs/x",
+        "bench paper",
+        "bench gradients --help",
+    ],
 )
 def test_a_command_without_its_extra_is_one_line(installed: Path, command: str) -> None:
     ended = run(installed / "innet-drl", *command.split())

@@ -1,4 +1,4 @@
-"""The command line: `innet-drl train | evaluate | record | bench`.
+"""The command line: `innet-drl train | evaluate | record | report | bench`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags are in
 `innet_drl.train.flags` and `innet_drl.bench.flags`. The other packages are imported when a command runs: if the extra
@@ -22,6 +22,7 @@ commands:
   train      train an agent; writes runs/<name>/
   evaluate   play games with the agents of runs and print a report as JSON
   record     record a video of a game of the agent of a run
+  report     write one HTML file with curves, results, settings and videos of runs
   bench      bench paper repeats the evaluation of in-network experience sampling, bench gradients measures
              sums of gradients
 
@@ -187,6 +188,23 @@ def record(arguments: Sequence[str]) -> None:
     print(f"score {score(rewards)}: {path}")
 
 
+def report(arguments: Sequence[str]) -> None:
+    """`innet-drl report`."""
+    from innet_drl.train.flags import ReportFlags, parse
+
+    flags = parse(ReportFlags, "report", arguments)
+    from innet_drl.train.page import page_of_command
+
+    with page_of_command(f"report of {' '.join(map(str, flags.runs))}") as page:
+        from innet_drl.analysis.report import write_report
+
+        written = write_report(flags.runs, flags.out, progress=page.progress)
+    for note in written.notes:
+        print(note, file=sys.stderr)
+    runs = "1 run" if len(written.runs) == 1 else f"{len(written.runs)} runs"
+    print(f"report of {runs}, {written.bytes / 2**20:.1f} MiB: {written.path}")
+
+
 def bench(arguments: Sequence[str]) -> None:
     """`innet-drl bench`."""
     from innet_drl.train.errors import ConfigurationError
@@ -211,6 +229,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
     "record": record,
+    "report": report,
     "bench": bench,
 }
 

@@ -1,4 +1,4 @@
-"""The flags of `innet-drl train | evaluate | record`; every field of `Config` is a flag."""
+"""The flags of `innet-drl train | evaluate | record | report`; every field of `Config` is a flag."""
 
 from __future__ import annotations
 
@@ -90,6 +90,16 @@ class RecordFlags:
     """Seeds the game."""
     seconds: float = 60.0
     """Length of the video."""
+
+
+@dataclass(frozen=True)
+class ReportFlags:
+    """Write one HTML file with the curves, results, settings and videos of runs."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs, which may be training."""
+    out: Path | None = None
+    """The HTML file to write; `report.html` in the folder of one run, and in the current directory for several."""
 
 
 _REGISTRY = tyro.constructors.ConstructorRegistry()
