@@ -232,7 +232,7 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     rows = [" ".join(row.strip("│ ").split()) for row in text.splitlines()]
     assert {"actor 0 1", "score 5.00 5.00", "waits 0% 40%"} <= set(rows)
-    assert any(row.startswith("waits actors for the learner 20%") for row in rows)
+    assert any(row.startswith("who waits actors for the learner 20%") for row in rows)
     assert "evaluation: 3 of 30 games" in shown.getvalue()
     small = io.StringIO()
     with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:

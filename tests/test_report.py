@@ -268,6 +268,10 @@ def test_wrong_runs_and_files_are_one_error(copied: Path, tmp_path: Path, capsys
     (tmp_path / "folder.html").mkdir()
     assert "folder.html: Is a directory" in error(copied, "--out", tmp_path / "folder.html")
     assert "name their folders" in error()
+    assert error(tmp_path / "nowhere").endswith("nowhere is no run: it has no config.yaml")
+    (copied / "sessions.jsonl").unlink()
+    (copied / "sessions.jsonl").symlink_to("/proc/self/mem")
+    assert error(copied).startswith(f"error: {copied} cannot be read: ")
     (copied / "config.yaml").write_text("environment: CartPole-v1\ngama: 3\n")
     assert "there is no setting 'gama'" in error(copied)
     with pytest.raises(ConfigurationError, match="name their folders"):

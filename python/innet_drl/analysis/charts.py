@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from innet_drl.analysis.drawing import SERIES, Chart, Curve, Values
+from innet_drl.analysis.drawing import NEUTRAL, SERIES, Chart, Curve, Values
 from innet_drl.analysis.recorded_run import RecordedRun
 
 WAITS_FOR_SAMPLES = "learner_time/wait for a batch"
@@ -27,7 +27,7 @@ def _of_one(run: RecordedRun) -> list[Chart]:
     ratio = [
         _curve(run, "samples_per_insert_now", "reached", 0),
         _curve(run, "samples_per_insert", "reached since the start", 2),
-        _curve(run, "samples_per_insert_target", "target", 1 + SERIES),
+        _curve(run, "samples_per_insert_target", "target", NEUTRAL),
     ]
     throughput = _by_actor(run, "actor_steps_per_s", "Throughput of each actor", "steps/s")
     waits = [
@@ -62,11 +62,7 @@ def _of_several(runs: Sequence[RecordedRun]) -> list[Chart]:
 
     ratio = [_curve(run, "samples_per_insert_now", run.name, run.index) for run in runs]
     by_target = {run.last("samples_per_insert_target"): run for run in runs}
-    ratio += [
-        _curve(run, "samples_per_insert_target", "target", run.index % SERIES + SERIES)
-        for target, run in by_target.items()
-        if target is not None
-    ]
+    ratio += [_curve(run, "samples_per_insert_target", "target", NEUTRAL) for run in by_target.values()]
     waits = [Curve(run.name, run.column("agent_steps"), _mean_of_actors(run, "actor_waits"), run.index) for run in runs]
     evaluations = [_curve(run, "evaluation_mean", run.name, run.index, markers=True) for run in runs]
     return [

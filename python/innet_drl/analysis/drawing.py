@@ -21,6 +21,8 @@ POINTS = 300
 """Largest number of points of a curve; each is the mean of its neighbours, inside a band from their least to most."""
 SERIES = 8
 """Number of colours for curves."""
+NEUTRAL = -1
+"""Series of a dashed curve in the colour of text, such as a target."""
 DASHES = ("solid", "dashed", "dotted")
 """Styles of curves, for more curves than colours."""
 LOGARITHMIC = 300.0
@@ -60,12 +62,12 @@ class Curve:
     @property
     def dash(self) -> str:
         """Its style."""
-        return DASHES[self.series // SERIES % len(DASHES)]
+        return DASHES[1] if self.series == NEUTRAL else DASHES[self.series // SERIES % len(DASHES)]
 
     @property
     def colour(self) -> str:
         """Its colour on the page."""
-        return f"var(--s{self.series % SERIES})"
+        return "var(--ink-2)" if self.series == NEUTRAL else f"var(--s{self.series % SERIES})"
 
     @property
     def last(self) -> float | None:
@@ -171,7 +173,7 @@ def _label(axis: Any, chart: Chart) -> None:
 
 
 def _stand_in(curve: Curve) -> str:
-    return f"#0000a{curve.series % SERIES}"
+    return INK if curve.series == NEUTRAL else f"#0000a{curve.series % SERIES}"
 
 
 def _coloured(svg: str) -> str:

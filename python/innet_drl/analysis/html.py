@@ -31,7 +31,7 @@ h3 { font-size: 1rem; margin: 1rem 0 .4rem; } p { margin: .3rem 0; } .quiet { co
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: .8rem; }
 figure { margin: 0; padding: .6rem .7rem .3rem; background: var(--card); border: 1px solid var(--grid);
   border-radius: 6px; break-inside: avoid; min-width: 0; }
-figcaption .keys { font-size: .8rem; color: var(--ink-2); } figcaption b { margin-right: .5rem; }
+figcaption .keys { font-size: .85em; color: var(--ink-2); } figcaption b { margin-right: .5rem; }
 figcaption { overflow-wrap: anywhere; } figure svg { width: 100%; height: auto; display: block; }
 figure svg text { font-family: system-ui, sans-serif; }
 .empty { color: var(--ink-2); padding: 2.5rem 0; text-align: center; }

@@ -5,6 +5,7 @@ Damaged lines and files are left out with a note, so that a crashed run has a re
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -113,6 +114,19 @@ class RecordedRun:
         return self.state in ("training now", "finished")
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns an `OSError` of a read into one that names the file.
+
+    Raises:
+        RunFolderError: In place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
 def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedRun:
     """Reads a run's folder.
 
@@ -122,7 +136,7 @@ def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedR
     """
     folder = RunFolder.open(path)
     notes: list[str] = []
-    try:
+    with reading(path):
         columns = _Columns(path.name, progress)
         notes += _read_lines(path / "metrics.jsonl", columns.add)
         sessions: list[dict[str, Any]] = []
@@ -136,8 +150,6 @@ def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedR
         videos = [video for video in folder.videos.glob("*.mp4") if not video.name.endswith(".partial.mp4")]
         newest = max(videos, key=lambda video: video.stat().st_mtime, default=None)
         held = folder.is_held
-    except OSError as error:
-        raise RunFolderError(f"{error.filename or path} cannot be read: {error.strerror}") from error
     return RecordedRun(path, name, index, folder.config(), columns.arrays(), evaluation, sessions, newest, held, notes)
 
 

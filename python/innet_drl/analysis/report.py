@@ -18,9 +18,10 @@ import innet_drl as innet
 from innet_drl.analysis import html, tables
 from innet_drl.analysis.charts import charts
 from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
-from innet_drl.analysis.recorded_run import RecordedRun, read_run
+from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.run_folder import RunFolder
 
 EMBEDDED_BYTES = 4 * 2**20
 """Largest size of a video that is part of the file; it takes a third more there. Larger ones are linked."""
@@ -74,24 +75,26 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
     path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     if path.suffix not in (".html", ".htm"):
         raise ConfigurationError(f"--out {path}: a report is an HTML file, name it {path.with_suffix('.html').name}")
+    for run in folders:
+        RunFolder.open(run)
+    partial = path.with_name(f"{path.name}.partial")
     with writing(str(path), "choose another file with --out"):
-        # Before the work: the file can be written.
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        partial = path.with_name(f"{path.name}.partial")
+        # A file that cannot be written is an error before the work.
         partial.touch()
-        try:
-            names = _names(folders)
-            read = [
-                read_run(run, name, number, progress)
-                for number, (run, name) in enumerate(zip(folders, names, strict=True))
-            ]
-            videos = [_video(run, run.video, path) for run in read if run.video is not None]
-            text = _page(read, videos, progress)
+    try:
+        names = _names(folders)
+        read = [
+            read_run(run, name, number, progress) for number, (run, name) in enumerate(zip(folders, names, strict=True))
+        ]
+        videos = [_video(run, run.video, path) for run in read if run.video is not None]
+        text = _page(read, videos, progress)
+        with writing(str(path), "choose another file with --out"):
             partial.write_text(text, encoding="utf-8")
             partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    finally:
+        partial.unlink(missing_ok=True)
     notes = [f"{run.path}: {note}" for run in read for note in run.notes]
     notes += [f"{video.name} of {video.run}: {video.linked}" for video in videos if video.linked]
     return Report(path, path.stat().st_size, tuple(read), tuple(notes))
@@ -149,10 +152,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _video(run: RecordedRun, video: Path, out: Path) -> _Video:
-    size = video.stat().st_size
-    if size <= EMBEDDED_BYTES:
-        data = base64.b64encode(video.read_bytes()).decode()
-        return _Video(run.name, video.name, f"data:video/mp4;base64,{data}", "")
+    with reading(video):
+        size = video.stat().st_size
+        if size <= EMBEDDED_BYTES:
+            data = base64.b64encode(video.read_bytes()).decode()
+            return _Video(run.name, video.name, f"data:video/mp4;base64,{data}", "")
     relative = os.path.relpath(video.resolve(), out.resolve().parent)
     linked = f"{size / 2**20:.1f} MiB, linked and not part of this file: keep both where they are"
     return _Video(run.name, video.name, urllib.parse.quote(relative), linked)

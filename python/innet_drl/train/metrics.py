@@ -331,6 +331,8 @@ class Meter:
             "scores_by_actor": {str(actor): list(scores) for actor, scores in self._scores_by_actor.items()},
             "updates": self._last_updates,
             "steps": self.reported_steps,
+            "sampled": self._sampled,
+            "inserted": self._inserted,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -346,6 +348,7 @@ class Meter:
         self._lengths.extend(state.get("lengths", []))
         for actor, scores in state.get("scores_by_actor", {}).items():
             self._of_actor(int(actor)).extend(scores)
+        self._sampled, self._inserted = state.get("sampled", 0), state.get("inserted", 0)
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
 

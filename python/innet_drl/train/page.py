@@ -135,6 +135,9 @@ class Page(Display):
     def _render(self, metrics: Metrics, note: str) -> Panel:
         left = "" if metrics.seconds_left is None else f", {clock(metrics.seconds_left)} left"
         ratio = f"{number(metrics.samples_per_insert_now, 2)} of {metrics.samples_per_insert_target:g}"
+        evaluation = score(metrics.evaluation_mean)
+        if metrics.evaluation_best is not None:
+            evaluation += f", best {score(metrics.evaluation_best)}"
         numbers = Table.grid(padding=(0, 3))
         for _ in range(3):
             numbers.add_column()
@@ -148,7 +151,7 @@ class Page(Display):
             ("score", f"{score(metrics.return_mean)}, best game {score(metrics.return_best)}"),
             ("loss", number(metrics.td_loss, 4)),
             ("Q", number(metrics.q_mean, 3)),
-            ("evaluation", f"{score(metrics.evaluation_mean)}, best {score(metrics.evaluation_best)}"),
+            ("evaluation", evaluation),
             ("samples per insert", ratio),
             ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
             ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
@@ -165,7 +168,7 @@ class Page(Display):
             Group(
                 numbers,
                 self._actors(metrics),
-                Text.assemble(("waits            ", "dim"), _shares(waits)),
+                Text.assemble(("who waits        ", "dim"), _shares(waits)),
                 Text.assemble(("learner's time   ", "dim"), _shares(metrics.learner_time)),
                 Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
                 Text(note, style="italic"),
