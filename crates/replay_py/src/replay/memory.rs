@@ -72,7 +72,7 @@ impl PyMemory {
     /// Serves this memory to clients.
     #[pyo3(signature = (
         addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
-        trusted_network = false, io_threads = 0, spin = false, gradients = None
+        trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None
     ))]
     fn serve(
         slf: &Bound<'_, Self>,
@@ -86,6 +86,7 @@ impl PyMemory {
         #[pyo3(from_py_with = integer::io_threads)] io_threads: usize,
         spin: bool,
         gradients: Option<&str>,
+        http: Option<&str>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
         let memory = Self::memory(slf)?;
@@ -100,6 +101,7 @@ impl PyMemory {
             io_threads,
             spin,
             gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
+            http: http.map(|at| server::http(py, at)).transpose()?,
             ..ServerConfig::default()
         };
         PyServer::start(py, memory, &config)
