@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trustme
+import yaml
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -29,6 +30,7 @@ from serving import until
 from steps import VIEW, fill, table
 
 COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
+EXAMPLES = Path(__file__).parents[1] / "examples" / "monitoring"
 TOKEN = "secret of the tests"
 NAME = 'quoted "name" \\ <b>bold</b>'
 
@@ -141,11 +143,15 @@ def test_waiting_calls_are_seen_with_their_reason() -> None:
 
 
 def test_gradient_jobs_have_metrics() -> None:
-    with innet.Memory() as memory, memory.serve(
-        "innet://127.0.0.1:0", gradients="127.0.0.1:0", http="127.0.0.1:0"
-    ) as server:
+    with (
+        innet.Memory() as memory,
+        memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0", http="127.0.0.1:0") as server,
+    ):
         assert server.http is not None
-        with innet.connect(server.addresses[0]) as learner, learner.join_gradients("job", worker=0, workers=1) as worker:
+        with (
+            innet.connect(server.addresses[0]) as learner,
+            learner.join_gradients("job", worker=0, workers=1) as worker,
+        ):
             worker.sum(np.ones(1000, np.float32))
             families = scrape(server.http)
     (joined,) = families["innet_gradients_job_joined"].samples
@@ -179,14 +185,17 @@ def test_a_server_with_a_token_asks_for_it(tmp_path: Path) -> None:
     certificate.private_key_pem.write_to_path(str(key))
     for one in certificate.cert_chain_pems:
         one.write_to_path(str(chain), append=True)
-    with innet.Memory() as memory, memory.serve(
-        "innets://127.0.0.1:0",
-        token="token of the operator",
-        actor_token=TOKEN,
-        tls_cert=chain,
-        tls_key=key,
-        http="127.0.0.1:0",
-    ) as server:
+    with (
+        innet.Memory() as memory,
+        memory.serve(
+            "innets://127.0.0.1:0",
+            token="token of the operator",
+            actor_token=TOKEN,
+            tls_cert=chain,
+            tls_key=key,
+            http="127.0.0.1:0",
+        ) as server,
+    ):
         url = server.http
         assert url is not None
         assert url.startswith("https://127.0.0.1:")
@@ -224,6 +233,38 @@ def test_the_command_names_the_address(tmp_path: Path) -> None:
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
+    with subprocess.Popen([*COMMAND, "top", server.addresses[0]], stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        # Empty lines are between the parts of a screen, and one more at its end.
+        screens = ["", ""]
+        for number in range(2):
+            while "policy" not in screens[number]:
+                screens[number] += top.stdout.readline()
+        top.kill()
+    for screen in screens:
+        assert f"innet-replay {innet.__version__}  up " in screen
+        assert NAME in screen
+        assert "update_priorities" in screen
+        assert "0 requests/s" in screen
+
+
+def test_the_dashboard_asks_for_metrics_that_exist(server: innet.Server) -> None:
+    assert server.http is not None
+    dashboard = json.loads((EXAMPLES / "grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"innet_\w+", query)}
+    assert len(asked) > 20
+    families = scrape(server.http)
+    samples = {sample.name for family in families.values() for sample in family.samples}
+    assert {name for name in asked - samples if not name.startswith("innet_gradients_")} == {
+        "innet_writer_waited_seconds_total"  # no writer is open
+    }
+    assert {"innet_gradients_job_round", "innet_gradients_job_halted"} < asked
+    scraped = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())["scrape_configs"]
+    assert [job["job_name"] for job in scraped] == ["innet-replay"]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1217,8 +1217,8 @@ class Memory(Replay):
             io_threads: Threads that serve connections; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
-            http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0 chooses a
-                free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
+            http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
+                chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
         """
 
 def connect(

@@ -16,7 +16,7 @@
 //! | [`client`] | `Replay` over a connection, and a worker of a gradient job |
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`config`] | the server's configuration |
-//! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |
+//! | [`cli`] | the commands of `innet-replay` |
 //! | `bench` | the baseline and the lossy relay of the gradient benchmarks (feature `bench`) |
 
 pub mod aggregators;
