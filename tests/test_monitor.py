@@ -50,7 +50,8 @@ def scrape(url: str) -> dict[str, Metric]:
     """Metrics by name, as Prometheus' own client reads them."""
     status, text = get(f"{url}/metrics")
     assert status == 200
-    return {family.name: family for family in text_string_to_metric_families(text)}
+    families = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    return {family.name: family for family in families}
 
 
 @pytest.fixture
@@ -126,8 +127,8 @@ def test_waiting_calls_are_seen_with_their_reason() -> None:
         assert server.http is not None
 
         def stats() -> dict[str, Any]:
-            tables: dict[str, Any] = json.loads(get(f"{server.http}/stats")[1])["tables"]
-            return tables["t"]
+            read: dict[str, Any] = json.loads(get(f"{server.http}/stats")[1])["tables"]["t"]
+            return read
 
         assert (stats()["waiting_samples"], stats()["samples_wait_for"]) == (0, None)
         with innet.connect(server.addresses[0]) as client, ThreadPoolExecutor() as other:
