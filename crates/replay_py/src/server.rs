@@ -92,7 +92,7 @@ impl PyServer {
         self.gradients.as_deref()
     }
 
-    /// URL of the statistics, with the actual port; `None` without them.
+    /// URL of the statistics over HTTP, with the actual port; `None` without them.
     #[getter]
     fn http(&self) -> Option<&str> {
         self.http.as_deref()
