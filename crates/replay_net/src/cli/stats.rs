@@ -90,7 +90,11 @@ fn readable(name: &str, value: &Value) -> String {
     if is_histogram(value) {
         let (count, sum) = (value["count"].as_u64().unwrap_or(0), value["sum"].as_f64());
         let mean = sum.unwrap_or(0.0) / count.max(1) as f64;
-        return format!("{} (mean {mean:.3e})", with_separators(count));
+        let mean = match mean {
+            ..0.1 => format!("{mean:.3e}"),
+            _ => format!("{mean:.3}"),
+        };
+        return format!("{} (mean {mean})", with_separators(count));
     }
     match (value.as_u64(), value.as_f64(), value.as_str()) {
         (Some(u64::MAX), ..) => "no limit".to_owned(),

@@ -170,7 +170,7 @@ impl Change<'_> {
                     let calls = calls.trim_start_matches("waiting_");
                     let reason = printable(text(&table[reason]));
                     notes.push(format!(
-                        "  {name}: {} {calls} wait: {reason}",
+                        "  {name}: waiting {calls}: {} ({reason})",
                         readable_count(waiting)
                     ));
                 }
@@ -429,7 +429,10 @@ mod tests {
             "{text}"
         );
         assert_eq!(cells[8..10], ["2.5", "4"], "{text}");
-        assert!(text.contains("2 pushes wait: the rate limiter"), "{text}");
+        assert!(
+            text.contains("waiting pushes: 2 (the rate limiter)"),
+            "{text}"
+        );
         let push = lines.iter().find(|line| line.starts_with("push")).unwrap();
         // The hundred that are new lie between one and two milliseconds.
         assert!(push.contains("50") && push.contains("1.5 ms"), "{push}");

@@ -32,8 +32,8 @@ pub struct Latencies([Histogram; KINDS.len()]);
 
 impl Default for Latencies {
     fn default() -> Self {
-        // Bounds from 8 us to 69 s, in nanoseconds.
-        Latencies(std::array::from_fn(|_| Histogram::new(13, 36)))
+        // Bounds from 1 µs to 69 s, in nanoseconds.
+        Latencies(std::array::from_fn(|_| Histogram::new(10, 36)))
     }
 }
 
