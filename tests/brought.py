@@ -98,6 +98,23 @@ class Counter(gymnasium.Env[Any, Any]):
         return np.full(space.shape, self.steps, space.dtype)
 
 
+class Gym(Counter):
+    """Its `step` or `reset` returns what the interface before Gymnasium did."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self._returns = returns
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return observation if self._returns == "reset" else (observation, info)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        old = observation, reward, terminated or truncated, info
+        return old if self._returns == "step" else (observation, reward, terminated, truncated, info)
+
+
 class Failing(Counter):
     """Raises at its 40th step, with another number each time."""
 

@@ -10,17 +10,22 @@ import struct
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import innet_drl as innet
+from calls import Lines
 from conftest import MakeReplay
-from innet_drl import errors
+from innet_drl import errors, gradients
 from steps import VIEW, fill, step, table
 from wire_client import FIRST, SCHEMA, TERMINATED, ServerError, WireClient
+
+SPACE = SimpleNamespace(dtype="float32", shape=())
 
 
 def still_works(replay: innet.Replay) -> bool:
@@ -139,12 +144,61 @@ def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay
 def test_a_bad_beta_is_refused_before_the_wait(make_replay: MakeReplay) -> None:
     """The table is empty, and no timeout is given."""
     replay = make_replay([table()])
-    for beta in (-1.0, np.nan):
-        with pytest.raises(errors.ConfigError, match="beta is 0 or more"):
+    for beta in (-1.0, np.nan, 40.0):
+        with pytest.raises(errors.ConfigError, match="beta is 0 to 4, got "):
             replay.sample("t", 4, VIEW, beta=beta)
-        with pytest.raises(errors.ConfigError, match="beta is 0 or more"):
+        with pytest.raises(errors.ConfigError, match="beta is 0 to 4, got "):
             next(replay.batches("t", 4, VIEW, beta=beta))
     assert still_works(replay)
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "right"),
+    [
+        (partial(innet.Table, "t", {"a": "uint8"}, 10), "sample_per_insert", "samples_per_insert"),
+        (partial(innet.Table.from_spaces, "t", SPACE, SPACE, 10), "priority_exponents", "priority_exponent"),
+        (innet.NStep, "gama", "gamma"),
+        (partial(innet.Sequences, 8), "burnin", "burn_in"),
+        (partial(innet.SumTree, 8), "priority_exponents", "priority_exponent"),
+        (partial(innet.SumTree, 8), "alpha", None),
+        (innet.Memory, "max_byte", "max_bytes"),
+        (lambda **wrong: innet.Memory().serve("innet://127.0.0.1:0", **wrong), "io_thread", "io_threads"),
+        (lambda **wrong: innet.Memory().writer("t", 1, **wrong), "chunk_step", "chunk_steps"),
+        (lambda **wrong: innet.Memory().sample("t", 1, **wrong), "time_out", "timeout"),
+        (lambda **wrong: innet.Memory().batches("t", 1, **wrong), "normalise", "normalize"),
+        (lambda **wrong: innet.Memory().join_gradients("j", 0, 2, **wrong), "dead_line", "deadline"),
+        (
+            lambda **wrong: innet.Memory().follow_gradients("j", 0, 2, values=1, threshold=1, **wrong),
+            "stalenes",
+            "staleness",
+        ),
+        (partial(innet.connect, "innet://127.0.0.1:1"), "tokens", "token"),
+        (partial(gradients.Station, "net_memif0", "10.0.0.3:7711"), "gate_way", "gateway"),
+    ],
+)
+def test_a_misspelt_argument_is_named_with_the_one_there_is(call: Any, wrong: str, right: str | None) -> None:
+    with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{wrong}'") as caught:
+        call(**{wrong: 8})
+    every = "Its arguments: capacity, priority_exponent, priority_unit_log2, seed"
+    assert str(caught.value).endswith(f"'. Did you mean '{right}'?" if right else f"'. {every}")
+
+
+def test_usual_mistakes_with_priorities_are_named(make_replay: MakeReplay, log: Lines) -> None:
+    replay = make_replay([table()])
+    fill(replay, 20)
+    ids = replay.sample("t", 8, VIEW, timeout=10).ids
+    with pytest.raises(errors.PriorityError, match="got -1; take the absolute value of TD errors"):
+        replay.update_priorities("t", ids, -np.ones(8))
+    with pytest.raises(errors.ConfigError, match=r"got float64\[8, 1\]: flatten it, priorities\.flatten\(\)"):
+        replay.update_priorities("t", ids, np.ones((8, 1)))
+    with pytest.raises(errors.ConfigError, match=r"got float64\[4, 2\]$"):
+        replay.update_priorities("t", ids, np.ones((4, 2)))
+    replay.empty_table("t")
+    assert replay.update_priorities("t", ids, np.ones(8)).stale == 8
+    for _ in range(2):
+        assert replay.update_priorities("t", np.arange(8), np.ones(8)).stale == 8
+    (line,) = (line for line in log.lines if "update_priorities" in line)
+    assert line.endswith("its 8 ids look like positions in a buffer; use batch.ids")
 
 
 @pytest.mark.parametrize("name", ["terminated", "first", "final_q", "priority", "timeout", "weights", "ids"])

@@ -61,7 +61,7 @@ def test_a_server_that_holds_another_run_of_this_name(tmp_path: Path, capsys: py
         config = small(replay=server.addresses[0], steps=400)
         first = local.train(config, tmp_path / "one" / "run")
         steps = memory.stats()["tables"]["run"]["steps"]
-        with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another --out"):
+        with pytest.raises(ConfigurationError, match=r"memory of another run named 'run'.*another folder"):
             local.train(config, tmp_path / "other" / "run")
         assert memory.stats()["tables"]["run"]["steps"] == steps
         more = dataclasses.replace(config, steps=first.agent_steps + 100)
@@ -203,7 +203,7 @@ def test_a_full_disk_on_the_way_does_not_end_training(
 def test_a_folder_is_trained_in_by_one_process_alone(tmp_path: Path) -> None:
     run = tmp_path / "run"
     local.train(small(serial=True, steps=300), run)
-    with RunFolder.open(run).hold(), pytest.raises(RunFolderError, match=r"another process trains in .*--out"):
+    with RunFolder.open(run).hold(), pytest.raises(RunFolderError, match=r"another process trains in .*folder"):
         local.train(small(serial=True, steps=600), run, resume=True)
     local.train(small(serial=True, steps=600), run, resume=True)
 
@@ -338,7 +338,7 @@ def test_a_run_that_diverges_ends_at_its_last_good_checkpoint(tmp_path: Path, se
     run = tmp_path / "run"
     local.train(small(serial=True, steps=300), run)
     before = RunFolder(run).latest_checkpoint().path
-    with pytest.raises(DivergedError, match=r"diverged by update .*--learning-rate") as raised:
+    with pytest.raises(DivergedError, match=r"diverged by update .*learning_rate") as raised:
         local.train(small(serial=serial, steps=2_000, learning_rate=1e30), run, resume=True)
     assert str(before) in str(raised.value)
     assert RunFolder(run).latest_checkpoint().path == before
@@ -350,7 +350,7 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
         config = small(replay=server.addresses[0], steps=300)
         local.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
-        with pytest.raises(ConfigurationError, match=r"leave --batch-size away, or drop .*drop_table\('run'\)"):
+        with pytest.raises(ConfigurationError, match=r"leave batch_size away, or drop .*drop_table\('run'\)"):
             local.train(more, run, resume=True)
 
 

@@ -74,7 +74,7 @@ def test_a_sample_on_a_device_is_the_sample(make_replay: MakeReplay) -> None:
 
 
 def test_a_device_that_is_not_there_is_named(make_replay: MakeReplay) -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     replay = make_replay([table()])
     calls: list[Callable[[str], Any]] = [
         lambda device: replay.sample("t", 1, VIEW, device=device),

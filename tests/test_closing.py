@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -240,6 +241,23 @@ def test_a_stopped_server_is_named_at_the_deadline(server: Server) -> None:
             server.send(signal.SIGCONT)
         fill(replay, 20)
         assert len(replay.sample("t", 4, VIEW)) == 4
+
+
+@ENDS
+def test_a_quick_start_of_a_client_before_its_server_is_not_in_the_log(tmp_path: Path, log: Lines) -> None:
+    path = tmp_path / "s"
+    connecting: list[innet.Replay] = []
+    with socket.socket(socket.AF_UNIX) as starting:
+        starting.bind(str(path))
+        starting.listen()
+        call = Call(lambda: connecting.append(innet.connect(f"unix://{path}", timeout=30)))
+        for _ in range(3):  # it pauses before the third try
+            starting.accept()[0].close()
+    path.unlink()
+    with innet.Memory() as memory, memory.serve(f"unix://{path}"):
+        assert call.ended() is None
+        connecting[0].close()
+    assert log.lines == []
 
 
 @ENDS

@@ -131,8 +131,9 @@ def test_a_resumed_run_keeps_its_settings_but_for_the_flags(tmp_path: Path) -> N
 
 def test_resume_and_out_contradict_each_other(tmp_path: Path) -> None:
     RunFolder.new(tmp_path / "run").begin(PRESETS["cartpole"])
-    with pytest.raises(ConfigurationError, match="--out"):
+    with pytest.raises(ConfigurationError) as refused:
         parse_train(["--resume", str(tmp_path / "run"), "--out", "elsewhere"])
+    assert "leave --out away" in refused.value.with_flags
 
 
 def test_resume_and_preset_contradict_each_other(tmp_path: Path) -> None:
@@ -155,26 +156,26 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"gamma": 1.5}, "--gamma 1.5: it must be from 0 to 1"),
-        ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
-        ({"learning_rate": 0.0}, "--learning-rate 0.0: it must be above 0"),
+        ({"gamma": 1.5}, "gamma 1.5: it must be from 0 to 1"),
+        ({"batch_size": 0}, "batch_size 0: it must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate 0.0: it must be above 0"),
         ({"min_size": 500_000}, "below the capacity"),
-        ({"minutes": -1.0}, "--minutes -1.0"),
-        ({"seed": -1}, "--seed -1: it must be from 0 to"),
-        ({"stack": 1}, "--stack 1: it must be at least 2 in Atari games"),
-        ({"prefetch": -1}, "--prefetch -1: it must be at least 0"),
-        ({"learner_threads": -1}, "--learner-threads -1: it must be at least 0"),
-        ({"evaluation_period": -1}, "--evaluation-period -1: it must be at least 0"),
-        ({"actor_restarts": -1}, "--actor-restarts -1: it must be at least 0"),
-        ({"epsilon_anneal_steps": -1}, "--epsilon-anneal-steps -1: it must be at least 0"),
-        ({"checkpoint_minutes": 0.0}, "--checkpoint-minutes 0.0: it must be above 0"),
-        ({"max_bytes": 0}, "--max-bytes 0: it must be at least 1"),
-        ({"layers": (32, 0)}, r"--layers \(32, 0\): it must be at least 1 each"),
-        ({"channels": (16, 0, 32)}, r"--channels \(16, 0, 32\): it must be at least 1 each"),
-        ({"target_return": float("nan")}, "--target-return nan: it must be a finite number"),
-        ({"learning_rate": float("inf")}, "--learning-rate inf: it must be a finite number"),
-        ({"quantiles": 1}, "--quantiles 1: it must be at least 2"),
-        ({"channels": (16, 32)}, r"--channels \(16, 32\): it must be of three convolutions"),
+        ({"minutes": -1.0}, "minutes -1.0"),
+        ({"seed": -1}, "seed -1: it must be from 0 to"),
+        ({"stack": 1}, "stack 1: it must be at least 2 in Atari games"),
+        ({"prefetch": -1}, "prefetch -1: it must be at least 0"),
+        ({"learner_threads": -1}, "learner_threads -1: it must be at least 0"),
+        ({"evaluation_period": -1}, "evaluation_period -1: it must be at least 0"),
+        ({"actor_restarts": -1}, "actor_restarts -1: it must be at least 0"),
+        ({"epsilon_anneal_steps": -1}, "epsilon_anneal_steps -1: it must be at least 0"),
+        ({"checkpoint_minutes": 0.0}, "checkpoint_minutes 0.0: it must be above 0"),
+        ({"max_bytes": 0}, "max_bytes 0: it must be at least 1"),
+        ({"layers": (32, 0)}, r"layers \(32, 0\): it must be at least 1 each"),
+        ({"channels": (16, 0, 32)}, r"channels \(16, 0, 32\): it must be at least 1 each"),
+        ({"target_return": float("nan")}, "target_return nan: it must be a finite number"),
+        ({"learning_rate": float("inf")}, "learning_rate inf: it must be a finite number"),
+        ({"quantiles": 1}, "quantiles 1: it must be at least 2"),
+        ({"channels": (16, 32)}, r"channels \(16, 32\): it must be of three convolutions"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, Any], reason: str) -> None:
@@ -193,12 +194,12 @@ def test_settings_may_be_at_their_limits() -> None:
         ("gamma: [", "not YAML"),
         ("speed: 3", "no setting 'speed'"),
         ("gama: 3", r"config.yaml: there is no setting 'gama' in innet-drl [\d.]+: did you mean gamma"),
-        ("channels: 3", "--channels 3: it must be a list, each an integer"),
-        ("layers:", "--layers None: it must be a list"),
-        ("replay_ca: 3", "--replay-ca 3: it must be a path or none"),
-        ("gamma: high", "--gamma 'high': it must be a number"),
-        ("device: tpu", "--device 'tpu': it must be one of auto, cpu, cuda"),
-        ("serial: 1", "--serial 1: it must be true or false"),
+        ("channels: 3", "channels 3: it must be a list, each an integer"),
+        ("layers:", "layers None: it must be a list"),
+        ("replay_ca: 3", "replay_ca 3: it must be a path or none"),
+        ("gamma: high", "gamma 'high': it must be a number"),
+        ("device: tpu", "device 'tpu': it must be one of auto, cpu, cuda"),
+        ("serial: 1", "serial 1: it must be true or false"),
         ("channels: [1, 2]", "three convolutions"),
     ],
 )

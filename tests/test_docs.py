@@ -17,7 +17,7 @@ import pytest
 
 import brought
 import innet_drl as innet
-from docs._server_settings import filled
+from docs._settings import PAGES, filled
 from innet_drl import train
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
@@ -63,9 +63,10 @@ def test_every_statistic_is_explained() -> None:
     assert explained == stats.keys() | stats["tables"]["t"].keys() | stats["server"].keys()
 
 
-def test_the_settings_of_a_server_are_those_of_its_help() -> None:
-    page = (DOCUMENTS / "reference" / "server.md").read_text()
-    assert filled(page) == page, "run: python docs/_server_settings.py"
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_of_settings_are_those_of_the_help(name: str) -> None:
+    page = (DOCUMENTS / name).read_text()
+    assert filled(name, page) == page, "run: python docs/_settings.py"
 
 
 def test_the_readmes_program_runs() -> None:

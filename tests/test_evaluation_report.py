@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,9 @@ import torch
 from innet_drl.cli import main
 from innet_drl.train import environments
 from innet_drl.train.config import Config
+from innet_drl.train.display import score
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.evaluation import evaluate
+from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.evaluation_report import PROTOCOLS, aggregate, evaluate_runs
 from innet_drl.train.learner import Learner
 from innet_drl.train.presets import preset
@@ -53,6 +55,35 @@ def test_the_figures_are_those_of_rliable() -> None:
     # As rliable's, the same for three scores, none of which is left out.
     assert aggregate([10.0, 12.0, 20.0]) == {"interquartile_mean": 14.0, "interval": [10.0, 20.0]}
     assert aggregate([7.0]) == {"interquartile_mean": 7.0, "interval": None}
+
+
+class Tenths(gymnasium.RewardWrapper[Any, Any]):
+    """Rewards with 0.1, which no float32 is."""
+
+    def reward(self, reward: Any) -> float:
+        return 0.1
+
+
+def test_scores_have_the_precision_of_their_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = untrained(tmp_path / "run", small(environment="brought:Counter", environment_wrappers=(Tenths,)))
+    report, lines = printed(capsys, run)
+    assert report["runs"][0]["scores"] == [0.5, 0.5, 0.5]
+    assert "mean score 0.500 (standard deviation 0.00) over 3 games" in lines
+
+
+def test_lines_have_three_digits_of_a_score() -> None:
+    evaluation = Evaluation([1.41, 1.432, 1.4], 0.0, None, 0, 0)
+    assert str(evaluation).startswith("mean score 1.41 (standard deviation 0.0164) over 3 games")
+    shown = {
+        None: "-",
+        0.0: "0.00",
+        5.0: "5.00",
+        9.996: "10.0",
+        -21.04: "-21.0",
+        487.33: "487.3",
+        1234567.0: "1,234,567.0",
+    }
+    assert {value: score(value) for value in shown} == shown
 
 
 def test_one_run_has_an_interval_over_its_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +126,7 @@ def test_runs_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     one = untrained(tmp_path / "one", small())
     other = untrained(tmp_path / "other", small(environment="Acrobot-v1"))
     longer = untrained(tmp_path / "longer", small(evaluation_games=50))
-    with pytest.raises(ConfigurationError, match="differ in --environment: evaluate runs of one environment"):
+    with pytest.raises(ConfigurationError, match="differ in environment: evaluate runs of one environment"):
         evaluate_runs([one, other])
     with pytest.raises(ConfigurationError, match="differ in --games: give one value for all"):
         evaluate_runs([one, longer])

@@ -185,7 +185,8 @@ def test_the_source_distribution_has_what_a_build_needs(tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("innet_drl-*/")
     names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     crates = {f"crates/{path.name}/src/lib.rs" for path in (ROOT / "crates").iterdir() if path.is_dir()}
-    assert names >= {"Cargo.lock", "pyproject.toml", "README.md", "python/innet_drl/__init__.py"} | LICENSES | crates
+    package = {f"python/innet_drl/{name}" for name in ("__init__.py", "_core.pyi")}
+    assert names >= {"Cargo.lock", "pyproject.toml", "README.md"} | LICENSES | crates | package
     assert not [name for name in names if name.endswith(".so")]
     metadata = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1"]
     known = subprocess.run(metadata, cwd=folder, capture_output=True, text=True, check=False)

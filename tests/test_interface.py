@@ -106,6 +106,16 @@ def test_a_table_that_another_program_makes_anew_is_read_by_its_new_view(tmp_pat
                     next(batches)
             for _ in range(3):
                 next(named)
+        # Without a call of `sample` meanwhile, whose new decoder the iterators could share.
+        with client.batches("t", 4, prefetch=0) as batches:
+            next(batches)
+            memory.drop_table("t")
+            made(memory, view(3, 0.125))
+            with pytest.raises(errors.TableDiffersError, match=r"gamma: 0\.25"):
+                for _ in range(3):
+                    next(batches)
+        with client.batches("t", 4, prefetch=0) as batches:
+            assert set(next(batches).discount) == {0.125**3}
         # Fewer rows than the last view reads.
         memory.drop_table("t")
         made(memory, view(1, 0.5))

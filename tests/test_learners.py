@@ -46,12 +46,14 @@ def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> Non
 
 
 def test_a_wrong_aggregator_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "Trainer", None)
+    monkeypatch.setattr("innet_drl.train.trainer.Trainer", None)
     with pytest.raises(innet.errors.ConfigError, match="nowhere"):
         local.train(small(learners=2, gradients="nowhere://a:1"), tmp_path / "run")
     with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
         (address,) = server.addresses
-        with pytest.raises(ConfigurationError, match=f"{address} sums no gradients: start it with --gradients"):
+        with pytest.raises(
+            ConfigurationError, match=f"{address} sums no gradients: start it as innet-replay serve --gradients"
+        ):
             local.train(small(learners=2, gradients=address), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -72,7 +74,7 @@ def test_a_learner_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytes
 
 
 def test_several_learners_want_processes_and_a_replay_server() -> None:
-    with pytest.raises(ConfigurationError, match="--learners"):
+    with pytest.raises(ConfigurationError, match="learners"):
         small(learners=2, serial=True)
     assert small(learners=3).slack > small().slack
     assert small().learners == 1

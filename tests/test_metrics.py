@@ -200,7 +200,7 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     assert "breakout" in shown.getvalue()
     assert "measuring" in shown.getvalue()
     assert "1:35 left" in shown.getvalue()
-    assert "0: 5.0  1: 5.0" in shown.getvalue()
+    assert "0: 5.00  1: 5.00" in shown.getvalue()
     assert "evaluation: 3 of 30 games" in shown.getvalue()
     small = io.StringIO()
     with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:

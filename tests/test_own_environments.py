@@ -225,7 +225,7 @@ def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> Non
     ("environment", "message"),
     [
         ("brought:make_raises", "'brought:make_raises' cannot be made: it raises RuntimeError: no licence"),
-        ("brought:make_number", "--environment brought:make_number: it returned int: return a gymnasium.Env"),
+        ("brought:make_number", "environment brought:make_number: it returned int: return a gymnasium.Env"),
         ("brought:make_wrong_count", r"returned SyncVectorEnv of 3 for num_envs=2"),
         ("brought:missing", "brought has no 'missing'"),
         ("nothing_here:make", "there is no module 'nothing_here'"),
@@ -241,8 +241,21 @@ def test_an_environment_that_changes_its_shapes_ends_the_run_at_once(tmp_path: P
     """No actor is replaced: a replacement would end in the same way."""
     for serial, error in ((True, UnavailableEnvironmentError), (False, ActorError)):
         config = small(environment="brought:Changing", serial=serial)
-        with pytest.raises(error, match=r"--environment brought:Changing: its observations changed their shape .*Box"):
+        with pytest.raises(error, match=r"environment brought:Changing: its observations changed their shape .*Box"):
             local.train(config, tmp_path / str(serial))
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ("step", r"its step has to return \(observation, reward, terminated, truncated, info\)"),
+        ("reset", r"its reset has to return \(observation, info\)"),
+    ],
+)
+def test_an_environment_of_the_interface_before_gymnasium_is_named(tmp_path: Path, returns: str, message: str) -> None:
+    config = small(environment="brought:Gym", environment_args={"returns": returns}, serial=True)
+    with pytest.raises(UnavailableEnvironmentError, match=f"environment brought:Gym: {message}"):
+        local.train(config, tmp_path / "run")
 
 
 class Shapeless(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -272,7 +285,7 @@ def test_an_error_of_a_step_names_the_environment() -> None:
     envs.reset(0)
     with pytest.raises(ZeroDivisionError) as raised:
         envs.step(np.zeros(2, np.int64))
-    assert raised.value.__notes__ == ["--environment brought:Counter: its step raised this"]
+    assert raised.value.__notes__ == ["the step of the environment brought:Counter raised this"]
 
 
 def test_an_actors_error_is_shown_once_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -282,7 +295,7 @@ def test_an_actors_error_is_shown_once_with_its_traceback(tmp_path: Path, caplog
     first, second = [
         record.getMessage() for record in caplog.records if "failed and is replaced" in record.getMessage()
     ]
-    what = r"ValueError: the motor \d+ is stuck; --environment brought:Failing: its step raised this"
+    what = r"ValueError: the motor \d+ is stuck; the step of the environment brought:Failing raised this"
     assert re.match(rf"actor 0 failed and is replaced \(1 restarts left\): {what}\nTraceback", first)
     assert "brought.py" in first
     assert re.fullmatch(rf"actor 0 failed and is replaced \(0 restarts left\): {what}", second)

@@ -24,6 +24,7 @@ from innet_drl.train.numerics import random_batch
 from training import small
 
 VECTOR = EnvironmentSpec(3, 1, (4,), "float32", 1)
+VECTOR_SPACE: Any = VECTOR.observation_space
 SMALL_IMAGES = EnvironmentSpec(3, 2, (3, 11, 9), "uint8", 1)
 LARGE_IMAGES = EnvironmentSpec(3, 4, (84, 84), "uint8", 1)
 
@@ -65,7 +66,7 @@ def test_spectral_norms_of_the_average_follow_its_weights() -> None:
     ],
 )
 def test_a_network_of_other_observations_is_refused(network: str, spec: EnvironmentSpec, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"--network {network}: .*{message}"):
+    with pytest.raises(ConfigurationError, match=rf"network {network}: .*{message}"):
         make_network(small(network=network), spec)
 
 
@@ -101,23 +102,25 @@ def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": "brought:OneTooMany"}, r"OneTooMany: for 2 .* shape \(2, 4\), and --loss double_q reads \(2, 3\)"),
-        ({"network": "brought:Linear", "loss": "quantile"}, r"shape \(2, 3\), and --loss quantile reads \(2, 3, 200\)"),
+        ({"network": "brought:OneTooMany"}, r"OneTooMany: for 2 .* shape \(2, 4\), and loss double_q reads \(2, 3\)"),
+        ({"network": "brought:Linear", "loss": "quantile"}, r"shape \(2, 3\), and loss quantile reads \(2, 3, 200\)"),
         ({"network": "brought:network_raises"}, r"network_raises: called with .* it raises RuntimeError: too small"),
         ({"network": "brought:make_number"}, r"make_number: called with .* TypeError"),
         ({"network": "brought:LinearDict"}, r"LinearDict: called with .*AttributeError"),
-        ({"network": "brought:Missing"}, r"--network brought:Missing: brought has no 'Missing'"),
+        ({"network": "brought:Missing"}, r"network brought:Missing: brought has no 'Missing'"),
+        ({"network": "brought:Liner"}, r"network brought:Liner: brought has no 'Liner': did you mean Linear"),
+        ({"network": brought.Linear(VECTOR_SPACE, 3, small())}, "it is an object: give its class"),
         (
             {"loss": "brought:squared_nan"},
-            r"--loss brought:squared_nan: its loss is infinite or NaN on the first batch",
+            r"loss brought:squared_nan: its loss is infinite or NaN on the first batch",
         ),
         ({"loss": "brought:squared_mean"}, r"its loss has the shape \(\), and has to have \(4,\)"),
         ({"loss": "brought:make_raises"}, r"make_raises: on the first batch it raises TypeError"),
         ({"loss": "brought:squared_constant"}, r"its loss has no gradient: compute it from online"),
-        ({"loss": "brought:Linear"}, r"--loss brought:Linear: it is a class, and has to be a function"),
+        ({"loss": "brought:Linear"}, r"loss brought:Linear: it is a class, and has to be a function"),
         ({"loss": "brought:LossWithoutCall"}, r"LossWithoutCall: the class has to define __call__"),
         ({"loss": "brought:LossThatRaises"}, r"LossThatRaises: called with the settings it raises RuntimeError: no"),
-        ({"loss": "nothing_here:loss"}, r"--loss nothing_here:loss: there is no module"),
+        ({"loss": "nothing_here:loss"}, r"loss nothing_here:loss: there is no module"),
     ],
 )
 def test_a_network_or_loss_that_cannot_be_used_is_one_error(changes: dict[str, Any], message: str) -> None:
@@ -214,13 +217,13 @@ def test_targets_of_any_names_are_computed_once(ahead: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["network", "loss"])
 def test_an_unknown_name_lists_the_names(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"--{name} big: it must be .*, or an import path module:name"):
+    with pytest.raises(ConfigurationError, match=rf"^{name} big: it must be .*, or an import path module:name"):
         small(**{name: "big"})
 
 
 def test_a_loss_that_becomes_nan_names_itself(tmp_path: Path) -> None:
     brought.later_nan.batches = 0
-    with pytest.raises(DivergedError, match=r"--loss brought:LaterNan"):
+    with pytest.raises(DivergedError, match=r"loss brought:LaterNan"):
         local.train(small(loss=brought.later_nan, serial=True), tmp_path / "run")
 
 

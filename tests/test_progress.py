@@ -22,11 +22,11 @@ DEADLINE = 60.0
 
 
 class Watched(Display):
-    """Keeps what is shown; `seen` is set at an activity that is waited for."""
+    """Keeps what is shown; `seen` is set at the activity, and its progress, that are waited for."""
 
     shown: list[tuple[str, str]]
 
-    def __init__(self, title: str = "", awaited: str = "") -> None:
+    def __init__(self, title: str = "", awaited: tuple[str, str] = ("", "")) -> None:
         super().__init__(title)
         self.shown = []
         self.awaited = awaited
@@ -34,7 +34,7 @@ class Watched(Display):
 
     def progress(self, activity: str, done: str) -> None:
         self.shown.append((activity, done))
-        if activity == self.awaited:
+        if activity == self.awaited[0] and done.startswith(self.awaited[1]):
             self.seen.set()
 
 
@@ -57,7 +57,7 @@ def test_a_snapshot_shows_how_many_bytes_are_done(tmp_path: Path, monkeypatch: p
         first = local.train(config, tmp_path / "run")
         config = small(steps=first.agent_steps + 100)
     activity = {"save": "saving the replay memory", "restore": "restoring the replay memory"}[method]
-    watched = Watched(awaited=activity)
+    watched = Watched(awaited=(activity, "3 of "))
     original: Callable[[ReplayMemory, Path], None] = getattr(ReplayMemory, method)
 
     def wait(memory: ReplayMemory, path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_snapshot_shows_how_many_bytes_are_done(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(ReplayMemory, method, wait)
     local.train(config, tmp_path / "run", resume=method == "restore", display=lambda _: watched)
-    assert any(told == activity and done.startswith("3 of ") for told, done in watched.shown)
+    assert watched.seen.is_set()
 
 
 def test_the_position_of_a_file_is_that_of_this_process(tmp_path: Path) -> None:

@@ -101,6 +101,42 @@ def test_vector_environments_are_recorded_in_both_autoreset_modes(mode: Autorese
         check(replay.sample("t", 2000), [4, 5, 6])
 
 
+@pytest.mark.parametrize("env", [Counter(), vector(AutoresetMode.NEXT_STEP)])
+def test_a_writer_for_another_number_of_environments_is_refused(env: Any) -> None:
+    with memory(env) as replay:
+        writer = replay.writer("t", 2)
+        assert writer.num_envs == 2
+        number = getattr(env, "num_envs", 1)
+        with pytest.raises(errors.ConfigError, match=f"is for 2 environments, .*open it with num_envs={number}"):
+            innet.Recorder(env, writer)
+
+
+class Parts(Counter):
+    """A dictionary of parts."""
+
+    observation_space = gymnasium.spaces.Dict(  # type: ignore[assignment]
+        {"mode": gymnasium.spaces.Discrete(3), "place": gymnasium.spaces.Box(-1, 1, (2,), np.float32)}
+    )
+
+    def _see(self) -> Any:
+        return {"mode": self.t % 3, "place": np.zeros(2, np.float32)}
+
+
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
+def test_flattened_parts_become_float32_by_a_wrapper() -> None:
+    flat = gymnasium.wrappers.FlattenObservation(Parts())
+    assert flat.observation_space.dtype == np.float64
+    env = gymnasium.wrappers.DtypeObservation(flat, np.float32)
+    with memory(env) as replay:
+        with innet.Recorder(env, replay.writer("t", 1)) as recorder:
+            recorder.reset()
+            for _ in range(3):
+                recorder.step(0)
+        batch = replay.sample("t", 4)
+        assert batch.observation.dtype == np.float32
+        assert batch.observation.shape == (4, 5)
+
+
 @pytest.mark.parametrize("env", [Counter(), InPlace()])
 def test_a_single_environment_is_recorded(env: Counter) -> None:
     with memory(env) as replay:
@@ -293,6 +329,26 @@ def test_a_vector_environment_that_does_not_reset_is_refused() -> None:
     env = vector(AutoresetMode.DISABLED)
     with memory(env) as replay, pytest.raises(errors.ConfigError, match="NEXT_STEP or SAME_STEP"):
         innet.Recorder(env, replay.writer("t", 3, VIEW))
+
+
+def test_a_recorder_names_what_it_was_given_in_place_of_a_writer_or_an_environment() -> None:
+    env: Any = Counter()
+    gym: Any = Counter()
+    with memory(env) as replay:
+        wrong: Any = replay
+        with pytest.raises(errors.ConfigError, match=r"Recorder\(env, writer\) takes a Writer"):
+            innet.Recorder(env, wrong)
+        env.reset = lambda: gym.reset()[0]
+        with pytest.raises(errors.ConfigError, match=r"reset of the environment has to return \(observation, info\)"):
+            innet.Recorder(env, replay.writer("t", 1, VIEW)).reset()
+        gym.step = lambda action: (0, 0.0, False, {})
+        recorder = innet.Recorder(gym, replay.writer("t", 1, VIEW))
+        recorder.reset()
+        with pytest.raises(errors.ConfigError, match=r"step of the environment has to return .* returned 4 values"):
+            recorder.step(0)
+        # The step is lost: the environment was stepped.
+        with pytest.raises(errors.ConfigError, match="call `reset`"):
+            recorder.step(0)
 
 
 def test_a_recorder_is_flushed_and_closed_as_its_writer() -> None:

@@ -82,9 +82,9 @@ def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
     second = local.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
     assert lines(run)[-1]["replay_steps"] > held
-    with pytest.raises(ConfigurationError, match="another --replay: leave that away"):
+    with pytest.raises(ConfigurationError, match="another replay: leave that away"):
         local.train(small(replay=f"{address}?message=stacks", steps=10_000), run, resume=True)
-    with pytest.raises(ConfigurationError, match="another --replay: leave that away"):
+    with pytest.raises(ConfigurationError, match="another replay: leave that away"):
         local.train(small(steps=10_000), run, resume=True)
 
 
@@ -147,7 +147,7 @@ def test_a_serial_run_has_no_redis() -> None:
 
 
 def test_several_learners_have_no_redis(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--learners 2: it must be 1 with --replay redis://"):
+    with pytest.raises(ConfigurationError, match="learners 2: it must be 1 with replay redis://"):
         local.train(small(learners=2, replay="redis://127.0.0.1:1"), tmp_path / "run")
 
 
@@ -175,7 +175,7 @@ def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
 def test_keys_of_another_run(tmp_path: Path, address: str) -> None:
     with redis.Redis.from_url(address) as client:
         client.rpush("innet:run:experience", b"of another run")
-    with pytest.raises(ConfigurationError, match=r"keys of another run named 'run'.*another --out"):
+    with pytest.raises(ConfigurationError, match=r"keys of another run named 'run'.*another folder"):
         local.train(small(replay=address), tmp_path / "run")
 
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 import brought
 from innet_drl.launch import local
 from innet_drl.train import environments
+from innet_drl.train.agent import Agent
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.networks import make_network
 from training import small
@@ -225,3 +226,38 @@ def test_a_number_too_large_for_one_hot_is_refused() -> None:
 
     with pytest.raises(UnavailableEnvironmentError, match=r"one-hot vector .* 1,000,000 numbers"):
         environments.make(of(make), 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "message"),
+    [
+        (
+            "dictionary",
+            lambda seen: {"camera": seen["camera"]},
+            r"has the keys \['camera'\]: .* keys \['camera', 'arm'\]",
+        ),
+        ("dictionary", lambda seen: {**seen, "sonar": 1}, r"the observation has the keys \['.*'sonar'\]: it must be"),
+        ("dictionary", lambda seen: seen["camera"], "the observation is ndarray: it must be a dictionary"),
+        ("dictionary", lambda seen: {**seen, "arm": {}}, r"the observation\['arm'\] has the keys \[\]: .*'mode'"),
+        (
+            "dictionary",
+            lambda seen: {**seen, "camera": seen["camera"][1:]},
+            r"the observation\['camera'\] has the shape \(11, 10, 3\): it must be \(12, 10, 3\)",
+        ),
+        (
+            "dictionary",
+            lambda seen: {**seen, "camera": seen["camera"][None]},
+            r"parts with batches of several shapes: \(\), \(1,\)",
+        ),
+        ("tuple", lambda seen: seen[:1], "the observation has 1 parts: it must be a tuple of 2"),
+        ("tuple", lambda seen: seen[1], "the observation is ndarray: it must be a tuple of 2"),
+    ],
+)
+def test_an_agent_refuses_other_parts_than_those_of_its_space(row: str, change: Any, message: str) -> None:
+    config = of(brought.Sampler, environment_args={"observation": row})
+    envs = environments.make(config, 1)
+    agent = Agent(config, make_network(config, envs.spec), envs, Path(), 0, 0)
+    seen = envs.vector.single_observation_space.sample()
+    assert isinstance(agent.act(seen), int)
+    with pytest.raises(ValueError, match=message):
+        agent.act(change(seen))

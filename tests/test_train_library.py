@@ -266,7 +266,7 @@ def test_presets_and_settings_of_other_names() -> None:
         train.preset("go")
     with pytest.raises(ConfigurationError, match=r"no setting 'learning_rat' in .*: did you mean learning_rate"):
         train.preset("cartpole", learning_rat=1)
-    with pytest.raises(ConfigurationError, match="--gamma 'high': it must be a number"):
+    with pytest.raises(ConfigurationError, match="gamma 'high': it must be a number"):
         train.preset("cartpole", gamma="high")
 
 
@@ -323,7 +323,7 @@ def test_a_class_reaches_actors_and_its_agent_acts(tmp_path: Path) -> None:
 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     config = corridor(environment_args={"length": 5, "lock": threading.Lock()})
-    with pytest.raises(ConfigurationError, match=r"--environment-args: it cannot be pickled .*serial=True"):
+    with pytest.raises(ConfigurationError, match=r"environment_args: it cannot be pickled .*serial=True"):
         train.run(config, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     result = train.run(dataclasses.replace(config, serial=True, steps=300), folder=tmp_path / "run")
@@ -348,8 +348,19 @@ def test_a_video_that_fails_late_is_a_warning(tmp_path: Path, caplog: pytest.Log
     result = train.run(corridor(serial=True, steps=300, video=True), folder=tmp_path / "run")
     assert result.evaluation is not None
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warning == f"no video: {__name__}:Corridor cannot be drawn: the lamp went out"
-    assert not list((result.folder / "videos").iterdir())
+    assert warning == f"no video: {__name__}:Corridor cannot be drawn: the lamp went out; video=False leaves it out"
+    assert not (result.folder / "videos").exists()
+
+
+def test_an_environment_without_pictures_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = train.run(
+        small(environment="brought:Counter", serial=True, steps=300, video=True), folder=tmp_path / "run"
+    )
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "brought:Counter cannot be drawn: its render() is not implemented; video=False" in warning
+    assert not (result.folder / "videos").exists()
+    assert main(["record", str(result.folder)]) == 1
+    assert not (result.folder / "videos").exists()
 
 
 def test_the_time_left_follows_from_steps_and_minutes(tmp_path: Path) -> None:

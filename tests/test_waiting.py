@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,22 @@ from innet_drl import errors
 from serving import Server, until
 from steps import VIEW, fill, step, table
 
+UNSENT = " (an open writer holds {} unsent steps: flush, or chunk_steps=1)"
 IN_PROCESS_AND_REMOTE = pytest.mark.parametrize("make_replay", ["process", "unix"], indirect=True)
 
 
 @IN_PROCESS_AND_REMOTE
 def test_every_call_that_waits_says_once_what_for(make_replay: MakeReplay, log: Lines) -> None:
-    names = ("sample", "ahead", "next", "short", "append", "flush")
+    names = ("sample", "ahead", "next", "short", "unsent", "append", "flush")
     replay = make_replay([limited(name) for name in names])
     empty = 'table "{}" holds 0 items of the 5 that min_size asks for; waiting for writers'
     full = 'table "{}" has 0 items sampled for '
     ahead, direct = replay.batches("ahead", 4, VIEW), replay.batches("next", 4, VIEW, prefetch=0)
     short = replay.batches("short", 4, VIEW, allow_short=True)
+
+    unsent = replay.writer("unsent", 1, VIEW)
+    for t in range(3):
+        unsent.append(**step(t))
 
     def append() -> None:
         writer = replay.writer("append", 1, VIEW, chunk_steps=1)
@@ -39,6 +45,7 @@ def test_every_call_that_waits_says_once_what_for(make_replay: MakeReplay, log: 
         empty.format("ahead"): Call(lambda: next(ahead)),
         empty.format("next"): Call(lambda: next(direct)),
         empty.format("short"): Call(lambda: next(short)),
+        empty.format("unsent") + UNSENT.format(3): Call(lambda: replay.sample("unsent", 4, VIEW)),
         full.format("append"): Call(append),
         full.format("flush"): write_until_blocked(replay, "flush")[1],
     }
@@ -52,6 +59,35 @@ def test_every_call_that_waits_says_once_what_for(make_replay: MakeReplay, log: 
         more = "without a timeout" if "append" in reason else "for up to 5"
         assert line.startswith(f"still waiting after 5 s, {more}"), line
     assert len(log.lines) == len(calls)
+
+
+def test_unsent_steps_of_an_open_writer_are_named(make_replay: MakeReplay) -> None:
+    """A program that writes and samples in turn waits for itself."""
+    replay = make_replay([table(), table("other")])
+    writer = replay.writer("t", 1, VIEW)
+    for t in range(20):
+        writer.append(**step(t))
+
+    def refused(sample: Callable[[], object]) -> str:
+        with pytest.raises(errors.DeadlineError) as caught:
+            sample()
+        return str(caught.value)
+
+    for prefetch in (0, 4):
+        with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
+            first = reason = "the deadline passed: the first sample is under way"
+            while reason == first:  # on a busy machine also at the deadline
+                reason = refused(batches.__next__)
+            assert reason.endswith(UNSENT.format(20))
+    assert refused(lambda: replay.sample("t", 4, VIEW, timeout=0)).endswith(UNSENT.format(20))
+    assert refused(lambda: replay.sample("other", 4, VIEW, timeout=0)).endswith("waiting for writers")
+    writer.flush()
+    assert len(replay.sample("t", 4, VIEW)) == 4
+    replay.empty_table("t")
+    assert refused(lambda: replay.sample("t", 4, VIEW, timeout=0)).endswith("waiting for writers")
+    writer.append(**step(20))
+    del writer
+    assert refused(lambda: replay.sample("t", 4, VIEW, timeout=0)).endswith("waiting for writers")
 
 
 def test_calls_that_do_not_wait_log_nothing(make_replay: MakeReplay, log: Lines) -> None:

@@ -159,7 +159,8 @@ class Table:
         Args:
             name: As in `Table`.
             observation_space: Space of one observation: `env.observation_space`, or `single_observation_space` of a
-                vector environment.
+                vector environment. Batches have its dtype, often float64; Gymnasium's wrapper `DtypeObservation`
+                changes it.
             action_space: Space of one action: `env.action_space`, or `single_action_space`.
             capacity: As in `Table`.
             columns: More columns, or others in place of these three.
@@ -559,6 +560,9 @@ class Writer(_ContextManager):
         A blocked `append` or `flush` of another thread ends with `ClosedError`.
         """
     @property
+    def num_envs(self) -> int:
+        """Environments of each `append`."""
+    @property
     def steps(self) -> int:
         """Steps appended, over all environments, without final rows."""
     @property
@@ -619,11 +623,11 @@ class SumTree:
 
         Args:
             batch_size: Indexes to sample, 1 to 65536.
-            beta: Importance-sampling exponent of the weights (N P(i))^-beta, which are divided by the largest.
+            beta: Importance-sampling exponent of the weights (N P(i))^-beta, which are divided by the largest; 0 to 4.
 
         Raises:
             EmptyError: No index has a priority above zero.
-            ConfigError: No samples, or a `beta` that is negative or not finite.
+            ConfigError: No samples, or a `beta` out of range.
             TooLargeError: Too many samples.
         """
     @property
@@ -885,7 +889,8 @@ class Replay(_ContextManager):
                 views.
             name: Display name in errors, logs and statistics.
             chunk_steps: Steps of an environment that are packed and sent together, 1 to 65536:
-                `num_envs * (chunk_steps + 1)` is at most the table's capacity.
+                `num_envs * (chunk_steps + 1)` is at most the table's capacity. With 1, a step reaches the table with
+                the next `append`, for loops that write and sample in turn.
             timeout: Seconds to wait for the server.
 
         Raises:
@@ -916,7 +921,7 @@ class Replay(_ContextManager):
             batch_size: Items to sample. The random samplers choose with replacement; see `Table` for the others.
             view: How to make arrays of their windows, not wider than the view they were written with; `None` is the
                 table's.
-            beta: Importance-sampling exponent of the weights (N P(i))^-beta.
+            beta: Importance-sampling exponent of the weights (N P(i))^-beta, 0 to 4; 1 corrects completely.
             device: `None` gives a NumPy batch (`Batch`); `"cpu"`, `"cuda"` or a torch device gives a batch of torch
                 tensors (`innet_drl.batches.TorchBatch`).
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
@@ -928,6 +933,7 @@ class Replay(_ContextManager):
             EmptyError: No item has a priority above zero.
             ViewError: The view reaches beyond the items' windows.
             DeadlineError: Not allowed within `timeout`; the message names the cause.
+            ConfigError: Numbers out of range.
         """
     @overload
     def sample(
@@ -998,7 +1004,7 @@ class Replay(_ContextManager):
         Args:
             table: The table's name.
             ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and
-                memories, are counted and ignored.
+                memories, are counted and ignored; positions in a buffer are named in the log.
             priorities: float `(B,)`, before the exponent: finite and not negative. If an id appears
                 twice, its last value counts.
             timeout: Seconds to wait for the server.
@@ -1243,7 +1249,7 @@ def connect(
         token: The server's token; it is never sent. `None` is the environment variable INNET_TOKEN, if set and not
             empty; `""` is no token.
         tables: One or more tables to create. With an actor's token they must exist with these definitions.
-        timeout: Seconds to wait until the server listens, accepts another connection, and answers; the log
+        timeout: Seconds to wait until the server listens, accepts another connection, and answers; after five the log
             (`innet_drl`) names the server.
         tls_ca: PEM file with the server's certificate, or its authority's. Needed for `innets://`: the system's
             authorities are not used.

@@ -35,10 +35,35 @@ usage: innet-drl bench {paper,gradients} [flags]
 innet-drl bench paper --help and innet-drl bench gradients --help list the flags.
 """
 
+BROKEN_PIPE = 141
+"""Exit status of a command whose output has no reader any more: that of a process that SIGPIPE ends."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _main(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        if _stdout_is_read():
+            raise
+        # The interpreter would write the rest at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _stdout_is_read() -> bool:
+    """Whether the reader of the output, such as `head`, has not ended."""
+    import select
+
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not poll.poll(0)
+
+
+def _main(given: list[str]) -> int:
     first = given[0] if given else ""
     if given and given[-1] in ("-V", "--version"):
         print(f"innet-drl {innet.__version__}")
@@ -73,7 +98,7 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         with naming_extras():
             command(arguments)
     except (TrainingError, innet.ReplayError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.with_flags if isinstance(error, TrainingError) else error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -90,11 +115,6 @@ def train(arguments: Sequence[str]) -> None:
         from innet_drl.train import WandbCallback
 
         callbacks.append(WandbCallback())
-    if not flags.config.serial:
-        from innet_drl.launch.processes import start_fork_server
-
-        # The fork server imports torch at the same time as this process, in the next line.
-        start_fork_server()
     from innet_drl.launch import local
     from innet_drl.train.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
@@ -144,6 +164,7 @@ def record(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import RecordFlags, parse
 
     flags = parse(RecordFlags, "record", arguments)
+    from innet_drl.train.display import score
     from innet_drl.train.errors import writing
     from innet_drl.train.page import page_of_command
     from innet_drl.train.run_folder import RunFolder
@@ -154,12 +175,16 @@ def record(arguments: Sequence[str]) -> None:
 
         agent = load(flags.run, best=flags.best)
         config = dataclasses.replace(agent.config, seed=flags.seed)
-        path = flags.to or RunFolder.open(flags.run).videos / f"{agent.checkpoint.stem}-seed{flags.seed}.mp4"
-        with writing(str(path), "choose another file with --to"):
-            score = video.record(
+        with contextlib.ExitStack() as stack:
+            path = flags.to
+            if path is None:
+                videos = stack.enter_context(RunFolder.open(flags.run).recording())
+                path = videos / f"{agent.checkpoint.stem}-seed{flags.seed}.mp4"
+            stack.enter_context(writing(str(path), "choose another file with --to"))
+            rewards = video.record(
                 config, agent.network, path, seed=config.seed, seconds=flags.seconds, progress=page.progress
             )
-    print(f"score {score:g}: {path}")
+    print(f"score {score(rewards)}: {path}")
 
 
 def bench(arguments: Sequence[str]) -> None:

@@ -37,10 +37,15 @@ class Recorder:
             observations of truncated episodes that are not acted on, if `step` is given Q-values.
 
     Raises:
-        ConfigError: A vector environment that does not reset by itself.
+        ConfigError: No writer, a vector environment that does not reset by itself, or a writer for another number of
+            environments.
     """
 
     def __init__(self, env: Any, writer: Writer, q_function: Callable[[NDArray[Any]], ArrayLike] | None = None) -> None:
+        if not isinstance(writer, Writer):
+            raise ConfigError(
+                f"Recorder(env, writer) takes a Writer, such as replay.writer(table, num_envs), and got {writer!r}"
+            )
         self._env, self._writer, self._q_function = env, writer, q_function
         self._vector = hasattr(env, "num_envs")
         self._streams = env.num_envs if self._vector else 1
@@ -50,6 +55,11 @@ class Recorder:
             raise ConfigError(
                 f"the vector environment has the autoreset_mode {mode}: make it with NEXT_STEP or SAME_STEP, so that "
                 "its episodes restart by themselves"
+            )
+        if writer.num_envs != self._streams:
+            raise ConfigError(
+                f"the writer is for {writer.num_envs} environments, and the recorder has {self._streams}: open it with "
+                f"num_envs={self._streams}"
             )
         self._next_step = mode == "NEXT_STEP"
         self._action_dtype = (env.single_action_space if self._vector else env.action_space).dtype
@@ -66,7 +76,7 @@ class Recorder:
             ReplayError: As in `step`, for a step that was not appended before; the environment was not reset.
         """
         self._append_pending(60.0)
-        observation, info = self._env.reset(**options)
+        observation, info = self._returned("observation, info", self._env.reset(**options))
         self._observation = self._kept(observation)
         self._first, self._final = np.ones(self._streams, bool), np.zeros(self._streams, bool)
         return observation, info
@@ -110,7 +120,7 @@ class Recorder:
         """Steps the environment, and makes the row of the step."""
         # A copy, as of observations: the environment may clip an action in its array.
         taken = self._rows(np.array(action, self._action_dtype))
-        results = self._env.step(action)
+        results = self._returned("observation, reward, terminated, truncated, info", self._env.step(action))
         following, reward, terminated, truncated, info = results
         observation, self._observation = self._observation, None
         ended = np.reshape(np.logical_or(terminated, truncated), self._streams)
@@ -137,6 +147,19 @@ class Recorder:
             self._first = ended
         if self._vector or not ended.any():
             self._observation = self._kept(following)
+
+    def _returned(self, names: str, results: Any) -> Any:
+        """What `reset` or `step` of the environment has returned, which has to have these parts."""
+        parts = names.split(", ")
+        if not isinstance(results, tuple) or len(results) != len(parts):
+            call = "reset" if len(parts) == 2 else "step"
+            number = len(results) if isinstance(results, tuple) else 1
+            self._observation = None
+            raise ConfigError(
+                f"{call} of the environment has to return ({names}), as Gymnasium's environments do, and returned "
+                f"{number} value{'s' * (number > 1)}"
+            )
+        return results
 
     def _append(self, timeout: float | None) -> _Results:
         """Appends the pending row, and returns the results of its step."""

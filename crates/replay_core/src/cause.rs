@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use crate::schema::TableConfig;
 
+/// Part of the sentence of every wait that a push of steps may end. Sentences cross the wire, and clients find it in them.
+pub const FOR_WRITERS: &str = "for writers";
+
 /// The cause of a blocked attempt at a table, with the numbers of that moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Cause {
@@ -120,7 +123,7 @@ impl Cause {
         match self {
             Cause::MinSize { live } => write!(
                 f,
-                "table {name:?} holds {live} items of the {min_size} that min_size asks for; waiting for writers"
+                "table {name:?} holds {live} items of the {min_size} that min_size asks for; waiting {FOR_WRITERS}"
             ),
             Cause::Emptied => write!(f, "table {name:?} is being emptied"),
             Cause::Inserts {
@@ -131,17 +134,17 @@ impl Cause {
             } => write!(
                 f,
                 "table {name:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
-                 {samples_per_insert} and slack {slack}; a sample of {wanted} waits for writers to insert {} more",
+                 {samples_per_insert} and slack {slack}; a sample of {wanted} waits {FOR_WRITERS} to insert {} more",
                 (missing / samples_per_insert).ceil().max(1.0)
             ),
             Cause::SamplesLeft { left, wanted } => write!(
                 f,
                 "table {name:?} has {left} samples left of the {wanted} asked for, at max_times_sampled \
-                 {max_times_sampled}; waiting for writers"
+                 {max_times_sampled}; waiting {FOR_WRITERS}"
             ),
             Cause::Items { found, wanted } => write!(
                 f,
-                "table {name:?} has {found} items to sample at the moment of the {wanted} asked for; waiting for writers"
+                "table {name:?} has {found} items to sample at the moment of the {wanted} asked for; waiting {FOR_WRITERS}"
             ),
             Cause::Samples {
                 sampled,

@@ -49,7 +49,7 @@ pub enum Error {
     #[error("internal error: {0}; please report it")]
     Internal(String),
     /// A priority that is NaN, infinite or negative.
-    #[error("a priority has to be finite and not negative, got {value}")]
+    #[error("a priority has to be finite and not negative, got {value}{}", priority_advice(.value))]
     Priority { value: f64 },
     /// A sample from a table in which no item has a priority above zero.
     #[error(
@@ -240,6 +240,14 @@ pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str>
     }
     let end = (0..=most).rev().find(|&end| text.is_char_boundary(end));
     format!("{}...", &text[..end.unwrap_or(0)]).into()
+}
+
+/// The usual mistake behind a negative priority.
+fn priority_advice(value: &f64) -> &'static str {
+    match value.is_finite() {
+        true => "; take the absolute value of TD errors",
+        false => "",
+    }
 }
 
 /// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.

@@ -13,16 +13,19 @@ pub enum Normalization {
     Memory,
 }
 
+/// Largest exponent, as that of priorities: 1 corrects completely, and a schedule may overshoot it.
+const MAX_BETA: f64 = 4.0;
+
 /// Checks the exponent of importance weights, before a sample waits for its items.
 ///
 /// # Errors
-/// [`Error::Config`] for one that is negative or not finite.
+/// [`Error::Config`] for one out of range.
 pub fn check_beta(beta: f64) -> Result<()> {
-    if beta.is_finite() && beta >= 0.0 {
+    if (0.0..=MAX_BETA).contains(&beta) {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "the importance-sampling exponent beta is 0 or more, got {beta}"
+        "the importance-sampling exponent beta is 0 to {MAX_BETA}, got {beta}"
     )))
 }
 
@@ -31,7 +34,7 @@ pub fn check_beta(beta: f64) -> Result<()> {
 /// was not drawn at random and weighs 1.
 ///
 /// # Errors
-/// [`Error::Config`] for a beta that is negative or not finite, and for [`Normalization::Memory`] without the smallest
+/// [`Error::Config`] for a beta out of range, and for [`Normalization::Memory`] without the smallest
 /// probability.
 pub(crate) fn importance_weights(
     probabilities: impl Iterator<Item = f64> + Clone,

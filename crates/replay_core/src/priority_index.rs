@@ -97,7 +97,7 @@ impl PriorityIndex {
     ///
     /// # Errors
     /// [`Error::NothingSet`] when no index has a priority above zero; [`Error::Config`] for no indexes, or a `beta`
-    /// that is negative or not finite; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
+    /// out of range; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
     pub fn sample(&self, count: u32, beta: f64) -> Result<SampledIndexes> {
         check_samples(count)?;
         // Relaxed: each batch needs a number of its own, and nothing else is read by it.

@@ -13,15 +13,29 @@ pub struct Wait<'a> {
     /// [`Error::Interrupted`](crate::Error::Interrupted). Python passes its signal check.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
     /// The call's log line, see [`Wait::report`]; `None` for a call that logs nothing.
-    pub notice: Option<&'a WaitNotice>,
+    pub notice: Option<&'a WaitNotice<'a>>,
 }
 
+/// An addition to the reason of a wait that the caller can make and the memory cannot.
+pub type Advice<'a> = dyn Fn(&str) -> Option<String> + Sync + 'a;
+
 /// The log line of one blocking call, which is written at most once.
-#[derive(Debug, Default)]
-pub struct WaitNotice {
+#[derive(Default)]
+pub struct WaitNotice<'a> {
     /// When the call was found blocked.
     since: OnceLock<Instant>,
     logged: AtomicBool,
+    advice: Option<&'a Advice<'a>>,
+}
+
+impl<'a> WaitNotice<'a> {
+    /// A notice whose line ends with this addition.
+    pub fn advised(advice: &'a Advice<'a>) -> Self {
+        WaitNotice {
+            advice: Some(advice),
+            ..WaitNotice::default()
+        }
+    }
 }
 
 impl Wait<'static> {
@@ -56,7 +70,10 @@ impl Wait<'_> {
         if waited < after || notice.logged.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (waited, reason) = (waited.as_secs(), reason());
+        let (waited, mut reason) = (waited.as_secs(), reason());
+        if let Some(advice) = notice.advice.and_then(|advice| advice(&reason)) {
+            reason += &advice;
+        }
         match self.deadline {
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(now).as_secs_f64();
@@ -124,7 +141,13 @@ mod tests {
 
     #[test]
     fn a_long_wait_is_reported_once() {
-        let notice = WaitNotice::default();
+        let advised = AtomicU32::new(0);
+        let advice = |reason: &str| {
+            assert_eq!(reason, "more items");
+            advised.fetch_add(1, Ordering::Relaxed);
+            None
+        };
+        let notice = WaitNotice::advised(&advice);
         let wait = Wait {
             notice: Some(&notice),
             ..Wait::forever()
@@ -147,6 +170,7 @@ mod tests {
         }
         let silent = Wait::forever();
         assert_eq!(blocked(&silent, Duration::from_secs(60)), 1);
+        assert_eq!(advised.load(Ordering::Relaxed), 1);
     }
 
     #[test]

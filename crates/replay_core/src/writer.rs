@@ -53,6 +53,8 @@ pub struct WriterCounters {
     pub dropped_by_reset: u64,
     /// Windows dropped because the final row of a truncated episode did not follow.
     pub dropped_without_final_row: u64,
+    /// Rows that are not pushed yet.
+    pub unsent_rows: u64,
 }
 
 /// Packs the steps of some streams and pushes them to a table.
@@ -203,6 +205,10 @@ impl Writer {
             counters.dropped_by_reset += dropped.by_reset;
             counters.dropped_without_final_row += dropped.without_final_row;
         }
+        let open = self.chunks.iter().map(|chunk| chunk.steps);
+        let failed = self.unsent.iter().flat_map(|push| &push.chunks);
+        let unsent = open.chain(failed.map(|chunk| chunk.rows));
+        counters.unsent_rows = unsent.map(u64::from).sum();
         counters
     }
 

@@ -65,7 +65,7 @@ pub struct Counters {
     pub requests: RelaxedCounter,
     /// Attempts at requests that wait, after their first.
     pub retries: RelaxedCounter,
-    /// Error replies.
+    /// Error replies, except at the end of a wait.
     pub errors: RelaxedCounter,
     /// Bytes of received frames.
     pub bytes_received: RelaxedCounter,

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -399,13 +400,17 @@ fn calls_wait_longer_than_the_server_holds_a_request() {
         ..queue("steps")
     };
     client.create_table(&limited, &soon()).unwrap();
-    let errors = || {
-        let stats = client.stats(&soon()).unwrap();
-        stats["server"]["errors"].as_u64().unwrap()
+    let asked = Cell::new(0);
+    let statistic = |name: &str| {
+        asked.set(asked.get() + 1);
+        client.stats(&soon()).unwrap()["server"][name]
+            .as_u64()
+            .unwrap()
     };
+    let requests = || statistic("requests") - asked.get();
     let held_often = |what| {
-        let before = errors();
-        until(what, || errors() >= before + 10);
+        let before = requests();
+        until(what, || requests() >= before + 10);
     };
     std::thread::scope(|scope| {
         let sample_one =
@@ -414,6 +419,11 @@ fn calls_wait_longer_than_the_server_holds_a_request() {
         let mut batches = client.sampler(sample_request("steps", 5), 2).unwrap();
         let sample_next = scope.spawn(move || (batches.next(&Wait::forever()).unwrap(), batches));
         held_often("a sampler that asks again");
+        let late = client.sample(&sample_request("steps", 5), &one_try());
+        assert_eq!(late.err().unwrap().code(), ErrorCode::Deadline);
+        assert_eq!(statistic("errors"), 0, "the end of a wait is none");
+        client.table_config("missing", &soon()).unwrap_err();
+        assert_eq!(statistic("errors"), 1);
         let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
         // More than the requests that wait, and those in flight behind them, let through.
         for first in (0..60).step_by(5) {

@@ -137,6 +137,27 @@ fn without_a_server_a_call_gives_up_after_its_time() {
 }
 
 #[test]
+fn only_a_server_that_never_answered_may_be_another_program() {
+    let (server, _direct) = server_with_a_queue();
+    let options = ConnectOptions {
+        connect_timeout: Duration::from_millis(50),
+        reconnect_for: Duration::from_millis(50),
+        ..Default::default()
+    };
+    let in_handshakes = vec![100; 1000];
+    let broken = Proxy::start(port(&server), in_handshakes.clone());
+    let error = connect(&broken.address, options.clone()).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    assert!(error.to_string().contains("is it an innet-replay server"));
+    let breaking = Proxy::start(port(&server), [vec![usize::MAX], in_handshakes].concat());
+    let client = connect(&breaking.address, options).unwrap();
+    breaking.cut();
+    let error = client.stats(&soon()).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+    assert!(!error.to_string().contains("is it"), "{error}");
+}
+
+#[test]
 fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
     let (server, direct) = server_with_a_queue();
     let limited = TableConfig {

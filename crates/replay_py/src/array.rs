@@ -185,7 +185,14 @@ pub fn numbers<'py>(
     let input = read(value, None, refuse)?;
     let empty = input.shape == [0];
     if !(empty || allowed.contains(&input.dtype)) || input.shape.len() != 1 {
-        return Err(refuse(format!("{}{:?}", input.dtype.name(), input.shape)));
+        let got = format!("{}{:?}", input.dtype.name(), input.shape);
+        // A column of numbers, such as a network's output.
+        let numbers = input.shape.iter().product::<usize>();
+        let advice = match input.shape.len() > 1 && input.shape.contains(&numbers) {
+            true => format!(": flatten it, {what}.flatten()"),
+            false => String::new(),
+        };
+        return Err(refuse(got + &advice));
     }
     Ok(Numbers(input))
 }

@@ -13,7 +13,7 @@ use replay_core::view::{self, Array, Buffer};
 use crate::class::attributes;
 use crate::{array, dtype};
 
-/// The arrays of one sample, as attributes.
+#[doc = stub_doc!("Batch")]
 #[pyclass(name = "Batch", module = "innet_drl", frozen)]
 pub struct PyBatch {
     len: usize,
@@ -59,24 +59,15 @@ impl PyBatch {
 }
 
 // The arrays of `NStep`, listed for `help`; `__getattr__` finds all others.
-attributes! { PyBatch, |batch, py|
-    /// The observation, or its stack, at the anchor.
+attributes! { PyBatch as "Batch", |batch, py|
     observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "observation");
-    /// The action at the anchor.
     action: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "action");
-    /// The n-step return; of `Sequences`, the reward of each step.
     reward: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "reward");
-    /// Factor of the bootstrapped value; 0 where terminated.
     discount: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "discount");
-    /// The observation, or its stack, to bootstrap from.
     next_observation: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "next_observation");
-    /// Importance weights.
     weights: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "weights");
-    /// Probabilities of the items at the instant of sampling.
     probabilities: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "probabilities");
-    /// Names of the items, for `Replay.update_priorities`.
     ids: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ids");
-    /// Steps inserted into the table since each item was.
     ages: PyResult<Bound<'py, PyAny>> = batch.__getattr__(py, "ages");
 }
 
@@ -95,7 +86,7 @@ impl PyBatch {
         self.len
     }
 
-    /// The arrays by name, in a new dictionary.
+    #[doc = stub_doc!("Batch.as_dict")]
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.arrays.bind(py).copy()
     }

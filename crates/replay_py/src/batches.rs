@@ -18,6 +18,7 @@ use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
 use crate::process_local::{Closing, ProcessLocal};
 use crate::turns::{Turns, lock};
+use crate::writer::OpenWriters;
 use crate::{error, wait};
 
 /// Requests in flight to a server: one in the network while one is decoded.
@@ -26,13 +27,15 @@ const IN_FLIGHT: usize = 2;
 /// Name of the iterator in errors.
 const WHAT: &str = "iterator of batches";
 
-/// An iterator over batches that ends only with an error or `close`.
+#[doc = stub_doc!("Batches")]
 #[pyclass(name = "Batches", module = "innet_drl", frozen)]
 pub struct PyBatches {
     source: ProcessLocal<Arc<Source>>,
     beta: Beta,
     timeout: Option<f64>,
     description: String,
+    table: String,
+    writers: Arc<OpenWriters>,
 }
 
 /// The importance-sampling exponent: a number, or a schedule that is called before every batch.
@@ -98,9 +101,11 @@ impl PyBatches {
         timeout: Option<f64>,
         description: String,
         replay: Closing,
+        writers: Arc<OpenWriters>,
     ) -> PyResult<Self> {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
+        let table = sampler.request.table.clone();
         let start = || -> Result<Source> {
             let direct = |sampler, channel| {
                 Ok(Source::Direct(Turns::new(
@@ -125,6 +130,8 @@ impl PyBatches {
             beta,
             timeout,
             description,
+            table,
+            writers,
         })
     }
 }
@@ -154,14 +161,19 @@ impl PyBatches {
             }
             Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
         };
-        let sampled = self.source.call(py, self.timeout, next)?;
+        let source = self.source.get(py)?;
+        let deadline = wait::deadline(py, self.timeout)?;
+        let advice = |reason: &str| self.writers.advice(&self.table, reason);
+        let closing = Some(self.source.closing());
+        let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
+            // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.
+            let source = source;
+            next(&source, wait)
+        })?;
         PyBatch::new(py, sampled.delivered()).map(Some)
     }
 
-    /// Stops sampling ahead, ends a blocked `next` of another thread, and waits for the background thread.
-    ///
-    /// In process, undelivered batches do not count for the rate limiter: a dropped `DecodedSample` returns its credit. A server
-    /// counts a batch when it is sent, so there they do count.
+    #[doc = stub_doc!("Batches.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
         py.detach(|| drop(source));

@@ -28,13 +28,13 @@ macro_rules! context_manager {
     };
 }
 
-/// Adds read-only attributes: documentation, name, type and value of each.
+/// Adds read-only attributes to a class, which Python and the stub call `$python`: name, type and value of each.
 macro_rules! attributes {
-    ($class:ty, |$object:ident, $py:ident| $($(#[$doc:meta])+ $name:ident: $type:ty = $value:expr;)+) => {
+    ($class:ty as $python:literal, |$object:ident, $py:ident| $($name:ident: $type:ty = $value:expr;)+) => {
         #[pyo3::pymethods]
         impl $class {
             $(
-                $(#[$doc])+
+                #[doc = stub_doc!(concat!($python, ".", stringify!($name)))]
                 #[getter]
                 #[allow(unused_variables, reason = "the interpreter is for those that make objects")]
                 fn $name<'py>(&self, $py: pyo3::Python<'py>) -> $type {

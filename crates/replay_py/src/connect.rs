@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use replay_net::client::{Client, ConnectOptions};
 use replay_wire::auth::{self, Secret};
@@ -12,17 +13,17 @@ use replay_wire::auth::{self, Secret};
 use crate::replay::PyReplay;
 use crate::server::parse;
 use crate::table::Tables;
-use crate::{log, wait};
+use crate::{keywords, log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Connects to a server, and again after a broken connection.
+#[doc = stub_doc!("connect")]
 #[pyfunction]
 #[pyo3(
     signature = (
         url, *, token = None, tables = Tables(Vec::new()), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
-        reconnect_for = 60.0
+        reconnect_for = 60.0, **unknown
     ),
     text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0, \
                       reconnect_for=60.0)"
@@ -38,7 +39,9 @@ pub fn connect(
     config: Option<PathBuf>,
     grace: f64,
     reconnect_for: f64,
+    unknown: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<PyReplay> {
+    keywords::refuse(unknown, || py.import("innet_drl")?.getattr("connect"))?;
     log::start(py)?;
     let grace = wait::seconds(py, "grace", grace)?;
     let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;

@@ -1,9 +1,10 @@
 //! One sampled batch, from the request to arrays, shared by `Replay.sample` and `Replay.batches`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use replay_core::error::{Error, Result};
+use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled, Wait};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
@@ -23,6 +24,8 @@ pub struct Reading {
     decoder: Decoder,
     /// Number in the ids of the table of this definition; `None` before the first sample.
     table: Mutex<Option<u16>>,
+    /// The table was dropped, or made again with another definition. Relaxed: the flag publishes nothing else.
+    outdated: AtomicBool,
 }
 
 impl Reading {
@@ -43,7 +46,13 @@ impl Reading {
             view,
             own,
             table: Mutex::default(),
+            outdated: AtomicBool::default(),
         })
+    }
+
+    /// Whether samples need another definition than the one that the decoder was made for.
+    pub fn is_outdated(&self) -> bool {
+        self.outdated.load(Ordering::Relaxed)
     }
 
     /// Checks at the first sample with ids of another table that its definition, which `definition` asks for, is still the one
@@ -110,6 +119,26 @@ impl DecodedSampler {
     /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; [`Error::TableDiffers`] for a table
     /// that was made again with other columns, or another view if that is used; errors of `sample` and [`Decoder::decode`].
     pub fn next(
+        &self,
+        wait: &Wait<'_>,
+        beta: impl Fn() -> f64,
+        sample: impl FnMut(&Wait<'_>) -> Result<Sampled>,
+    ) -> Result<DecodedSample> {
+        let sampled = self.decoded(wait, beta, sample);
+        let code = sampled.as_ref().err().map(Error::code);
+        if let Some(
+            ErrorCode::UnknownTable
+            | ErrorCode::Corrupt
+            | ErrorCode::View
+            | ErrorCode::TableDiffers,
+        ) = code
+        {
+            self.reading.outdated.store(true, Ordering::Relaxed);
+        }
+        sampled
+    }
+
+    fn decoded(
         &self,
         wait: &Wait<'_>,
         beta: impl Fn() -> f64,

@@ -13,7 +13,7 @@ use crate::class::context_manager;
 use crate::process_local::ProcessLocal;
 use crate::{array, integer, wait};
 
-/// A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
+#[doc = stub_doc!("GradientUpdates")]
 #[pyclass(name = "GradientUpdates", module = "innet_drl.gradients", frozen)]
 pub struct PyGradientUpdates {
     updates: ProcessLocal<Arc<GradientUpdates>>,
@@ -45,14 +45,14 @@ context_manager!(PyGradientUpdates, |updates, py, _failed| updates.leave(py));
 
 #[pymethods]
 impl PyGradientUpdates {
-    /// Last update taken, or restarted from.
+    #[doc = stub_doc!("GradientUpdates.index")]
     #[getter]
     fn index(&self, py: Python<'_>) -> PyResult<u64> {
         self.updates
             .call(py, None, |updates, _| Ok(updates.index()))
     }
 
-    /// Contributes a gradient of the weights of update `index`; `False` while the previous one is in flight.
+    #[doc = stub_doc!("GradientUpdates.offer")]
     fn offer(
         &self,
         py: Python<'_>,
@@ -65,14 +65,14 @@ impl PyGradientUpdates {
             .call(py, None, |updates, _| updates.offer(gradient, index))
     }
 
-    /// Copies the mean of the next update into `mean` and returns its number; `None` while it is incomplete.
+    #[doc = stub_doc!("GradientUpdates.take")]
     fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
         self.updates.call(py, None, |updates, _| updates.take(mean))
     }
 
-    /// Waits for a mean or, with `for_gradient`, until a gradient can be contributed; `False` at the deadline.
+    #[doc = stub_doc!("GradientUpdates.wait")]
     #[pyo3(signature = (deadline = None, *, for_gradient = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
         self.updates.call(py, deadline, |updates, wait| {
@@ -80,7 +80,7 @@ impl PyGradientUpdates {
         })
     }
 
-    /// Continues from the weights of update `index`.
+    #[doc = stub_doc!("GradientUpdates.restart")]
     fn restart(
         &self,
         py: Python<'_>,
@@ -92,7 +92,7 @@ impl PyGradientUpdates {
         })
     }
 
-    /// Counts of its gradients.
+    #[doc = stub_doc!("GradientUpdates.contributions")]
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counted = self
             .updates
@@ -111,7 +111,7 @@ impl PyGradientUpdates {
         Ok(counts)
     }
 
-    /// Leaves the job.
+    #[doc = stub_doc!("GradientUpdates.leave")]
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let updates = self.updates.close(py)?;
         py.detach(|| drop(updates));

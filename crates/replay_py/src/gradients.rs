@@ -21,7 +21,7 @@ use crate::{array, error, integer, wait};
 /// Longest name of a worker, in bytes.
 const MAX_NAME: usize = 64;
 
-/// A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
+#[doc = stub_doc!("GradientWorker")]
 #[pyclass(name = "GradientWorker", module = "innet_drl.gradients", frozen)]
 pub struct PyGradientWorker {
     worker: ProcessLocal<Arc<SharedWorker>>,
@@ -116,8 +116,7 @@ impl PyGradientWorker {
     }
 }
 
-attributes! { PyGradientWorker, |worker, py|
-    /// Number of the next round.
+attributes! { PyGradientWorker as "GradientWorker", |worker, py|
     round: PyResult<u64> = worker.worker.call(py, None, |shared, _| Ok(shared.round.load(Ordering::Relaxed)));
 }
 
@@ -133,7 +132,7 @@ context_manager!(PyGradientWorker, |worker, py, failed| match failed {
 
 #[pymethods]
 impl PyGradientWorker {
-    /// Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
+    #[doc = stub_doc!("GradientWorker.sum")]
     #[pyo3(signature = (values, *, mean = false, deadline = None))]
     fn sum(
         &self,
@@ -151,7 +150,7 @@ impl PyGradientWorker {
         Ok(sum.workers)
     }
 
-    /// Sets the number of contributions that make a sum.
+    #[doc = stub_doc!("GradientWorker.set_threshold")]
     #[pyo3(signature = (threshold, *, deadline = None))]
     fn set_threshold(
         &self,
@@ -162,25 +161,25 @@ impl PyGradientWorker {
         self.call(py, Control::SetThreshold(threshold), deadline)
     }
 
-    /// Drops segments in flight, and continues after a failure.
+    #[doc = stub_doc!("GradientWorker.reset")]
     #[pyo3(signature = (*, deadline = None))]
     fn reset(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
         self.call(py, Control::Reset, deadline)
     }
 
-    /// Sends all workers the incomplete sums of this worker's next round.
+    #[doc = stub_doc!("GradientWorker.force")]
     #[pyo3(signature = (*, deadline = None))]
     fn force(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
         self.call(py, Control::Force, deadline)
     }
 
-    /// Suspends the job: every worker's sum fails with this reason until a reset.
+    #[doc = stub_doc!("GradientWorker.halt")]
     #[pyo3(signature = (reason, *, deadline = None))]
     fn halt(&self, py: Python<'_>, reason: String, deadline: Option<f64>) -> PyResult<()> {
         self.call(py, Control::Halt(reason), deadline)
     }
 
-    /// Leaves the job, and returns when the server has closed the connection.
+    #[doc = stub_doc!("GradientWorker.leave")]
     #[pyo3(signature = (*, deadline = None))]
     fn leave(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
         let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;

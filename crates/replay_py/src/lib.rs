@@ -13,12 +13,12 @@
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `parameter_server` | the baseline and the lossy relay of `innet-drl bench gradients` |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
-//! | `integer` | integer arguments, whose errors name them |
+//! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
 //! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
-//! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`.
+//! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`, whose docstrings are compiled in (`stub_doc`).
 
 #![expect(
     clippy::too_many_arguments,
@@ -28,6 +28,13 @@
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
+
+/// The docstring of a class, function or `Class.method` in the stub, for its `doc` attribute. `build.rs` writes the files.
+macro_rules! stub_doc {
+    ($name:expr) => {
+        include_str!(concat!(env!("OUT_DIR"), "/docstrings/", $name))
+    };
+}
 
 mod array;
 mod batch;
@@ -40,6 +47,7 @@ mod error;
 mod gradient_updates;
 mod gradients;
 mod integer;
+mod keywords;
 mod log;
 mod parameter_server;
 mod parameters;
@@ -66,7 +74,7 @@ fn fstack_release() -> Option<&'static str> {
     None
 }
 
-/// Runs the command line of `innet-replay` and returns its exit status.
+#[doc = stub_doc!("run_server_cli")]
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.

@@ -18,7 +18,7 @@ fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     error::to_python(py, Error::Io { what, source })
 }
 
-/// Sums vectors of `workers` over TCP, at the IP address `host`: the baseline of `innet-drl bench gradients`.
+#[doc = stub_doc!("ParameterServer")]
 #[pyclass(name = "ParameterServer", module = "innet_drl", frozen)]
 pub struct PyParameterServer(ParameterServer);
 
@@ -39,14 +39,14 @@ impl PyParameterServer {
             .map_err(|source| failed(py, source))
     }
 
-    /// Address of the server: `host:port`.
+    #[doc = stub_doc!("ParameterServer.address")]
     #[getter]
     fn address(&self) -> String {
         self.0.address().to_string()
     }
 }
 
-/// A worker of a `ParameterServer`; it waits at most `deadline` seconds for a byte.
+#[doc = stub_doc!("ParameterWorker")]
 #[pyclass(name = "ParameterWorker", module = "innet_drl")]
 pub struct PyParameterWorker(ParameterWorker);
 
@@ -62,7 +62,7 @@ impl PyParameterWorker {
             .map_err(|source| failed(py, source))
     }
 
-    /// Replaces the values by their sum over all workers.
+    #[doc = stub_doc!("ParameterWorker.sum")]
     fn sum(&mut self, py: Python<'_>, values: &Bound<'_, PyArray1<f32>>) -> PyResult<()> {
         let mut values = values.try_readwrite()?;
         let values = values.as_slice_mut()?;
@@ -71,7 +71,7 @@ impl PyParameterWorker {
     }
 }
 
-/// Carries datagrams between workers and an aggregator, and loses some: for `innet-drl bench gradients`.
+#[doc = stub_doc!("LossyPath")]
 #[pyclass(name = "LossyPath", module = "innet_drl", frozen)]
 pub struct PyLossyPath(LossyPath);
 
@@ -96,7 +96,7 @@ impl PyLossyPath {
             .map_err(|source| failed(py, source))
     }
 
-    /// Address for workers: `host:port`.
+    #[doc = stub_doc!("LossyPath.address")]
     #[getter]
     fn address(&self) -> String {
         self.0.address().to_string()

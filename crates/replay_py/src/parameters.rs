@@ -17,14 +17,12 @@ use replay_core::view::Buffer;
 use crate::array::{self, Input};
 use crate::{error, torch};
 
-/// One version of named parameters.
+#[doc = stub_doc!("Parameters")]
 #[pyclass(name = "Parameters", module = "innet_drl", frozen, get_all)]
 pub struct PyParameters {
-    /// Rises by one with every put; the first is 1.
+    #[doc = stub_doc!("Parameters.version")]
     version: u64,
-    /// The tensors by name, which the reader may change.
-    ///
-    /// NumPy arrays, or torch tensors where `get_parameters` was given a device. bfloat16 becomes float32.
+    #[doc = stub_doc!("Parameters.tensors")]
     tensors: Py<PyDict>,
 }
 

@@ -12,6 +12,7 @@ mod memory;
 mod sample;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyTypeError;
@@ -27,17 +28,21 @@ use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
+use crate::writer::OpenWriters;
 use crate::{integer, torch, wait};
 pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
 
-/// A replay memory: a `Memory` in this process, or the connection to one on a server (`connect`).
+#[doc = stub_doc!("Replay")]
 #[pyclass(name = "Replay", module = "innet_drl", frozen, subclass)]
 pub struct PyReplay {
     backend: ProcessLocal<Backend>,
     /// "in this process" or "at ADDRESS".
     location: String,
     decoders: Mutex<sample::Decoders>,
+    writers: Arc<OpenWriters>,
+    /// The log has named an update with positions in place of ids. Relaxed accesses: it is a flag on its own.
+    positions_named: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -65,6 +70,8 @@ impl PyReplay {
             backend: ProcessLocal::new("replay", backend),
             location,
             decoders: Mutex::default(),
+            writers: Arc::default(),
+            positions_named: AtomicBool::new(false),
         }
     }
 
@@ -111,7 +118,7 @@ context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
 
 #[pymethods]
 impl PyReplay {
-    /// Makes a table, unless it exists with the same definition.
+    #[doc = stub_doc!("Replay.create_table")]
     #[pyo3(
         signature = (table, timeout = wait::TIMEOUT),
         text_signature = "($self, table, timeout=60.0)"
@@ -123,7 +130,7 @@ impl PyReplay {
         })
     }
 
-    /// The definition of a table.
+    #[doc = stub_doc!("Replay.table")]
     #[pyo3(
         signature = (name, timeout = wait::TIMEOUT),
         text_signature = "($self, name, timeout=60.0)"
@@ -135,7 +142,7 @@ impl PyReplay {
         })
     }
 
-    /// Removes every step and item of a table, and forgets its largest priority; its writers stay open.
+    #[doc = stub_doc!("Replay.empty_table")]
     #[pyo3(
         signature = (name, timeout = wait::TIMEOUT),
         text_signature = "($self, name, timeout=60.0)"
@@ -144,7 +151,7 @@ impl PyReplay {
         self.call(py, timeout, |replay, wait| replay.empty_table(name, wait))
     }
 
-    /// Removes a table.
+    #[doc = stub_doc!("Replay.drop_table")]
     #[pyo3(
         signature = (name, timeout = wait::TIMEOUT),
         text_signature = "($self, name, timeout=60.0)"
@@ -154,7 +161,7 @@ impl PyReplay {
         self.call(py, timeout, |replay, wait| replay.drop_table(name, wait))
     }
 
-    /// Stores a new version of named parameters, and returns its number: 1, 2, 3, ...
+    #[doc = stub_doc!("Replay.put_parameters")]
     #[pyo3(
         signature = (name, tensors, *, dtype = None, timeout = wait::TIMEOUT),
         text_signature = "($self, name, tensors, *, dtype=None, timeout=60.0)"
@@ -174,7 +181,7 @@ impl PyReplay {
         })
     }
 
-    /// The newest version of named parameters, or `None` when it is not newer than `newer_than`.
+    #[doc = stub_doc!("Replay.get_parameters")]
     #[pyo3(
         signature = (name, newer_than = 0, timeout = wait::TIMEOUT, *, device = None),
         text_signature = "($self, name, newer_than=0, timeout=60.0, *, device=None)"
@@ -199,7 +206,7 @@ impl PyReplay {
             .transpose()
     }
 
-    /// All tables, by name.
+    #[doc = stub_doc!("Replay.tables")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
         let tables = self
@@ -211,7 +218,7 @@ impl PyReplay {
         Ok(named.collect())
     }
 
-    /// The newest version of all parameters, by name.
+    #[doc = stub_doc!("Replay.parameters")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
         let parameters = self
@@ -223,7 +230,7 @@ impl PyReplay {
         Ok(versions.collect())
     }
 
-    /// Counters and gauges of the memory: tables, bytes, writers, parameters.
+    #[doc = stub_doc!("Replay.stats")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.call(py, timeout, |replay, wait| replay.stats(wait))?;
@@ -231,7 +238,7 @@ impl PyReplay {
             .call_method1("loads", (stats.to_string(),))
     }
 
-    /// Ends the connection, or releases the memory.
+    #[doc = stub_doc!("Replay.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let backend = self.backend.close(py)?;
         py.detach(|| drop(backend));

@@ -14,7 +14,7 @@ use crate::class::context_manager;
 use crate::process_local::ProcessLocal;
 use crate::{error, wait};
 
-/// A server in front of a `Replay` of this process.
+#[doc = stub_doc!("Server")]
 #[pyclass(name = "Server", module = "innet_drl", frozen)]
 pub struct PyServer {
     server: ProcessLocal<RunningServer>,
@@ -80,25 +80,25 @@ context_manager!(PyServer, |server, py, _failed| server.close(py));
 
 #[pymethods]
 impl PyServer {
-    /// Addresses for `connect`, with the actual ports.
+    #[doc = stub_doc!("Server.addresses")]
     #[getter]
     fn addresses(&self) -> Vec<String> {
         self.addresses.clone()
     }
 
-    /// UDP address for gradients, `"ip:port"`; `None` if the server sums none.
+    #[doc = stub_doc!("Server.gradients")]
     #[getter]
     fn gradients(&self) -> Option<&str> {
         self.gradients.as_deref()
     }
 
-    /// URL of the statistics over HTTP, with the actual port; `None` without them.
+    #[doc = stub_doc!("Server.http")]
     #[getter]
     fn http(&self) -> Option<&str> {
         self.http.as_deref()
     }
 
-    /// Stops listening, lets requests under way finish, and ends the connections.
+    #[doc = stub_doc!("Server.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(server) = self.server.close(py)? {
             wait::unlocked(py, || {

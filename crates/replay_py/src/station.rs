@@ -4,12 +4,13 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use gradients::DpdkConfig;
 
-use crate::{error, integer};
+use crate::{error, integer, keywords};
 
-/// DPDK device of a worker, and its IPv4 address.
+#[doc = stub_doc!("Station")]
 #[pyclass(name = "Station", module = "innet_drl.gradients", frozen)]
 pub struct PyStation {
     pub config: DpdkConfig,
@@ -18,7 +19,10 @@ pub struct PyStation {
 #[pymethods]
 impl PyStation {
     #[new]
-    #[pyo3(signature = (device, address, *, eal = "", prefix = 24, gateway = None, idle_sleep_us = 0))]
+    #[pyo3(
+        signature = (device, address, *, eal = "", prefix = 24, gateway = None, idle_sleep_us = 0, **unknown),
+        text_signature = "(device, address, *, eal='', prefix=24, gateway=None, idle_sleep_us=0)"
+    )]
     fn new(
         py: Python<'_>,
         device: String,
@@ -27,7 +31,9 @@ impl PyStation {
         #[pyo3(from_py_with = integer::prefix)] prefix: u8,
         gateway: Option<&str>,
         #[pyo3(from_py_with = integer::idle_sleep_us)] idle_sleep_us: u64,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        keywords::refuse(unknown, || Ok(py.get_type::<PyStation>().into_any()))?;
         let address: SocketAddrV4 = address.parse().map_err(|_| {
             let wanted =
                 "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";

@@ -2,12 +2,13 @@
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use replay_core::priority_index::{PriorityIndex, SampledIndexes};
 use replay_core::schema::Dtype;
 
 use crate::class::{self, attributes};
-use crate::{array, error, integer};
+use crate::{array, error, integer, keywords};
 
 /// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
 const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
@@ -16,7 +17,7 @@ const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
 /// would keep the lock for 5 ms.
 const RELEASED_FROM: usize = 8192;
 
-/// Samples indexes by priority, for programs that keep the items elsewhere.
+#[doc = stub_doc!("SumTree")]
 #[pyclass(name = "SumTree", module = "innet_drl", frozen)]
 pub struct PySumTree {
     /// Boxed, because it is aligned to cache lines and Python's objects are not.
@@ -46,7 +47,7 @@ impl PySumTree {
 impl PySumTree {
     #[new]
     #[pyo3(
-        signature = (capacity, *, priority_exponent = 0.6, priority_unit_log2 = -19, seed = None),
+        signature = (capacity, *, priority_exponent = 0.6, priority_unit_log2 = -19, seed = None, **unknown),
         text_signature = "(capacity, *, priority_exponent=0.6, priority_unit_log2=-19, seed=None)"
     )]
     fn new(
@@ -55,7 +56,9 @@ impl PySumTree {
         priority_exponent: f64,
         #[pyo3(from_py_with = integer::priority_unit_log2)] priority_unit_log2: i32,
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        keywords::refuse(unknown, || Ok(py.get_type::<PySumTree>().into_any()))?;
         PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
             .map(|index| PySumTree {
                 index: Box::new(index),
@@ -63,7 +66,7 @@ impl PySumTree {
             .map_err(|error| error::to_python(py, error))
     }
 
-    /// Sets the priorities of indexes.
+    #[doc = stub_doc!("SumTree.update")]
     fn update(
         &self,
         py: Python<'_>,
@@ -76,7 +79,7 @@ impl PySumTree {
         self.run(py, indexes.len(), |tree| tree.update(&indexes, priorities))
     }
 
-    /// Samples `batch_size` indexes, with replacement.
+    #[doc = stub_doc!("SumTree.sample")]
     #[pyo3(signature = (batch_size, *, beta = 0.4))]
     fn sample(
         &self,
@@ -100,25 +103,21 @@ impl PySumTree {
     }
 }
 
-attributes! { PySumTree, |tree, py|
-    /// The sum of all priorities, after the exponent.
+attributes! { PySumTree as "SumTree", |tree, py|
     total: f64 = tree.index.total();
-    /// Number of indexes.
     capacity: u32 = tree.index.capacity();
-    /// Alpha.
     priority_exponent: f64 = tree.index.exponent();
-    /// Base-2 logarithm of the smallest difference of two stored priorities.
     priority_unit_log2: i32 = tree.index.unit_log2();
 }
 
-/// The result of `SumTree.sample`: three arrays, in ascending order of the indexes.
+#[doc = stub_doc!("SampledIndexes")]
 #[pyclass(name = "SampledIndexes", module = "innet_drl", frozen, get_all)]
 pub struct PySampledIndexes {
-    /// The sampled indexes.
+    #[doc = stub_doc!("SampledIndexes.indexes")]
     indexes: Py<PyArray1<i64>>,
-    /// Their probabilities at the instant of sampling.
+    #[doc = stub_doc!("SampledIndexes.probabilities")]
     probabilities: Py<PyArray1<f64>>,
-    /// Importance weights.
+    #[doc = stub_doc!("SampledIndexes.weights")]
     weights: Py<PyArray1<f32>>,
 }
 

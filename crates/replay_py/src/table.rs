@@ -10,9 +10,9 @@ use replay_core::view::{ACTION, REWARD};
 
 use crate::class::{attributes, value_class};
 use crate::view::{self, ViewArgument};
-use crate::{dtype, error, integer};
+use crate::{dtype, error, integer, keywords};
 
-/// A named array that every step has one value of.
+#[doc = stub_doc!("Column")]
 #[pyclass(name = "Column", module = "innet_drl", frozen, eq, from_py_object)]
 #[derive(Clone, PartialEq)]
 pub struct PyColumn {
@@ -51,19 +51,19 @@ impl PyColumn {
         Ok(PyColumn { column })
     }
 
-    /// Element type.
+    #[doc = stub_doc!("Column.dtype")]
     #[getter]
     fn dtype<'py>(&self, py: Python<'py>) -> Bound<'py, PyArrayDescr> {
         dtype::to_numpy(py, self.column.dtype)
     }
 
-    /// Shape of one value.
+    #[doc = stub_doc!("Column.shape")]
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.column.shape)
     }
 
-    /// How values are packed.
+    #[doc = stub_doc!("Column.codec")]
     #[getter]
     fn codec(&self) -> &'static str {
         self.column.codec.name()
@@ -107,7 +107,7 @@ impl<'py> FromPyObject<'_, 'py> for Shape {
     }
 }
 
-/// The definition of a replay memory: columns, capacity, sampler and limits.
+#[doc = stub_doc!("Table")]
 #[pyclass(name = "Table", module = "innet_drl", frozen, eq)]
 #[derive(Clone, PartialEq)]
 pub struct PyTable {
@@ -122,7 +122,7 @@ impl PyTable {
         signature = (
             name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized",
             priority_exponent = 0.6, priority_unit_log2 = -19, live_max_priority = false, max_times_sampled = 0,
-            min_size = 1, samples_per_insert = 0.0, slack = 0.0, view = None
+            min_size = 1, samples_per_insert = 0.0, slack = 0.0, view = None, **unknown
         ),
         text_signature = "(name, columns, capacity, *, capacity_bytes=0, sampler='prioritized', \
                           priority_exponent=0.6, priority_unit_log2=-19, live_max_priority=False, \
@@ -143,7 +143,9 @@ impl PyTable {
         samples_per_insert: f64,
         slack: f64,
         view: Option<ViewArgument>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        keywords::refuse(unknown, || Ok(py.get_type::<PyTable>().into_any()))?;
         let columns = columns
             .items()?
             .iter()
@@ -175,7 +177,7 @@ impl PyTable {
         Ok(PyTable { config })
     }
 
-    /// A table for the steps of a Gymnasium environment.
+    #[doc = stub_doc!("Table.from_spaces")]
     #[classmethod]
     #[pyo3(signature = (name, observation_space, action_space, capacity, *, columns = None, **settings))]
     fn from_spaces<'py>(
@@ -200,7 +202,7 @@ impl PyTable {
         class.call((name, all, capacity), settings)
     }
 
-    /// The columns by name, in row order.
+    #[doc = stub_doc!("Table.columns")]
     #[getter]
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = PyDict::new(py);
@@ -217,30 +219,18 @@ impl PyTable {
     }
 }
 
-attributes! { PyTable, |table, py|
-    /// The table's name.
+attributes! { PyTable as "Table", |table, py|
     name: &str = &table.config.name;
-    /// Steps held before the oldest are evicted.
     capacity: u64 = table.config.capacity;
-    /// Bytes held before the oldest are evicted; 0 derives it from `capacity`.
     capacity_bytes: u64 = table.config.capacity_bytes;
-    /// How items are chosen.
     sampler: String = table.config.sampler.to_string();
-    /// Alpha.
     priority_exponent: f64 = table.config.priority_exponent;
-    /// Base-2 logarithm of the smallest difference of two stored priorities.
     priority_unit_log2: i32 = table.config.priority_unit_log2;
-    /// Whether items without a priority take the largest of the live items.
     live_max_priority: bool = table.config.live_max_priority;
-    /// Samples after which an item is removed; 0 is never.
     max_times_sampled: u32 = table.config.max_times_sampled;
-    /// Items needed before the first sample.
     min_size: u64 = table.config.min_size;
-    /// Items sampled for each item inserted; 0 sets no limit.
     samples_per_insert: f64 = table.config.samples_per_insert;
-    /// Sampled items by which the ratio may be off, either way; 0 is derived.
     slack: f64 = table.config.slack;
-    /// View of writers and samples that name none.
     view: PyResult<Option<Bound<'py, PyAny>>> = table.config.view.as_ref().map(|spec| view::to_python(py, spec)).transpose();
 }
 
@@ -282,8 +272,8 @@ fn space_column<'py>(
         _ => Err(error::config(
             space.py(),
             format!(
-                "{argument} is of type {}, which has no dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation), or \
-                 make a Table with a column for each of its parts",
+                "{argument} is of type {}, which has no dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation, then \
+                 DtypeObservation for float32), or make a Table with a column for each of its parts",
                 space.get_type().name()?
             ),
         )),

@@ -2,12 +2,12 @@
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use replay_core::view::{NStep, Padding, Sequences, ViewSpec, Window};
 
 use crate::class::{attributes, value_class};
-use crate::{error, integer};
+use crate::{error, integer, keywords};
 
 const PADDINGS: [(&str, Padding); 2] = [("zero", Padding::Zero), ("repeat", Padding::RepeatFirst)];
 
@@ -23,7 +23,7 @@ fn check(py: Python<'_>, view: ViewSpec) -> PyResult<()> {
         .map_err(|error| error::to_python(py, error))
 }
 
-/// Transitions with n-step returns.
+#[doc = stub_doc!("NStep")]
 #[pyclass(name = "NStep", module = "innet_drl", frozen, eq)]
 #[derive(PartialEq)]
 pub struct PyNStep(NStep);
@@ -31,7 +31,10 @@ pub struct PyNStep(NStep);
 #[pymethods]
 impl PyNStep {
     #[new]
-    #[pyo3(signature = (stack = 1, n = 1, gamma = 0.99, observation = "observation", padding = "zero"))]
+    #[pyo3(
+        signature = (stack = 1, n = 1, gamma = 0.99, observation = "observation", padding = "zero", **unknown),
+        text_signature = "(stack=1, n=1, gamma=0.99, observation='observation', padding='zero')"
+    )]
     fn new(
         py: Python<'_>,
         #[pyo3(from_py_with = integer::stack)] stack: u16,
@@ -39,7 +42,9 @@ impl PyNStep {
         gamma: f64,
         observation: &str,
         padding: &str,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        keywords::refuse(unknown, || Ok(py.get_type::<PyNStep>().into_any()))?;
         let view = NStep {
             observation: observation.to_owned(),
             stack,
@@ -52,22 +57,17 @@ impl PyNStep {
     }
 }
 
-attributes! { PyNStep, |view, py|
-    /// Observations in a stack.
+attributes! { PyNStep as "NStep", |view, py|
     stack: u16 = view.0.stack;
-    /// Steps of the return.
     n: u16 = view.0.n;
-    /// Discount of one step.
     gamma: f64 = view.0.gamma;
-    /// The observation's column.
     observation: &str = &view.0.observation;
-    /// Padding before an episode's first observation.
     padding: &'static str = padding_name(view.0.padding);
 }
 
 value_class!(PyNStep: "stack", "n", "gamma", "observation", "padding");
 
-/// Sequences for recurrent agents.
+#[doc = stub_doc!("Sequences")]
 #[pyclass(name = "Sequences", module = "innet_drl", frozen, eq)]
 #[derive(PartialEq)]
 pub struct PySequences(Sequences);
@@ -78,7 +78,7 @@ impl PySequences {
     #[pyo3(
         signature = (
             length, burn_in = 0, period = None, stack = 1, observation = "observation", padding = "zero",
-            gamma = 0.99, state = Columns(Vec::new())
+            gamma = 0.99, state = Columns(Vec::new()), **unknown
         ),
         text_signature = "(length, burn_in=0, period=None, stack=1, observation='observation', \
                           padding='zero', gamma=0.99, state=())"
@@ -93,7 +93,9 @@ impl PySequences {
         padding: &str,
         gamma: f64,
         state: Columns,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        keywords::refuse(unknown, || Ok(py.get_type::<PySequences>().into_any()))?;
         let view = Sequences {
             observation: observation.to_owned(),
             stack,
@@ -125,29 +127,21 @@ impl<'py> FromPyObject<'_, 'py> for Columns {
     }
 }
 
-attributes! { PySequences, |view, py|
-    /// Steps to learn from.
+attributes! { PySequences as "Sequences", |view, py|
     length: u16 = view.0.length;
-    /// Steps before them.
     burn_in: u16 = view.0.burn_in;
-    /// Steps from one item to the next.
     period: u16 = view.0.period;
-    /// Observations in a stack.
     stack: u16 = view.0.stack;
-    /// The observation's column.
     observation: &str = &view.0.observation;
-    /// Padding before an episode's first observation.
     padding: &'static str = padding_name(view.0.padding);
-    /// Discount of one step.
     gamma: f64 = view.0.gamma;
-    /// Columns delivered at the first step alone.
     state: PyResult<Bound<'py, PyTuple>> = PyTuple::new(py, &view.0.state);
 }
 
 value_class!(PySequences:
     "length", "burn_in", "period", "stack", "observation", "padding", "gamma", "state");
 
-/// The raw rows around an anchor.
+#[doc = stub_doc!("Window")]
 #[pyclass(name = "Window", module = "innet_drl", frozen, eq)]
 #[derive(PartialEq)]
 pub struct PyWindow(Window);
@@ -166,10 +160,8 @@ impl PyWindow {
     }
 }
 
-attributes! { PyWindow, |view, py|
-    /// Rows before the anchor.
+attributes! { PyWindow as "Window", |view, py|
     before: u16 = view.0.before;
-    /// Rows after the anchor.
     after: u16 = view.0.after;
 }
 

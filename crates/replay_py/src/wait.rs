@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use replay_core::error::{Error, Result};
+use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
-use replay_core::wait::WaitNotice;
+use replay_core::wait::{Advice, WaitNotice};
 
 use crate::error;
 use crate::process_local::Closing;
@@ -80,6 +80,17 @@ pub fn blocking<T: Send>(
     closing: Option<&Closing>,
     work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
+    blocking_advised(py, deadline, closing, &|_| None, work)
+}
+
+/// [`blocking`] with an addition to the reason of a wait, in its log line and in the error at its deadline.
+pub fn blocking_advised<T: Send>(
+    py: Python<'_>,
+    deadline: Option<Instant>,
+    closing: Option<&Closing>,
+    advice: &Advice<'_>,
+    work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let begun = closing.map(|closing| (closing, closing.begin()));
     let ended = || begun.and_then(|(closing, begun)| closing.ended(begun));
@@ -99,7 +110,7 @@ pub fn blocking<T: Send>(
         work(&Wait {
             deadline,
             interrupted: &interrupted,
-            notice: Some(&WaitNotice::default()),
+            notice: Some(&WaitNotice::advised(advice)),
         })
     });
     if let Some(raised) = lock(&raised).take().or_else(|| RAISED.take()) {
@@ -107,6 +118,19 @@ pub fn blocking<T: Send>(
     }
     result.map_err(|error| match ended() {
         Some(what) if matches!(error, Error::Interrupted) => Closing::exception(py, what),
-        _ => error::to_python(py, error),
+        _ => error::to_python(py, advised(error, advice)),
     })
+}
+
+/// The error, with the addition if it is a deadline's.
+fn advised(error: Error, advice: &Advice<'_>) -> Error {
+    if error.code() != ErrorCode::Deadline {
+        return error;
+    }
+    match (advice(&error.to_string()), error) {
+        (None, error) => error,
+        (Some(advice), error) => Error::Deadline {
+            waited_for: error.into_waited_for().unwrap_or_default() + &advice,
+        },
+    }
 }

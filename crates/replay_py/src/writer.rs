@@ -1,12 +1,13 @@
 //! `Writer`: one `append` a step, one row a stream.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use replay_core::cause::FOR_WRITERS;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
 use replay_core::schema::{Dtype, TableConfig};
@@ -22,7 +23,7 @@ use crate::{error, wait};
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 
-/// Writes the steps of `num_envs` environments: one `append` a step.
+#[doc = stub_doc!("Writer")]
 #[pyclass(name = "Writer", module = "innet_drl", frozen)]
 pub struct PyWriter {
     writer: ProcessLocal<Arc<WriterState>>,
@@ -33,26 +34,19 @@ pub struct PyWriter {
     final_observation: Option<String>,
 }
 
-/// The writer, and its counters after the last append, readable while the next append blocks.
+/// The writer, and its counters after the last call, readable while the next one blocks.
 struct WriterState {
     turns: Turns<Writer>,
-    counters: Mutex<WriterCounters>,
+    counters: Arc<Mutex<WriterCounters>>,
     /// The last call ended at its deadline or by a signal. Relaxed accesses: it is a flag on its own.
     late: AtomicBool,
 }
 
 impl WriterState {
-    fn append(&self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, |writer| {
-            writer.append(step, wait)?;
-            *lock(&self.counters) = writer.counters();
-            Ok(())
-        })
-    }
-
     fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer) -> Result<()>) -> Result<()> {
         let mut writer = self.turns.take(wait)?;
         let done = work(&mut writer);
+        *lock(&self.counters) = writer.counters();
         let code = done.as_ref().err().map(Error::code);
         let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));
         self.late.store(late, Ordering::Relaxed);
@@ -60,8 +54,34 @@ impl WriterState {
     }
 }
 
+/// Writers that a replay has opened, by the name of their table.
+#[derive(Default)]
+pub struct OpenWriters(Mutex<Vec<(String, Weak<Mutex<WriterCounters>>)>>);
+
+impl OpenWriters {
+    fn add(&self, table: &str, counters: &Arc<Mutex<WriterCounters>>) {
+        let mut writers = lock(&self.0);
+        writers.retain(|(_, counters)| counters.strong_count() > 0);
+        writers.push((table.to_owned(), Arc::downgrade(counters)));
+    }
+
+    /// Addition to the `reason` of a wait for steps of a table that these writers have not sent.
+    pub fn advice(&self, table: &str, reason: &str) -> Option<String> {
+        if !reason.contains(FOR_WRITERS) {
+            return None;
+        }
+        let writers = lock(&self.0);
+        let of_table = writers.iter().filter(|(of, _)| of == table);
+        let open = of_table.filter_map(|(_, counters)| counters.upgrade());
+        let unsent: u64 = open.map(|counters| lock(&counters).unsent_rows).sum();
+        (unsent > 0).then(|| {
+            format!(" (an open writer holds {unsent} unsent steps: flush, or chunk_steps=1)")
+        })
+    }
+}
+
 impl PyWriter {
-    /// A writer of the replay that `replay` closes.
+    /// A writer of the replay that `replay` closes, among the open ones of that replay.
     pub fn new(
         config: Arc<TableConfig>,
         writer: Writer,
@@ -69,12 +89,14 @@ impl PyWriter {
         num_envs: u32,
         view: &ViewSpec,
         replay: Closing,
+        open: &OpenWriters,
     ) -> Self {
         let shared = WriterState {
             turns: Turns::new("writer", writer),
-            counters: Mutex::default(),
+            counters: Arc::default(),
             late: AtomicBool::new(false),
         };
+        open.add(&config.name, &shared.counters);
         PyWriter {
             writer: ProcessLocal::within(Some(replay), "writer", Arc::new(shared)),
             config,
@@ -182,16 +204,10 @@ fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
     }
 }
 
-attributes! { PyWriter, |writer, py|
-    /// Steps appended, over all environments, without final rows.
+attributes! { PyWriter as "Writer", |writer, py|
+    num_envs: usize = writer.num_envs;
     steps: PyResult<u64> = Ok(writer.counters(py)?.steps);
-    /// Items made: windows that are complete with the steps appended so far.
-    ///
-    /// The last of them may not be in the table yet; `flush` waits for them.
     items: PyResult<u64> = Ok(writer.counters(py)?.items);
-    /// Windows that never became items.
-    ///
-    /// After a reset that no end announced, or a truncation without final row.
     dropped_windows: PyResult<u64> = {
         let counters = writer.counters(py)?;
         Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
@@ -213,7 +229,7 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
 
 #[pymethods]
 impl PyWriter {
-    /// Appends one row of every environment.
+    #[doc = stub_doc!("Writer.append")]
     #[pyo3(
         signature = (
             *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q =
@@ -285,11 +301,12 @@ impl PyWriter {
             q: q.as_ref().map(values),
             priority: priority.as_deref(),
         };
-        self.writer
-            .call(py, timeout, |writer, wait| writer.append(&step, wait))
+        self.writer.call(py, timeout, |writer, wait| {
+            writer.call(wait, |writer| writer.append(&step, wait))
+        })
     }
 
-    /// Sends what is packed and waits until everything is in the table; open windows stay open.
+    #[doc = stub_doc!("Writer.flush")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.writer.call(py, timeout, |writer, wait| {
@@ -297,7 +314,7 @@ impl PyWriter {
         })
     }
 
-    /// Flushes and ends the writer. Windows that are still open never become items.
+    #[doc = stub_doc!("Writer.close")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let deadline = wait::deadline(py, timeout)?;

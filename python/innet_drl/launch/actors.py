@@ -25,7 +25,7 @@ from innet_drl.launch.processes import (
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ActorError, TrainingError
+from innet_drl.train.errors import ActorError, TrainingError, WithFlags
 from innet_drl.train.memory import actor_token, memory_class, memory_settings
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.networks import make_network, published
@@ -77,7 +77,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
     except (Stopped, BrokenPipeError):
         pass
     except TrainingError as error:
-        pipe.send(ProcessFailure(str(error), fatal=True))
+        pipe.send(ProcessFailure(error.with_flags, fatal=True))
     except innet.ReplayError as error:
         pipe.send(
             ProcessFailure(str(error), fatal=isinstance(error, ValueError), by_memory=isinstance(error, MEMORY_LOST))
@@ -235,5 +235,6 @@ class Actors:
             count = f" after {self._failures} failures of actors" if self._failures > 1 else ""
             raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
         self._restarts_left -= not failure.by_memory
-        logger.error("actor %d failed and is replaced (%d restarts left): %s", index, self._restarts_left, reason)
+        left = self._restarts_left
+        logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left, WithFlags(reason))
         self._start(replace(self._assignments[index], first_step=agent_steps))

@@ -22,7 +22,7 @@ from innet_drl.launch.processes import (
 )
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ProcessError, TrainingError
+from innet_drl.train.errors import ProcessError, TrainingError, WithFlags
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
 
@@ -50,7 +50,7 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
     except (Stopped, EOFError, BrokenPipeError):
         pass
     except TrainingError as error:
-        pipe.send(ProcessFailure(str(error), fatal=True))
+        pipe.send(ProcessFailure(error.with_flags, fatal=True))
     except Exception:
         pipe.send(ProcessFailure(traceback.format_exc(), fatal=False))
     finally:
@@ -96,7 +96,7 @@ class Evaluator:
                 start_fork_server()
                 self._process, self._pipe = start(run_evaluator, "evaluator", self._config, self._spec)
             except ProcessError as error:
-                self._fail(str(error), fatal=False)
+                self._fail(error.with_flags, fatal=False)
                 return
         assert self._pipe is not None
         self._playing = self._thread.submit(_play, self._pipe, self._process.sentinel, parameters)
@@ -115,7 +115,7 @@ class Evaluator:
         self._stop()
         self._restarts_left = -1 if fatal else self._restarts_left - 1
         advice = "the next one gets a new process" if self._restarts_left >= 0 else "there are no more during training"
-        logger.warning("an evaluation failed, and training continues; %s: %s", advice, reason)
+        logger.warning("an evaluation failed, and training continues; %s: %s", advice, WithFlags(reason))
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing.connection
-import os
 import secrets
 import signal
 import traceback
@@ -23,6 +22,7 @@ import torch
 
 import innet_drl as innet
 from innet_drl.gradients import GradientWorker
+from innet_drl.launch.aggregator import aggregator_token
 from innet_drl.launch.processes import (
     END_SIGNALS,
     ProcessFailure,
@@ -35,7 +35,7 @@ from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ConfigurationError, LearnerError, TrainingError
+from innet_drl.train.errors import LearnerError, TrainingError
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import memory_class, memory_settings, memory_token
 from innet_drl.train.targets import TargetsAhead
@@ -115,7 +115,7 @@ class Learners:
         self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None
     ) -> None:
         self._learner = learner
-        self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", _token(config))
+        self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", aggregator_token(config))
         self._config = config
         self._assignments = [
             LearnerAssignment(
@@ -224,26 +224,6 @@ def _failed(number: int, message: LearnerMessage | None) -> LearnerError:
     return LearnerError(f"learner {number} failed: {reason}")
 
 
-def check_aggregator(config: Config) -> None:
-    """Connects to the server that sums the learners' gradients, so that a wrong one is named before anything is made.
-
-    Raises:
-        ConfigurationError: The server sums no gradients.
-        innet_drl.ReplayError: The address is wrong, or nothing answers there.
-    """
-    with innet.connect(config.gradients, token=_token(config), tls_ca=config.replay_ca) as server:
-        if "gradients" not in server.stats():
-            raise ConfigurationError(
-                f"the server at {config.gradients} sums no gradients: start it with --gradients IP:PORT, or leave "
-                "--gradients away"
-            )
-
-
-def _token(config: Config) -> str:
-    """The token of the aggregator, from the environment; an embedded one has none."""
-    return "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
-
-
 @contextlib.contextmanager
 def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWorker]:
     """Joins the run's gradient job as one of its learners."""
@@ -266,7 +246,8 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
     try:
         last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
     except (TrainingError, innet.ReplayError) as error:
-        last = ProcessFailure(str(error), fatal=True)
+        message = error.with_flags if isinstance(error, TrainingError) else str(error)
+        last = ProcessFailure(message, fatal=True)
     except Exception:
         last = ProcessFailure(traceback.format_exc(), fatal=True)
     # The run may have ended.

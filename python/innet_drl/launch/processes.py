@@ -21,6 +21,7 @@ from typing import Any
 
 from innet_drl.launch.fork_server import END_SIGNALS, forking, start_fork_server
 from innet_drl.train.errors import ProcessError
+from innet_drl.train.importing import importing
 
 __all__ = [
     "END_SIGNALS",
@@ -37,7 +38,9 @@ __all__ = [
     "start_fork_server",
 ]
 
-MAIN_GUARD = "a script that trains does so under `if __name__ == '__main__':`, because actors import the script"
+MAIN_GUARD = (
+    "a script that trains does so under `if __name__ == '__main__':`, because actors and `train.load` import the script"
+)
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,12 @@ class ProcessFailure:
 
 
 def forbid_in_children() -> None:
-    """Refuses to train where a process of a run imports the caller's script.
+    """Refuses to train where a process of a run, or the loading of its agent, imports the caller's script.
 
     Raises:
         ProcessError: The script trains as soon as it is imported.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
+    if getattr(multiprocessing.current_process(), "_inheriting", False) or importing.get():
         raise ProcessError(MAIN_GUARD)
 
 

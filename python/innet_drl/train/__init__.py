@@ -93,6 +93,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def run(
     config: Config,
     *,
@@ -114,11 +118,18 @@ def run(
     Raises:
         TrainingError: A problem that the caller can solve.
         innet_drl.ReplayError: The replay memory cannot be made or reached, or failed; or an extra is not installed.
+        KeyboardInterrupt: Ctrl-C. A run that has learned has written a checkpoint, and `resume` continues it.
     """
     with naming_extras():
         from innet_drl.launch import local
+        from innet_drl.train.config import Config
         from innet_drl.train.errors import ConfigurationError
         from innet_drl.train.run_folder import RunFolder
+    if not isinstance(config, Config):
+        raise ConfigurationError(
+            f"config: it must be a train.Config, and is {config!r}: train.run(train.preset('cartpole')), or "
+            "train.run(train.Config(environment='CartPole-v1'))"
+        )
     if resume and folder is None:
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
     out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)

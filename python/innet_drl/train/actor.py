@@ -16,7 +16,7 @@ from innet_drl.train.environments import Environments, Step
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
-from innet_drl.train.metrics import ActorReport, Game, Stopwatch
+from innet_drl.train.metrics import ActorReport, Game, Stopwatch, score_of
 from innet_drl.train.networks import Network, load_published
 
 
@@ -175,7 +175,7 @@ class Actor:
         self._steps += int(np.count_nonzero(~self._final))
         for environment in np.flatnonzero(ended):
             number = self._index * self._environments.count + int(environment)
-            self._games.append(Game(number, float(self._scores[environment]), int(self._lengths[environment])))
+            self._games.append(Game(number, score_of(self._scores[environment]), int(self._lengths[environment])))
             self._scores[environment] = 0.0
             self._lengths[environment] = 0
         if self._environments.resets_at_once:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ class Agent:
         self._environment = environment
         self._space: spaces.Space[Any] = environment.vector.single_observation_space
 
+    def __repr__(self) -> str:
+        name, file = self.config.environment_name, str(self.checkpoint)
+        return f"Agent({name!r}, agent_steps={self.agent_steps}, checkpoint={file!r})"
+
     def act(self, observation: Any, *, epsilon: float = 0.0, random: np.random.Generator | None = None) -> Any:
         """Returns the best action for an observation, or an array of actions for a batch of observations.
 
@@ -60,7 +65,7 @@ class Agent:
             random: Source of the random actions; a fresh one by default.
 
         Raises:
-            ValueError: The observation has another shape than the environment's space.
+            ValueError: The observation has another shape than the environment's space, or other keys.
         """
         spec = self._environment.spec
         stack = (spec.stack,) if self._environment.stacks else ()
@@ -101,17 +106,41 @@ def load(run: str | PathLike[str], *, best: bool = False) -> Agent:
     return Agent(config, network, environment, checkpoint.path, moment["agent_steps"], moment["learner_updates"])
 
 
-def _leading(space: spaces.Space[Any], observation: Any) -> tuple[int, ...]:
-    """Leading dimensions of an observation, before the dimensions of its space."""
+def _leading(space: spaces.Space[Any], observation: Any, name: str = "the observation") -> tuple[int, ...]:
+    """Leading dimensions of an observation, before the dimensions of its space.
+
+    Raises:
+        ValueError: The observation, or the part of this name, has another shape or other parts than its space.
+    """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        key: Any = next(iter(space.spaces)) if isinstance(space, spaces.Dict) else 0
-        return _leading(space.spaces[key], observation[key])
+        found = {_leading(inner, part, label) for label, inner, part in _parts(space, observation, name)}
+        if len(found) > 1:
+            raise ValueError(f"{name} has parts with batches of several shapes: {', '.join(map(str, sorted(found)))}")
+        return found.pop()
     shape: tuple[int, ...] = np.shape(observation)
     own = space.shape or ()
     dimensions = len(shape) - len(own)
     if dimensions < 0 or shape[dimensions:] != own:
-        raise ValueError(f"the observation has the shape {shape}: it must be {own}, or a batch of them")
+        raise ValueError(f"{name} has the shape {shape}: it must be {own}, or a batch of them")
     return shape[:dimensions]
+
+
+def _parts(
+    space: spaces.Dict | spaces.Tuple[Any], observation: Any, name: str
+) -> list[tuple[str, spaces.Space[Any], Any]]:
+    """Names, spaces and values of the parts of an observation."""
+    if isinstance(space, spaces.Dict):
+        is_mapping = isinstance(observation, Mapping)
+        if not is_mapping or observation.keys() != space.spaces.keys():
+            found = f"has the keys {list(observation)}" if is_mapping else f"is {type(observation).__name__}"
+            raise ValueError(f"{name} {found}: it must be a dictionary with the keys {list(space.spaces)}")
+        return [(f"{name}[{key!r}]", inner, observation[key]) for key, inner in space.spaces.items()]
+    is_tuple = isinstance(observation, tuple | list)
+    if not is_tuple or len(observation) != len(space.spaces):
+        found = f"has {len(observation)} parts" if is_tuple else f"is {type(observation).__name__}"
+        raise ValueError(f"{name} {found}: it must be a tuple of {len(space.spaces)}")
+    pairs = zip(space.spaces, observation, strict=True)
+    return [(f"{name}[{index}]", inner, part) for index, (inner, part) in enumerate(pairs)]
 
 
 def _flattened(space: spaces.Space[Any], observation: Any) -> Any:

@@ -12,12 +12,16 @@ They are called in the thread of `run`, between updates:
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Metrics
+from innet_drl.train.setting_values import did_you_mean
 
 
 class StopTraining(Exception):  # noqa: N818 - it is no error, as StopIteration
@@ -66,3 +70,42 @@ class Callback:
 
     def on_error(self, error: BaseException) -> None:
         """An error ends the run; `run` raises it after this call. `StopTraining` does nothing here."""
+
+
+METHODS = [name for name in vars(Callback) if name.startswith("on_")]
+"""Methods that a run calls."""
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Checks the callbacks of a run, before it begins.
+
+    Raises:
+        ConfigurationError: A class in place of an object, an object of another kind, a method `on_...` that no run
+            calls, such as a misspelt one, or one that does not take the arguments of its call.
+    """
+    if not isinstance(callbacks, Sequence):
+        raise ConfigurationError(f"callbacks: it must be a list, callbacks=[...], and is {_name(callbacks)}")
+    for callback in callbacks:
+        if isinstance(callback, type) and issubclass(callback, Callback):
+            raise ConfigurationError(f"callbacks: {_name(callback)} is a class: give an object, {_name(callback)}()")
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(
+                f"callbacks: {_name(callback)} is no train.Callback: call it in a method of a subclass "
+                f"({', '.join(METHODS)})"
+            )
+        own = [kind for kind in type(callback).__mro__ if issubclass(kind, Callback)]
+        for name in (name for kind in own for name in vars(kind) if name.startswith("on_")):
+            if name not in METHODS:
+                hint = did_you_mean(name, METHODS, otherwise=f"it calls {', '.join(METHODS)}")
+                raise ConfigurationError(f"callbacks: {_name(callback)} has {name}, which no run calls{hint}")
+            given = list(inspect.signature(getattr(Callback, name)).parameters)[1:]
+            try:
+                inspect.signature(getattr(callback, name)).bind(*given)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"callbacks: {name} of {_name(callback)} has to take ({', '.join(['self', *given])}): {error}"
+                ) from error
+
+
+def _name(value: object) -> str:
+    return str(getattr(value, "__name__", type(value).__name__))

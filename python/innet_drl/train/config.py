@@ -18,9 +18,16 @@ from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 from urllib.parse import urlencode
 
 import innet_drl as innet
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import SETTINGS, ConfigurationError
 from innet_drl.train.importing import Importable, is_path, path_of
-from innet_drl.train.setting_values import conform, did_you_mean, plain, read_mapping, write_mapping
+from innet_drl.train.setting_values import (
+    can_be_imported,
+    conform,
+    did_you_mean,
+    plain,
+    read_mapping,
+    write_mapping,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +57,22 @@ Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
 KeywordArguments = dict[str, Any]
 
 
+class _Named:
+    """Names an unknown argument's setting; the error of a dataclass does not."""
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        check_names(settings)
+        return super().__new__(cls)
+
+
 @dataclass(frozen=True)
-class Config:
+class Config(_Named):
     """Settings of a run. Steps are agent steps: one action of one environment.
 
+    Each is a flag of `innet-drl train`, too. Its help, and docs/reference/innet_drl.train.md, have the meanings.
+
     Raises:
-        ConfigurationError: A value has another type than its setting, or makes no sense.
+        ConfigurationError: There is no such setting, or a value has another type than its setting, or makes no sense.
     """
 
     # Environment, duration and memory.
@@ -72,7 +89,8 @@ class Config:
     minutes: Positive | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
-    """Ends training at this many agent steps, counted over all sessions of the run."""
+    """Ends training at this many agent steps, counted over all sessions of the run. Actors in processes of their own
+    take some more until the learner knows: up to a second's."""
     seed: int = 0
     """Seed of networks, environments, exploration and, if the memory is in this process, sampling."""
     serial: bool = False
@@ -345,7 +363,7 @@ class Config:
         return plain({field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, lost)
 
     def save(self, path: Path) -> None:
-        """Writes every field to a YAML file; the log names arguments that cannot be read back."""
+        """Writes every field to a YAML file; the log names values that cannot be read back."""
         lost: list[str] = []
         write_mapping(path, self.as_dict(lost))
         if lost:
@@ -353,6 +371,13 @@ class Config:
                 "config.yaml has text in place of %s, and so have `train.load` and a run that is resumed by its folder "
                 "alone: give numbers, text, lists and mappings, or make the object inside of the environment",
                 ", ".join(lost),
+            )
+        own = (self.environment, *self.environment_wrappers, self.network, self.loss)
+        if hidden := [path_of(value) for value in own if not can_be_imported(value)]:
+            logger.warning(
+                "config.yaml has %s, which other programs cannot import, and `train.load` fails there: define it at "
+                "the top level of a file whose name can be imported",
+                " and ".join(hidden),
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -376,6 +401,9 @@ class Config:
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
         return cls(**values)
+
+
+SETTINGS.update(field.name for field in dataclasses.fields(Config))
 
 
 def read_settings(path: Path) -> dict[str, Any]:

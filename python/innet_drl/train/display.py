@@ -74,7 +74,7 @@ def plain_line(metrics: Metrics, note: str = "") -> str:
     return (
         f"{clock(metrics.time_s)}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
         f"{metrics.learner_updates:,} updates ({metrics.learner_updates_per_s:,.1f}/s)  "
-        f"score {number(metrics.return_mean)} (best {number(metrics.return_best)})  "
+        f"score {score(metrics.return_mean)} (best {score(metrics.return_best)})  "
         f"loss {number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
     )
 
@@ -85,6 +85,11 @@ def clock(seconds: float) -> str:
     return f"{minutes:d}:{rest:02d}"
 
 
-def number(value: float | None, digits: int = 1) -> str:
+def number(value: float | None, digits: int) -> str:
     """Formats a number that may not exist yet."""
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def score(value: float | None) -> str:
+    """Formats a score that may not exist yet, with at least three significant digits."""
+    return f"{value:#.3g}" if value is not None and abs(value) < 10 else number(value, 1)

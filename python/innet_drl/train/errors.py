@@ -1,17 +1,69 @@
 """Errors of training. Errors of the replay client, and the one of a missing extra, are in `innet_drl.errors`.
 
 The user can correct the cause of a `TrainingError`: the command line prints its message without a traceback.
+Messages are written with flags, whose form no other word has; in Python they name the settings (`in_python`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import re
+import shlex
 from collections.abc import Iterator
+from os import PathLike
+
+SETTINGS: set[str] = set()
+"""Names of settings, which `innet_drl.train.config` adds."""
+
+_RESUME = re.compile(r"--resume ('[^']*'|[\w@%+=:,./-]*[\w@%+=/-])(?: (?=--))?")
+# Flags of `innet-replay serve` have no other form.
+_FLAG = re.compile(r"(?<![\w/-])(?<!serve )--(no-)?([a-z]+(?:-[a-z]+)*)( N\b)?")
+
+
+def resuming(folder: str | PathLike[str]) -> str:
+    """Returns the flag that continues the run of a folder, for a message."""
+    return f"--resume {shlex.quote(str(folder))}"
+
+
+def in_python(message: str) -> str:
+    """Returns a message with the names of settings, as a caller of `run` gives them, in place of flags."""
+
+    def resume(found: re.Match[str]) -> str:
+        (folder,) = shlex.split(found[1])
+        return f"resume=True, folder={folder!r}" + (", " if found[0].endswith(" ") else "")
+
+    def setting(found: re.Match[str]) -> str:
+        name = found[2].replace("-", "_")
+        if name in ("out", "resume"):
+            return "folder" if name == "out" else "resume=True"
+        if name not in SETTINGS:
+            return found[0]
+        return f"{name}=False" if found[1] else f"{name}=N" if found[3] else name
+
+    return _FLAG.sub(setting, _RESUME.sub(resume, message))
+
+
+class WithFlags:
+    """Part of a log line that names settings: with flags on the command line, as in Python elsewhere."""
+
+    def __init__(self, with_flags: str) -> None:
+        self.with_flags = with_flags
+
+    def __str__(self) -> str:
+        return in_python(self.with_flags)
 
 
 class TrainingError(Exception):
     """Training cannot start or continue; the message says what to do."""
+
+    @property
+    def with_flags(self) -> str:
+        """The message for the command line."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return in_python(self.with_flags)
 
 
 class ConfigurationError(TrainingError, ValueError):

@@ -7,18 +7,21 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from innet_drl.train import environments
 from innet_drl.train.config import Config
-from innet_drl.train.display import Progress, silent
+from innet_drl.train.display import Progress, score, silent
 from innet_drl.train.exploration import choose
 from innet_drl.train.machine import cores
-from innet_drl.train.networks import q_values
+from innet_drl.train.metrics import score_of
+
+if TYPE_CHECKING:
+    # Programs define callbacks, and mistakes in a run's arguments are named, before torch is imported.
+    from torch import nn
 
 PARALLEL_GAMES = 10
 """Games played at a time; fewer leave cores idle, more wait longer for the last game."""
@@ -62,7 +65,7 @@ class Evaluation:
         starts += f", sticky actions {self.sticky_actions}" if self.sticky_actions else ""
         starts += ", full action set" if self.full_action_set else ""
         return (
-            f"mean score {self.mean:.1f} (standard deviation {spread:.1f}) over {len(self.scores)} games, "
+            f"mean score {score(self.mean)} (standard deviation {score(spread)}) over {len(self.scores)} games, "
             f"epsilon {self.epsilon}{starts}{cut}"
         )
 
@@ -132,6 +135,8 @@ def _play(
     stopped: Callable[[], bool],
     progress: Progress,
 ) -> Evaluation | None:
+    from innet_drl.train.networks import q_values
+
     games, count = config.evaluation_games, envs.count
     quota = -(-games // count)
     random = np.random.default_rng([seed, SEED_OFFSET])
@@ -160,7 +165,7 @@ def _play(
         for environment in np.flatnonzero(ended | (lengths == longest)):
             # A game that goes on beyond the limit has its score already.
             if len(scores[environment]) < quota and lengths[environment] <= longest:
-                scores[environment].append(float(running[environment]))
+                scores[environment].append(score_of(running[environment]))
                 cut_off += int(not step.terminated[environment])
             running[environment] = 0.0
         # In NEXT_STEP, the step after an end is a reset.

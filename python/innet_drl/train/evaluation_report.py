@@ -21,7 +21,7 @@ import numpy as np
 import innet_drl as innet
 from innet_drl.train.agent import Agent, load
 from innet_drl.train.config import Config, flags
-from innet_drl.train.display import Progress, silent
+from innet_drl.train.display import Progress, score, silent
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation, evaluate, joined
 
@@ -114,11 +114,11 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{run}: {evaluation}" for run, evaluation in zip(self.runs, self.evaluations, strict=True)]
         mean, interval, over = self.figures.values()
-        lines.append(f"interquartile mean {mean:.1f}")
+        lines.append(f"interquartile mean {score(mean)}")
         if interval is not None:
             low, high = interval
             lines[-1] += (
-                f", {CONFIDENCE:.0%} interval {low:.1f} to {high:.1f} (bootstrap over {len(self.scores)} {over})"
+                f", {CONFIDENCE:.0%} interval {score(low)} to {score(high)} (bootstrap over {len(self.scores)} {over})"
             )
         return "\n".join(lines)
 

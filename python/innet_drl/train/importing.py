@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.setting_values import import_path
+from innet_drl.train.setting_values import did_you_mean, import_path
 
 Importable = str | Callable[..., Any]
 """A name, an import path `module:name`, or the function or class itself."""
+
+importing: ContextVar[bool] = ContextVar("importing", default=False)
+"""Whether the module of an import path is being imported, which may be a script that trains when it is run."""
 
 
 def is_path(value: Importable) -> bool:
@@ -21,6 +26,15 @@ def is_path(value: Importable) -> bool:
 def path_of(value: Importable) -> str:
     """Returns the import path of a function or class, and a string as it is."""
     return value if isinstance(value, str) else import_path(value)
+
+
+def import_module(name: str) -> ModuleType:
+    """Imports the module of an import path."""
+    token = importing.set(True)
+    try:
+        return importlib.import_module(name)
+    finally:
+        importing.reset(token)
 
 
 def load(value: Importable, setting: str) -> Any:
@@ -39,7 +53,7 @@ def load(value: Importable, setting: str) -> Any:
     if not (separator and module and name):
         raise ConfigurationError(f"{setting} {value}: an import path is module:name, such as mypackage.envs:make")
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{setting} {value}: there is no module {error.name!r}: install it, or start in the directory that has it"
@@ -49,10 +63,21 @@ def load(value: Importable, setting: str) -> Any:
             f"{setting} {value}: importing {module} raises {type(error).__name__}: {error}"
         ) from error
     for part in name.split("."):
+        if not hasattr(found, part) and module == "__main__":
+            raise ConfigurationError(
+                f"{setting} {value}: __main__ is the program that runs, and this one has no {name!r}: the script or "
+                "notebook that trained defined it. In the run's config.yaml, replace __main__ by the name of a file "
+                f"that defines it and can be imported: my_file:{name} for my_file.py"
+            )
         if not hasattr(found, part):
             raise ConfigurationError(
-                f"{setting} {value}: {module} has no {name!r}: name a function or class of the module, or give it to "
-                "Config itself if it is made inside of another function"
+                f"{setting} {value}: {module} has no {name!r}"
+                + did_you_mean(
+                    part,
+                    vars(found),
+                    otherwise="name a function or class of the module, or give it to Config itself if it is made "
+                    "inside of another function",
+                )
             )
         found = getattr(found, part)
     if not callable(found):

@@ -1,6 +1,6 @@
 """The learner: networks, optimizer and one update on a prioritized n-step batch (Horgan et al., 2018).
 
-The loss is in `losses.py`. `serial.py` and `innet_drl.launch.local` sample the batches and return the priorities.
+The loss is in `losses.py`. `serial.py` and `innet_drl.launch.parallel` sample the batches and return the priorities.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class Learner:
         self.loss = losses.make_loss(config)
         self._image_shape = (-1, *spec.arrays[0].stacked(spec.stack))
         self.network = make_network(config, spec).to(self.device)
-        self.target = make_network(config, spec).to(self.device).requires_grad_(False)
-        self.target.load_state_dict(self.network.state_dict())
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.average = copy.deepcopy(self.network).requires_grad_(False)
         """The trained agent: a running average of the online network's weights. One update changes the best action
         in many states; the average plays better than most of the networks that it averages."""

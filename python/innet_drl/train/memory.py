@@ -23,17 +23,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.batches import TorchBatch
 from innet_drl.extras import naming_extras
 from innet_drl.train.config import SERVER_SCHEMES, Config, flags
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    # Whether a server answers is checked before torch is imported.
+    from innet_drl.batches import TorchBatch
 
 logger = logging.getLogger(__name__)
 
@@ -451,5 +454,5 @@ def _connect(settings: MemorySettings) -> innet.Replay:
     except innet.errors.TableError as error:
         raise ConfigurationError(
             f"{address} has no room for the memory ({error}): lower --capacity, drop a table there that no run "
-            "needs any more (Replay.drop_table), or start the server with a higher --max-bytes"
+            "needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)"
         ) from error

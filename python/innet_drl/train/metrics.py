@@ -95,6 +95,12 @@ class Stopwatch:
         return seconds
 
 
+def score_of(rewards: float) -> float:
+    """A sum of float32 rewards as a score, without digits beyond their precision: 0.30000001192 is 0.3."""
+    total = float(rewards)
+    return total if total.is_integer() else float(f"{total:.7g}")
+
+
 @dataclass(frozen=True)
 class Game:
     """A finished game."""

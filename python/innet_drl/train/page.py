@@ -6,6 +6,7 @@ The package logs through `logging`; the embedding program configures handlers. `
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import sys
@@ -21,7 +22,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from innet_drl.train.display import Display, clock, number
+from innet_drl.train.display import Display, clock, number, score
 from innet_drl.train.metrics import Metrics
 
 SMALLEST_PAGE = (80, 18)
@@ -34,11 +35,14 @@ LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
 class _ToLoguru(logging.Handler):
-    """Forwards records of `logging` to loguru, so that all lines have one format."""
+    """Forwards records of `logging` to loguru, so that all lines have one format, and name settings by their flags."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != "innet_drl" or record.levelno >= logging.WARNING:
-            logger.log(record.levelname, record.getMessage())
+            shown = copy.copy(record)
+            if isinstance(record.args, tuple):
+                shown.args = tuple(getattr(part, "with_flags", part) for part in record.args)
+            logger.log(record.levelname, shown.getMessage())
 
 
 @contextlib.contextmanager
@@ -138,8 +142,8 @@ class Page(Display):
             ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
             ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
             ("updates", f"{metrics.learner_updates:,}"),
-            ("score", number(metrics.return_mean)),
-            ("best", number(metrics.return_best)),
+            ("score", score(metrics.return_mean)),
+            ("best", score(metrics.return_best)),
             ("loss", number(metrics.td_loss, 4)),
             ("Q", number(metrics.q_mean, 3)),
             ("sample age", number(metrics.sample_age, 0)),
@@ -147,11 +151,11 @@ class Page(Display):
             ("samples per insert", f"{metrics.samples_per_insert:.2f}"),
             ("stale", f"{metrics.stale_updates:,}"),
             ("games", f"{metrics.games:,}"),
-            ("evaluation", number(metrics.evaluation_mean)),
+            ("evaluation", score(metrics.evaluation_mean)),
         ]
         for row in range(0, len(cells), 4):
             numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4]))
-        actors = "  ".join(f"{actor}: {score:.1f}" for actor, score in metrics.actor_scores.items())
+        actors = "  ".join(f"{actor}: {score(mean)}" for actor, mean in metrics.actor_scores.items())
         return Panel(
             Group(
                 numbers,

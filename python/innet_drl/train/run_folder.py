@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import innet_drl as innet
 from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, put_in_place, save_checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import RunFolderError, writing
+from innet_drl.train.errors import RunFolderError, resuming, writing
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
@@ -75,7 +75,7 @@ class RunFolder:
         Raises:
             RunFolderError: The folder holds a run already.
         """
-        folder = cls(path, "choose another folder with --out", is_new=True)
+        folder = cls(path, "choose another --out", is_new=True)
         folder._check_free()
         return folder
 
@@ -88,7 +88,7 @@ class RunFolder:
         """
         names = itertools.chain((path.name,), (f"{path.name}-{number}" for number in itertools.count(2)))
         for name in names:
-            folder = cls(path.with_name(name), "choose another folder with --out", is_new=True)
+            folder = cls(path.with_name(name), "choose another --out", is_new=True)
             with folder.writing():
                 if folder._make():
                     return folder
@@ -114,7 +114,7 @@ class RunFolder:
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
-                f"{self.path} holds a run already: go on with --resume {self.path}, or choose another --out"
+                f"{self.path} holds a run already: go on with {resuming(self.path)}, or choose another --out"
             )
 
     def _make(self) -> bool:
@@ -182,9 +182,8 @@ class RunFolder:
             for file in (*(self.path / name for name in names), *self.path.glob("events.out.*")):
                 file.unlink(missing_ok=True)
             shutil.rmtree(self.path / "wandb", ignore_errors=True)
-            for part in (self.checkpoints, self.videos):
-                with contextlib.suppress(OSError):
-                    part.rmdir()
+            with contextlib.suppress(OSError):
+                self.checkpoints.rmdir()
 
     def begin(self, config: Config) -> None:
         """Makes the parts of the folder, and writes the settings.
@@ -194,10 +193,24 @@ class RunFolder:
         """
         with self.writing():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.videos.mkdir(exist_ok=True)
             partial = self.path / "config.partial"
             config.save(partial)
             partial.replace(self.path / "config.yaml")
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Path]:
+        """Makes the folder of videos, and removes it if no video was recorded.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        with self.writing():
+            self.videos.mkdir(exist_ok=True)
+            try:
+                yield self.videos
+            finally:
+                with contextlib.suppress(OSError):
+                    self.videos.rmdir()
 
     def config(self) -> Config:
         """The run's settings."""
@@ -210,7 +223,8 @@ class RunFolder:
         Raises:
             RunFolderError: In place of an `OSError`.
         """
-        afterwards = " and start again" if self.newest_checkpoint() is None else f" and go on with --resume {self.path}"
+        is_new = self.newest_checkpoint() is None
+        afterwards = " and start again" if is_new else f" and go on with {resuming(self.path)}"
         with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
             yield
 
@@ -262,7 +276,8 @@ class RunFolder:
             return load_checkpoint(self._journal_path(number)).tensors
         except RunFolderError as error:
             raise RunFolderError(
-                f"the run's journal cannot be read ({error.__cause__ or error}): continue without it by --no-serial"
+                f"the run's journal cannot be read ({error.__cause__ or error.with_flags}): continue without it by "
+                "--no-serial"
             ) from error
 
     def _journal_path(self, number: int) -> Path:
@@ -366,16 +381,24 @@ class RunFolder:
         """Returns the path of the newest checkpoint; `None` if there is none."""
         return max(self.checkpoints.glob("*.safetensors"), default=None)
 
+    def checkpoint_to_resume(self) -> Path:
+        """Returns the path of the newest checkpoint.
+
+        Raises:
+            RunFolderError: There is none.
+        """
+        path = self.newest_checkpoint()
+        if path is None:
+            raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
+        return path
+
     def latest_checkpoint(self) -> Checkpoint:
         """Reads the newest checkpoint.
 
         Raises:
             RunFolderError: There is none, or it is damaged.
         """
-        path = self.newest_checkpoint()
-        if path is None:
-            raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
-        return load_checkpoint(path)
+        return load_checkpoint(self.checkpoint_to_resume())
 
 
 def _checksum_of(snapshot: Path) -> str | None:

@@ -89,28 +89,31 @@ def train(trainer: Trainer) -> None:
             trainer.checkpoint(published, {"actor": actor.state(), "memory": asdict(counts)})
 
         trainer.note = "serial"
-        while not trainer.finished:
-            actor.step()
-            report = actor.report()
-            counts.inserted += report.steps
-            trainer.meter.add_report(report)
-            trainer.stopwatch.lap("act")
-            while counts.drawn + config.batch_size <= config.samples_per_insert * (counts.inserted - config.min_size):
-                batch = next(batches)
-                counts.drawn += config.batch_size
-                trainer.stopwatch.lap("draw")
-                priorities = trainer.priorities(trainer.learn(batch))
-                (journal or memory).update_priorities(batch.ids, priorities)
-                trainer.stopwatch.lap("priorities")
-                if trainer.publish_if_due(memory):
-                    actor.pull(memory)
-                trainer.evaluate_if_due()
-            if trainer.report_due_by_steps:
-                trainer.report(memory)
-            if trainer.checkpoint_due:
-                trainer.periodic_checkpoint(checkpoint)
-        trainer.report_rest(memory)
-        checkpoint()
+        # A journal repeats whole steps, and an interrupt may be raised within one.
+        with trainer.keeping(checkpoint if journal is None else trainer.keep_first):
+            while not trainer.finished:
+                actor.step()
+                report = actor.report()
+                counts.inserted += report.steps
+                trainer.meter.add_report(report)
+                trainer.stopwatch.lap("act")
+                ratio = config.samples_per_insert
+                while counts.drawn + config.batch_size <= ratio * (counts.inserted - config.min_size):
+                    batch = next(batches)
+                    counts.drawn += config.batch_size
+                    trainer.stopwatch.lap("draw")
+                    priorities = trainer.priorities(trainer.learn(batch))
+                    (journal or memory).update_priorities(batch.ids, priorities)
+                    trainer.stopwatch.lap("priorities")
+                    if trainer.publish_if_due(memory):
+                        actor.pull(memory)
+                    trainer.evaluate_if_due()
+                if trainer.report_due_by_steps:
+                    trainer.report(memory)
+                if trainer.checkpoint_due:
+                    trainer.periodic_checkpoint(checkpoint)
+            trainer.report_rest(memory)
+            checkpoint()
         actor.close()
 
 

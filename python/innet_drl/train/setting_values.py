@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import collections.abc
 import difflib
+import importlib.util
 import numbers
+import operator
+import os
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -156,8 +160,8 @@ def _describe(hint: Any) -> str:
 def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str, Any]:
     """Returns values as YAML has them.
 
-    NumPy's numbers and arrays become numbers and lists. A function or class becomes its import path `module:name`, and
-    an object of another kind its text.
+    NumPy's numbers and arrays become numbers and lists. A function or class becomes its import path (`import_path`),
+    and an object of another kind its text.
 
     Args:
         values: The values by name.
@@ -174,9 +178,12 @@ def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str,
         if value is None or isinstance(value, bool):
             return value
         # Members of enumerations are numbers and text, too.
-        for kind in (int, float, str):
+        for kind in (int, float):
             if isinstance(value, kind):
-                return str.__str__(value) if kind is str else kind(value)
+                return kind(value)
+        if isinstance(value, str):
+            text = str.__str__(value)
+            return text if is_argument else _of_script(text)
         if isinstance(value, PurePath):
             return str(value)
         if is_argument and lost is not None:
@@ -187,9 +194,44 @@ def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str,
 
 
 def import_path(value: Callable[..., Any]) -> str:
-    """Returns `module:name` of a function or class; of another callable, its class's."""
+    """Returns `module:name` of a function or class; of another callable, its class's.
+
+    A script is `__main__` only while it runs: its functions and classes get the name by which other programs import it,
+    where there is one.
+    """
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
+    return _of_script(f"{named.__module__}:{named.__qualname__}")
+
+
+def can_be_imported(value: str | Callable[..., Any]) -> bool:
+    """Whether other programs may find a function or class by its import path."""
+    path = _of_script(value) if isinstance(value, str) else import_path(value)
+    if isinstance(value, str) or path.startswith("__main__:"):
+        return not path.startswith("__main__:")
+    try:
+        found = operator.attrgetter(value.__qualname__)(sys.modules[value.__module__])
+    except (AttributeError, KeyError):
+        return False
+    return bool(found == value)
+
+
+def _of_script(path: str) -> str:
+    """The import path with the script's name in place of `__main__`, if the script is a file that can be imported."""
+    module, _, name = path.partition(":")
+    main = sys.modules["__main__"]
+    if module != "__main__" or not hasattr(main, name.partition(".")[0]):
+        return path
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        # The program is `python -m module`.
+        return f"{spec.name}:{name}"
+    script = Path(file or "")
+    try:
+        found = importlib.util.find_spec(script.stem)
+        same = found is not None and found.origin is not None and os.path.samefile(found.origin, script)
+    except (ImportError, OSError, ValueError):
+        same = False
+    return f"{script.stem}:{name}" if same else path
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:

@@ -1,6 +1,6 @@
 """The trainer: one session of a run, with its learner, metrics, checkpoints and evaluations, and when each is due.
 
-`serial.py` and `innet_drl.launch.local` run the loop: they sample batches and call the trainer with each.
+`serial.py` and `innet_drl.launch.parallel` run the loop: they sample batches and call the trainer with each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
-from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, DivergedError, RunFolderError, TrainingError
+from innet_drl.train.display import Display, score
+from innet_drl.train.errors import (
+    ConfigurationError,
+    DivergedError,
+    RunFolderError,
+    TrainingError,
+    WithFlags,
+    resuming,
+)
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
@@ -169,6 +176,9 @@ class Trainer:
                 with contextlib.suppress(RunFolderError):
                     self._write_pending_lines()
                 self._files.close()
+            newest = self.folder.newest_checkpoint()
+            if isinstance(error, KeyboardInterrupt) and newest is not None:
+                logger.warning("interrupted: go on from %s with %s", newest, WithFlags(resuming(self.folder.path)))
             if error is not None:
                 self._call("on_error", error)
 
@@ -194,16 +204,37 @@ class Trainer:
                 logger.info("training is ended by %s: %s", type(callback).__name__, str(stop) or "no reason given")
                 self._stopped = True
             except Exception:
-                self._keep()
+                self._keep(self.keep_first)
                 raise
 
-    def _keep(self) -> None:
-        """Writes the run's first checkpoint if there is none, so that a run which an error ends can be resumed."""
-        if self.learner.updates > 0 and self.folder.newest_checkpoint() is None:
+    def keep_first(self) -> None:
+        """Writes the run's first checkpoint if there is none, without its memory."""
+        if self.folder.newest_checkpoint() is None:
+            self.checkpoint()
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Writes a checkpoint of a run that is about to end, unless it has not learned."""
+        if self.learner.updates > 0:
             try:
-                self.checkpoint()
+                write()
             except TrainingError as error:
                 logger.warning("what was learned could not be kept: %s", error)
+
+    @contextlib.contextmanager
+    def keeping(self, write: Callable[[], None]) -> Iterator[None]:
+        """Writes a checkpoint if a `KeyboardInterrupt` ends training, in programs that leave Ctrl-C to Python.
+
+        The interrupt may be raised between any two calls. Each change of the weights is one call of torch, so that the
+        checkpoint is of whole updates.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            # A second signal on the command line ends the run at once.
+            if not self.interrupted:
+                logger.info("interrupted: ending with a checkpoint; once more to end at once")
+                self._keep(write)
+            raise
 
     @property
     def keeps_memory(self) -> bool:
@@ -324,7 +355,7 @@ class Trainer:
             + (
                 f"start again with {rate} and another --out"
                 if newest is None
-                else f"go on from its last good checkpoint, {newest}, with --resume {self.folder.path} and {rate}"
+                else f"go on from its last good checkpoint, {newest}, with {resuming(self.folder.path)} and {rate}"
             )
         )
 
@@ -353,16 +384,18 @@ class Trainer:
         return evaluation
 
     def report(self, memory: ReplayMemory) -> None:
-        """Writes a line of metrics and shows it."""
+        """Writes a line of metrics and shows it, unless a signal interrupts the run meanwhile."""
+        self._ask_for_counters(memory)
+        if not self.interrupted:
+            self._report()
 
-        def ask_for_counters() -> None:
+    def _ask_for_counters(self, memory: ReplayMemory) -> None:
+        def ask() -> None:
             self._table = memory.stats()
 
-        self.ask(ask_for_counters)
-        if self.interrupted:
-            # If the memory does not answer, the last line has its counters of the line before.
-            with contextlib.suppress(ReplayError):
-                self._table = memory.stats(LAST_SECONDS)
+        self.ask(ask)
+
+    def _report(self) -> None:
         if self._table is None:
             return
         self.meter.add_learner_time(self.stopwatch.take())
@@ -383,8 +416,15 @@ class Trainer:
 
     def report_rest(self, memory: ReplayMemory) -> None:
         """Writes the last line of metrics, unless no step was taken since the previous line."""
-        if self.meter.agent_steps > self.meter.reported_steps or self._last_line is None:
-            self.report(memory)
+        if self.meter.agent_steps <= self.meter.reported_steps and self._last_line is not None:
+            return
+        if self.interrupted:
+            # If the memory does not answer, the last line has its counters of the line before.
+            with contextlib.suppress(ReplayError):
+                self._table = memory.stats(LAST_SECONDS)
+        else:
+            self._ask_for_counters(memory)
+        self._report()
 
     def report_evaluation(self, evaluation: Evaluation) -> None:
         """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
@@ -523,25 +563,24 @@ class Trainer:
             if config.video and not self.interrupted:
                 self._record_video()
         self._write_pending_lines()
-        best = "-" if meter.best is None else f"{meter.best:g}"
         logger.info(
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
-            f"{meter.games:,} games, best score {best}"
+            f"{meter.games:,} games, best score {score(meter.best)}"
         )
-        logger.info("everything is in %s; go on with --resume %s", self.folder.path, self.folder.path)
+        logger.info("everything is in %s; go on with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
         best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
         self._call("on_end", result)
         return result
 
     def _record_video(self) -> None:
-        path = self.folder.videos / f"{self.meter.agent_steps:012d}.mp4"
         try:
-            with self.folder.writing():
-                score = video.record(
+            with self.folder.recording() as videos:
+                path = videos / f"{self.meter.agent_steps:012d}.mp4"
+                result = video.record(
                     self.config, self.learner.average, path, seed=self.config.seed, progress=self.display.progress
                 )
         except TrainingError as error:
-            logger.warning("no video: %s", error)
+            logger.warning("no video: %s; %s leaves it out", error, WithFlags("--no-video"))
             return
-        logger.info("video of a game, score %g: %s", score, path)
+        logger.info("video of a game, score %g: %s", result, path)

@@ -17,6 +17,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
+from innet_drl.train.metrics import score_of
 from innet_drl.train.networks import q_values
 
 UPSCALE = 3
@@ -56,23 +57,24 @@ def record(
     # The error of a missing or read-only folder is clearer here than from ffmpeg.
     partial.touch()
     try:
-        score = _record(config, network, partial, seed, seconds, progress)
+        recorded = _record(config, network, partial, seed, seconds, progress)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return score
+    return recorded
 
 
 def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: float, progress: Progress) -> float:
     frames_per_second = FRAMES_PER_SECOND[config.is_atari]
     play = _play_atari if config.is_atari else _play_gymnasium
     writer: Any = None
-    score = 0.0
+    rewards = 0.0
     try:
         game = islice(play(config, network, seed), max(1, int(seconds * frames_per_second)))
         for frame, (picture, reward) in enumerate(game):
-            score += reward
-            progress("recording a game", f"{frame / frames_per_second:.0f} of at most {seconds:.0f} s, score {score:g}")
+            rewards += reward
+            done = f"{frame / frames_per_second:.0f} of at most {seconds:.0f} s, score {rewards:g}"
+            progress("recording a game", done)
             if writer is None:
                 height, width = picture.shape[:2]
                 # H.264 needs even heights and widths.
@@ -89,7 +91,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
     finally:
         if writer is not None:
             writer.close()
-    return score
+    return score_of(rewards)
 
 
 def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
@@ -129,10 +131,10 @@ def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[t
             yield np.asarray(picture, np.uint8), float(step.reward[0])
         environment.close()
     except Exception as error:
-        # An environment of the user's own may raise anything.
-        raise UnavailableEnvironmentError(
-            f"{config.environment_name} cannot be drawn: {error or type(error).__name__}"
-        ) from error
+        # An environment of the user's own may raise anything; Gymnasium's base class raises an error without a text.
+        missing = isinstance(error, NotImplementedError) and not str(error)
+        reason = "its render() is not implemented" if missing else str(error) or type(error).__name__
+        raise UnavailableEnvironmentError(f"{config.environment_name} cannot be drawn: {reason}") from error
 
 
 def _act(

@@ -82,7 +82,7 @@ impl Decoder {
         })
     }
 
-    /// Makes the arrays of a sample. `beta` is the importance-sampling exponent, 0 or more (Ape-X: 0.4). Items
+    /// Makes the arrays of a sample. `beta` is the importance-sampling exponent, 0 to 4 (Ape-X: 0.4). Items
     /// whose data does not decode are left out and listed in [`Batch::rejected`].
     ///
     /// # Errors

@@ -21,9 +21,20 @@ pub struct TablesFlags {
 #[derive(Args)]
 pub struct DropFlags {
     /// Name of the table
+    #[arg(value_name = "NAME", value_parser = table_name)]
     table: String,
     #[command(flatten)]
     server: ServerFlags,
+}
+
+/// A table's name, unless it is the address of a server.
+fn table_name(text: &str) -> std::result::Result<String, String> {
+    match text.contains("://") {
+        true => Err(format!(
+            "this is an address, which follows the name of the table: innet-replay drop NAME {text}"
+        )),
+        false => Ok(text.to_owned()),
+    }
 }
 
 /// Prints a line for each table: name, steps, items, bytes.

@@ -286,7 +286,7 @@ impl Dialer {
     }
 
     /// Adds the usual causes of a failed handshake: another program at the address, or a server with TLS, which answers
-    /// plain bytes with a TLS alert and closes the connection.
+    /// plain bytes with a TLS alert and closes the connection. A connection to a server that has answered breaks for other causes.
     fn explain(&self, error: Error) -> Error {
         let hint = match self.address {
             Address::Tcp { tls: false, .. } => {
@@ -296,10 +296,12 @@ impl Dialer {
         };
         match error {
             Error::Protocol(reason) => Error::Protocol(format!("{reason}; {hint}")),
-            Error::Disconnected { address, reason } => Error::Disconnected {
-                address,
-                reason: format!("{reason}; {hint}"),
-            },
+            Error::Disconnected { address, reason } if self.outage.connections() == 0 => {
+                Error::Disconnected {
+                    address,
+                    reason: format!("{reason}; {hint}"),
+                }
+            }
             // No handshake is this long: these lengths are the first bytes of another protocol.
             Error::TooLarge {
                 what, size, limit, ..

@@ -99,6 +99,9 @@ impl Default for ConnectOptions {
     }
 }
 
+/// Time for which the first connection is tried again after the other end closed it without a word.
+const CUT_OFF_RETRIES: Duration = Duration::from_secs(1);
+
 /// A replay memory on a server.
 pub struct Client {
     dialer: Arc<Dialer>,
@@ -138,8 +141,9 @@ impl Client {
         let helps = |error: &Error| {
             (is_absent(error) && begun.elapsed() < absent)
                 || (is_busy(error) && begun.elapsed() < busy)
-                // Beyond a number of refusals, a server at its limit closes connections without a reply.
-                || (is_cut_off(error) && begun.elapsed() < busy)
+                // Beyond a number of refusals, a server at its limit closes connections without a reply. So do other programs,
+                // and a server with TLS: their error must not take the whole time.
+                || (is_cut_off(error) && begun.elapsed() < busy.min(CUT_OFF_RETRIES))
         };
         let longest = absent.max(busy);
         let first = retry_for(longest, helps, &mut None, &dialer, wait, || {

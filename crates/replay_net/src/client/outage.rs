@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::stack::Address;
 use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::Wait;
 
 /// Absence of a server, shared by all calls of a client, so that the log names it once.
 #[derive(Default)]
@@ -12,9 +13,11 @@ pub struct Outage(Mutex<OutageState>);
 
 #[derive(Default)]
 struct OutageState {
-    /// Time of the log line.
+    /// Time of the first failed attempt.
     since: Option<Instant>,
-    /// Connections opened so far.
+    /// The log names this outage.
+    logged: bool,
+    /// Connections that calls got so far, new or idle ones.
     connections: u64,
     closed: bool,
 }
@@ -22,14 +25,10 @@ struct OutageState {
 impl Outage {
     /// Logs `error`, unless the log names this outage already. `longest` is the time for which the call tries again.
     pub fn begin(&self, error: &Error, longest: Duration) {
-        let mut state = self.lock();
-        if state.since.is_some() {
-            return;
+        // The state's lock is released: logging may wait for Python's interpreter lock, whose holder may be in `begin`.
+        if self.lock().begin(Instant::now()) {
+            tracing::warn!("waiting up to {longest:?} for a server: {error}");
         }
-        state.since = Some(Instant::now());
-        // Logging may wait for Python's interpreter lock, whose holder may be in `begin`.
-        drop(state);
-        tracing::warn!("waiting up to {longest:?} for a server: {error}");
     }
 
     /// The server was closed for good.
@@ -39,18 +38,19 @@ impl Outage {
 
     /// A connection is open.
     pub fn end(&self, address: &Address) {
-        let mut state = self.lock();
-        let since = state.since.take();
-        state.connections += 1;
-        state.closed = false;
-        drop(state);
-        if let Some(since) = since {
+        let outage = self.lock().end();
+        if let Some(since) = outage {
             let seconds = since.elapsed().as_secs();
             tracing::warn!("{address} answers again after {seconds} s");
         }
     }
 
-    /// Connections opened so far, by all calls.
+    /// A call got an idle connection.
+    pub fn used(&self) {
+        self.lock().connections += 1;
+    }
+
+    /// Connections that calls got so far, new or idle ones.
     pub fn connections(&self) -> u64 {
         self.lock().connections
     }
@@ -69,5 +69,44 @@ impl Outage {
 
     fn lock(&self) -> MutexGuard<'_, OutageState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OutageState {
+    /// Notes a failed attempt; whether the log is to name the outage now. A server that has answered is named at once. One that
+    /// has not is probably about to start, beside its clients.
+    fn begin(&mut self, now: Instant) -> bool {
+        let since = *self.since.get_or_insert(now);
+        let due = self.connections > 0 || now - since >= Wait::REPORT_AFTER;
+        due && !std::mem::replace(&mut self.logged, true)
+    }
+
+    /// Notes a connection; the begin of the outage that it ends, if the log names it.
+    fn end(&mut self) -> Option<Instant> {
+        self.connections += 1;
+        self.closed = false;
+        let since = self.since.take();
+        since.filter(|_| std::mem::take(&mut self.logged))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_starts_is_named_after_a_while_and_one_that_breaks_off_at_once() {
+        let mut state = OutageState::default();
+        let start = Instant::now();
+        assert!(!state.begin(start));
+        assert_eq!(state.end(), None, "a quick start is not in the log");
+        let mut state = OutageState::default();
+        assert!(!state.begin(start));
+        assert!(state.begin(start + Wait::REPORT_AFTER));
+        assert!(!state.begin(start + 2 * Wait::REPORT_AFTER), "once");
+        assert_eq!(state.end(), Some(start));
+        assert!(state.begin(start), "its connection broke");
+        assert_eq!(state.end(), Some(start));
+        assert_eq!(state.end(), None);
     }
 }

@@ -110,7 +110,10 @@ impl ConnectionPool {
                 return dialer.dial(wait);
             };
             match connection.check() {
-                Ok(()) => return Ok(connection),
+                Ok(()) => {
+                    dialer.outage.used();
+                    return Ok(connection);
+                }
                 Err(error) if is_closed(&error) => dialer.outage.close(),
                 Err(_) => {}
             }

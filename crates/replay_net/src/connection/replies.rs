@@ -8,7 +8,7 @@ use super::{ConnectionHandler, Received};
 use crate::framing::write_frame;
 use crate::reply_budget::ReplyShare;
 use crate::stack::{Stack, until};
-use replay_core::error::{Error, Result, shortened};
+use replay_core::error::{Error, ErrorCode, Result, shortened};
 use replay_wire::{OutgoingFrame, Reply, ReplyBody};
 
 /// Longest error message in bytes; a message may quote the client's data.
@@ -100,7 +100,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         permit: Option<RequestPermit>,
     ) {
         tracing::debug!(id, %error, "request failed");
-        self.context.service.counters.errors.add(1);
+        // At the end of a wait the client asks again, or gives up as it announced.
+        if !matches!(error.code(), ErrorCode::Deadline | ErrorCode::Renew) {
+            self.context.service.counters.errors.add(1);
+        }
         self.queue(replies, id, error_reply(error), permit);
     }
 

@@ -281,6 +281,17 @@ fn a_server_that_is_not_there_is_exit_code_1() {
 }
 
 #[test]
+fn an_address_in_place_of_a_tables_name_is_refused() {
+    let output = output(&["drop", "innet://127.0.0.1:7999"]);
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.contains("innet-replay drop NAME innet://127.0.0.1:7999"),
+        "{message}"
+    );
+}
+
+#[test]
 fn the_version_is_the_release() {
     let output = output(&["--version"]);
     assert!(output.status.success());

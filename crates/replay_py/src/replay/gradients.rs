@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use gradients::{Arithmetic, Asynchronous, JoinJob};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use replay_net::client::Client;
 
 use super::PyReplay;
 use crate::gradient_updates::PyGradientUpdates;
 use crate::gradients::{PyGradientWorker, worker_name};
 use crate::station::PyStation;
-use crate::{error, integer, wait};
+use crate::{error, integer, keywords, wait};
 
 impl PyReplay {
     fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
@@ -25,12 +26,14 @@ impl PyReplay {
 
 #[pymethods]
 impl PyReplay {
-    /// Takes part in a job that sums arrays over its workers, in the aggregator of this server.
+    #[doc = stub_doc!("Replay.join_gradients")]
     #[pyo3(
         signature = (
             job, worker, workers, *, world = None, name = "", arithmetic = "float32", segment_values = 360, deadline = 30.0,
-            via = None, station = None
-        )
+            via = None, station = None, **unknown
+        ),
+        text_signature = "($self, job, worker, workers, *, world=None, name='', arithmetic='float32', segment_values=360, \
+                          deadline=30.0, via=None, station=None)"
     )]
     fn join_gradients(
         &self,
@@ -45,7 +48,11 @@ impl PyReplay {
         deadline: f64,
         via: Option<&str>,
         station: Option<PyRef<'_, PyStation>>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientWorker> {
+        keywords::refuse(unknown, || {
+            py.get_type::<PyReplay>().getattr("join_gradients")
+        })?;
         let client = self.gradient_client(py)?;
         let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
         let request = JoinJob {
@@ -62,12 +69,14 @@ impl PyReplay {
         PyGradientWorker::join(py, &client, &request, via, station.as_deref())
     }
 
-    /// Takes part in an asynchronous job, whose workers do not wait for each other.
+    #[doc = stub_doc!("Replay.follow_gradients")]
     #[pyo3(
         signature = (
             job, worker, workers, *, values, threshold, staleness = 3, updates = None, name = "", segment_values = 360,
-            deadline = 30.0
-        )
+            deadline = 30.0, **unknown
+        ),
+        text_signature = "($self, job, worker, workers, *, values, threshold, staleness=3, updates=None, name='', \
+                          segment_values=360, deadline=30.0)"
     )]
     fn follow_gradients(
         &self,
@@ -82,7 +91,11 @@ impl PyReplay {
         name: &str,
         #[pyo3(from_py_with = integer::segment_values)] segment_values: u16,
         deadline: f64,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientUpdates> {
+        keywords::refuse(unknown, || {
+            py.get_type::<PyReplay>().getattr("follow_gradients")
+        })?;
         let client = self.gradient_client(py)?;
         let request = JoinJob {
             job,

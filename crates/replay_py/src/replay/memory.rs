@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::snapshot;
@@ -13,9 +14,9 @@ use replay_wire::auth::Secret;
 use super::PyReplay;
 use crate::server::{self, PyServer};
 use crate::table::Tables;
-use crate::{integer, log, wait};
+use crate::{integer, keywords, log, wait};
 
-/// A replay memory in this process, which can be saved, restored and served.
+#[doc = stub_doc!("Memory")]
 #[pyclass(name = "Memory", module = "innet_drl", frozen, extends = PyReplay)]
 pub struct PyMemory;
 
@@ -31,7 +32,7 @@ impl PyMemory {
 impl PyMemory {
     #[new]
     #[pyo3(
-        signature = (tables = Tables(Vec::new()), *, max_bytes = None, seed = None),
+        signature = (tables = Tables(Vec::new()), *, max_bytes = None, seed = None, **unknown),
         text_signature = "(tables=(), *, max_bytes=None, seed=None)"
     )]
     fn new(
@@ -39,7 +40,9 @@ impl PyMemory {
         tables: Tables<'_>,
         #[pyo3(from_py_with = integer::max_bytes)] max_bytes: Option<u64>,
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyClassInitializer<Self>> {
+        keywords::refuse(unknown, || Ok(py.get_type::<PyMemory>().into_any()))?;
         log::start(py)?;
         let mut limits = MemoryLimits::default();
         if let Some(max_bytes) = max_bytes {
@@ -51,13 +54,13 @@ impl PyMemory {
         Ok(PyClassInitializer::from(replay).add_subclass(PyMemory))
     }
 
-    /// Writes all tables to a file, while they are in use.
+    #[doc = stub_doc!("Memory.save")]
     fn save(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
         wait::unlocked(slf.py(), || snapshot::save(&memory, &path))
     }
 
-    /// Restores the tables of a file that `save` wrote.
+    #[doc = stub_doc!("Memory.restore")]
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
         let decode_table = replay_wire::decode_table;
@@ -69,11 +72,15 @@ impl PyMemory {
         restored
     }
 
-    /// Serves this memory to clients.
-    #[pyo3(signature = (
-        addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
-        trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None
-    ))]
+    #[doc = stub_doc!("Memory.serve")]
+    #[pyo3(
+        signature = (
+            addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
+            trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, **unknown
+        ),
+        text_signature = "($self, addresses, *, token=None, learner_token=None, actor_token=None, tls_cert=None, \
+                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None)"
+    )]
     fn serve(
         slf: &Bound<'_, Self>,
         addresses: server::Addresses,
@@ -87,8 +94,10 @@ impl PyMemory {
         spin: bool,
         gradients: Option<&str>,
         http: Option<&str>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
+        keywords::refuse(unknown, || py.get_type::<PyMemory>().getattr("serve"))?;
         let memory = Self::memory(slf)?;
         let config = ServerConfig {
             listen: addresses.parse(py)?,

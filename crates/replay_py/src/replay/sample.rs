@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::num::NonZero;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use replay_core::error::{Error, ErrorCode};
+use replay_core::error::ErrorCode;
 use replay_core::importance;
 use replay_core::replay::SampleRequest;
-use replay_core::schema::Dtype;
+use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 
@@ -21,7 +23,7 @@ use crate::decoded_sample::{DecodedSampler, Reading};
 use crate::turns::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
-use crate::{array, class, error, integer, torch, wait};
+use crate::{array, class, error, integer, keywords, torch, wait};
 
 /// Decoders by table, kept because a decoder reuses the buffers of finished batches.
 pub(super) type Decoders = HashMap<String, Vec<(DecoderKey, Arc<Reading>)>>;
@@ -65,7 +67,10 @@ impl PyReplay {
         deadline: Option<Instant>,
     ) -> PyResult<Arc<Reading>> {
         let known = |kept: &Vec<(DecoderKey, Arc<Reading>)>| {
-            let found = kept.iter().find(|(known, _)| *known == key);
+            let fits = |(known, reading): &&(DecoderKey, Arc<Reading>)| {
+                *known == key && !reading.is_outdated()
+            };
+            let found = kept.iter().find(fits);
             found.map(|(_, reading)| reading.clone())
         };
         if let Some(reading) = self.decoders().get(table).and_then(known) {
@@ -77,6 +82,7 @@ impl PyReplay {
         })?;
         let mut decoders = self.decoders();
         let kept = decoders.entry(table.to_owned()).or_default();
+        kept.retain(|(_, reading)| !reading.is_outdated());
         if kept.len() == DECODERS_PER_TABLE {
             kept.remove(0);
         }
@@ -121,9 +127,9 @@ impl PyReplay {
 
 #[pymethods]
 impl PyReplay {
-    /// Opens a writer for `num_envs` environments.
+    #[doc = stub_doc!("Replay.writer")]
     #[pyo3(
-        signature = (table, num_envs, view = None, *, name = "", chunk_steps = 50, timeout = wait::TIMEOUT),
+        signature = (table, num_envs, view = None, *, name = "", chunk_steps = 50, timeout = wait::TIMEOUT, **unknown),
         text_signature = "($self, table, num_envs, view=None, *, name='', chunk_steps=50, timeout=60.0)"
     )]
     fn writer(
@@ -135,7 +141,9 @@ impl PyReplay {
         name: &str,
         #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
         timeout: Option<f64>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyWriter> {
+        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("writer"))?;
         let options = WriterOptions {
             name: name.to_owned(),
             chunk_steps,
@@ -151,15 +159,21 @@ impl PyReplay {
             Ok((config, view, writer))
         })?;
         Ok(PyWriter::new(
-            config, writer, opened, num_envs, &view, closing,
+            config,
+            writer,
+            opened,
+            num_envs,
+            &view,
+            closing,
+            &self.writers,
         ))
     }
 
-    /// Samples `batch_size` items.
+    #[doc = stub_doc!("Replay.sample")]
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = 0.4, device = None, normalize = "batch", allow_short = false,
-            timeout = wait::TIMEOUT, threads = None
+            timeout = wait::TIMEOUT, threads = None, **unknown
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, device=None, normalize='batch', \
                           allow_short=False, timeout=60.0, threads=None)"
@@ -176,11 +190,14 @@ impl PyReplay {
         allow_short: bool,
         timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
+        unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("sample"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
-        let closing = self.backend.closing();
+        let closing = Some(self.backend.closing());
+        let advice = |reason: &str| self.writers.advice(table, reason);
         let sampled = loop {
             let sampler = self.sampler(
                 py,
@@ -192,7 +209,7 @@ impl PyReplay {
                 threads,
                 deadline,
             )?;
-            let sampled = wait::blocking(py, deadline, Some(closing), move |wait| {
+            let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
                 let sampler = sampler;
                 let sampled = sampler.next(
@@ -200,18 +217,8 @@ impl PyReplay {
                     || beta,
                     |wait| sampler.replay.sample(&sampler.request, wait),
                 );
-                // Another client may have replaced the table by one with other columns, or another view.
-                let code = sampled.as_ref().err().map(Error::code);
-                if let Some(
-                    ErrorCode::UnknownTable
-                    | ErrorCode::Corrupt
-                    | ErrorCode::View
-                    | ErrorCode::TableDiffers,
-                ) = code
-                {
-                    self.forget_decoders(table);
-                }
                 match sampled {
+                    // Another client has replaced the table: the next turn reads its definition again.
                     Err(error) if error.code() == ErrorCode::TableDiffers => Ok(None),
                     sampled => sampled.map(Some),
                 }
@@ -227,11 +234,11 @@ impl PyReplay {
         }
     }
 
-    /// Samples batches repeatedly, decoding ahead of the reader.
+    #[doc = stub_doc!("Replay.batches")]
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
-            normalize = "batch", allow_short = false, timeout = wait::TIMEOUT, threads = None
+            normalize = "batch", allow_short = false, timeout = wait::TIMEOUT, threads = None, **unknown
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
                           normalize='batch', allow_short=False, timeout=60.0, threads=None)"
@@ -249,7 +256,9 @@ impl PyReplay {
         allow_short: bool,
         timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
+        unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("batches"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
         let sampler = self.sampler(
@@ -264,7 +273,17 @@ impl PyReplay {
         )?;
         let description = format!("{batch_size} items of table {table:?} {}", self.location);
         let closing = self.backend.closing().clone();
-        let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, description, closing)?;
+        let writers = self.writers.clone();
+        let batches = PyBatches::new(
+            py,
+            sampler,
+            beta,
+            prefetch,
+            timeout,
+            description,
+            closing,
+            writers,
+        )?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
@@ -272,7 +291,7 @@ impl PyReplay {
         }
     }
 
-    /// Sets the priorities of sampled items.
+    #[doc = stub_doc!("Replay.update_priorities")]
     #[pyo3(
         signature = (table, ids, priorities, timeout = wait::TIMEOUT),
         text_signature = "($self, table, ids, priorities, timeout=60.0)"
@@ -291,6 +310,18 @@ impl PyReplay {
         let receipt = self.call(py, timeout, |replay, wait| {
             replay.update_priorities(table, &ids, &priorities, wait)
         })?;
+        // An id is below only if the number of its table and its slot are 0.
+        let are_positions = || ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY);
+        if receipt.applied == 0
+            && receipt.stale > 0
+            && are_positions()
+            && !self.positions_named.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "update_priorities of table {table:?} changed nothing: its {} ids look like positions in a buffer; use batch.ids",
+                ids.len()
+            );
+        }
         Ok(PyUpdateReceipt {
             applied: receipt.applied,
             stale: receipt.stale,
@@ -298,13 +329,13 @@ impl PyReplay {
     }
 }
 
-/// Result of an update of priorities.
+#[doc = stub_doc!("UpdateReceipt")]
 #[pyclass(name = "UpdateReceipt", module = "innet_drl", frozen, get_all, eq)]
 #[derive(PartialEq)]
 pub struct PyUpdateReceipt {
-    /// Ids whose item now has the new priority.
+    #[doc = stub_doc!("UpdateReceipt.applied")]
     applied: u32,
-    /// Ids that no longer name an item: counted and ignored.
+    #[doc = stub_doc!("UpdateReceipt.stale")]
     stale: u32,
 }
 

@@ -12,7 +12,7 @@ Rewards are not clipped here, so that scores are true; the actor clips the rewar
 """
 
 from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour, rom_name
-from innet_drl.train.environments.making import make
+from innet_drl.train.environments.making import check, make
 from innet_drl.train.environments.spec import EnvironmentSpec, Part
 from innet_drl.train.environments.vector import Environments, Step
 
@@ -23,6 +23,7 @@ __all__ = [
     "Part",
     "Step",
     "atari_hint",
+    "check",
     "make",
     "make_colour",
     "rom_name",

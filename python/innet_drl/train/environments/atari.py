@@ -19,8 +19,8 @@ ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
 
 
-def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
-    """Makes `count` environments of an Atari game.
+def check_atari(config: Config) -> None:
+    """Looks for an Atari game.
 
     Raises:
         UnavailableEnvironmentError: No such game, or settings that it cannot have.
@@ -34,6 +34,16 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
                 f"--{name}: atari/<game> has settings of its own (--stack, --sticky-actions, --episode-frames): use "
                 "the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
             )
+    rom_name(config.environment_name)
+
+
+def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
+    """Makes `count` environments of an Atari game.
+
+    Raises:
+        UnavailableEnvironmentError: No such game, or settings that it cannot have.
+    """
+    check_atari(config)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.
     vector = AtariVectorEnv(

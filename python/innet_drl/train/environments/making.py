@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from innet_drl.train import importing
 from innet_drl.train.config import Config
-from innet_drl.train.environments.atari import atari_hint, make_atari
+from innet_drl.train.environments.atari import atari_hint, check_atari, make_atari
 from innet_drl.train.environments.spaces import actions, encoder
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
@@ -51,7 +50,10 @@ def make(
     except (ConfigurationError, UnavailableEnvironmentError):
         raise
     except gymnasium.error.Error as error:
-        hint = atari_hint(name) or "; Atari games are named atari/<game>, factories of your own module:factory"
+        hint = atari_hint(name) or (
+            "; Atari games are named atari/<game>, factories of your own module:factory, and an id that a module of "
+            "your own registers module:Name-v0, because actors do not run your program"
+        )
         raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
     except Exception as error:
         raise UnavailableEnvironmentError(
@@ -72,8 +74,28 @@ def make(
     return Environments(vector, spec, encoded.encode, numbered, name)
 
 
+def check(config: Config) -> None:
+    """Looks for the configured environment and its wrappers, and makes none that exists.
+
+    Raises:
+        UnavailableEnvironmentError: No such environment, or its ROM is missing.
+        ConfigurationError: An import path that leads nowhere.
+    """
+    if config.is_atari:
+        check_atari(config)
+        return
+    _wrappers(config)
+    # The error of an id that Gymnasium does not know is the one of making it.
+    if _factory(config) is None and config.environment_name.rpartition(":")[2] not in gymnasium.registry:
+        make(config, 1).close()
+
+
+def _wrappers(config: Config) -> list[Any]:
+    return [importing.load(wrapper, "--environment-wrappers") for wrapper in config.environment_wrappers]
+
+
 def _make_vector(config: Config, count: int, render: bool) -> VectorEnv[Any, Any, Any]:
-    wrappers = [importing.load(wrapper, "--environment-wrappers") for wrapper in config.environment_wrappers]
+    wrappers = _wrappers(config)
     arguments = config.environment_args
     factory = _factory(config)
     is_async = config.async_environments and not render
@@ -108,7 +130,7 @@ def _factory(config: Config) -> Callable[..., Any] | None:
 
 def _has(module: str, name: str) -> bool:
     try:
-        return hasattr(importlib.import_module(module), name.partition(".")[0])
+        return hasattr(importing.import_module(module), name.partition(".")[0])
     except Exception:
         return False
 

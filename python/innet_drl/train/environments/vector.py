@@ -167,17 +167,24 @@ class Environments:
             return error
         files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
         vectors = [index for index, name in enumerate(files) if "/gymnasium/vector/" in name]
+        if vectors and "values to unpack" in str(error):
+            returns = "observation, info" if call == "reset" else "observation, reward, terminated, truncated, info"
+            return UnavailableEnvironmentError(
+                f"--environment {self._name}: its {call} has to return ({returns}), as Gymnasium's environments do "
+                f"({error})"
+            )
         if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
             space = self.vector.single_observation_space
             return UnavailableEnvironmentError(
                 f"--environment {self._name}: its observations changed their shape ({error}), and its observation "
-                f"space says {space}: return arrays of the space's shape, or declare another space"
+                f"space says {space}: return arrays of the space's shape and rewards that are numbers, or declare "
+                "another space"
             )
         if call == "reset":
             return UnavailableEnvironmentError(
                 f"--environment {self._name}: its reset raises {type(error).__name__}: {error}"
             )
-        error.add_note(f"--environment {self._name}: its {call} raised this")
+        error.add_note(f"the {call} of the environment {self._name} raised this")
         return error
 
     @property

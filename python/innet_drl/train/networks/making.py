@@ -99,11 +99,16 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
 def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
     setting = f"--network {importing.path_of(config.network)}"
     made = importing.load(config.network, "--network")
+    if isinstance(made, nn.Module):
+        raise ConfigurationError(
+            f"{setting}: it is an object: give its class, or a function that makes it, which is called with "
+            "(observation space, number of actions, config)"
+        )
     try:
         module = made(spec.observation_space, spec.actions, config)
     except Exception as error:
         raise ConfigurationError(
-            f"{setting}: called with (observation space, {spec.actions}, config) it raises "
+            f"{setting}: called with ({spec.observation_space}, {spec.actions}, config) it raises "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):

@@ -1,0 +1,41 @@
+//! Keyword arguments that a constructor or function does not have. PyO3's `TypeError` names the argument alone; here it has the
+//! nearest one, in CPython's words: `signature = (..., **unknown)`, and [`refuse`] at the begin of the function.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Refuses the arguments that `callable` does not have.
+///
+/// # Errors
+/// `TypeError` that names the first one, and the argument that it may stand for, or else all arguments.
+pub fn refuse<'py>(
+    unknown: Option<&Bound<'py, PyDict>>,
+    callable: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<()> {
+    let Some(name) = unknown.and_then(|unknown| unknown.keys().iter().next()) else {
+        return Ok(());
+    };
+    let (py, callable) = (name.py(), callable()?);
+    let signature = py
+        .import("inspect")?
+        .call_method1("signature", (&callable,))?;
+    let known = signature.getattr("parameters")?;
+    let near = py
+        .import("difflib")?
+        .call_method1("get_close_matches", (&name, &known, 1))?;
+    let hint = match near.get_item(0) {
+        Ok(near) => format!("Did you mean {}?", near.repr()?),
+        Err(_) => {
+            let names = known.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+            let names = names.iter().map(|name| name.to_string());
+            let names: Vec<_> = names.filter(|name| name != "self").collect();
+            format!("Its arguments: {}", names.join(", "))
+        }
+    };
+    Err(PyTypeError::new_err(format!(
+        "{}() got an unexpected keyword argument {}. {hint}",
+        callable.getattr("__qualname__")?,
+        name.repr()?
+    )))
+}

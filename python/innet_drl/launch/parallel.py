@@ -1,0 +1,135 @@
+"""The loop of the first learner, with actors in processes of their own.
+
+By default its process holds the memory and serves it on a Unix socket, and actors and the other learners connect to it;
+with `--replay` all of them connect to a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+
+import innet_drl as innet
+from innet_drl.batches import TorchBatch
+from innet_drl.launch.actors import Actors
+from innet_drl.launch.evaluator import Evaluator
+from innet_drl.launch.learners import Learners
+from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
+from innet_drl.train.memory import ReplayMemory, memory_class
+from innet_drl.train.targets import TargetsAhead
+from innet_drl.train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.25
+"""Timeout of a batch, and the period at which the first learner checks its actors."""
+
+
+def train(trainer: Trainer) -> None:
+    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
+    config = trainer.config
+    trainer.display.say(f"starting the memory and {config.actors} actors")
+    with (
+        memory_class(config.replay).create(trainer.memory_settings()) as memory,
+        contextlib.ExitStack() as running,
+    ):
+        trainer.restore_memory(memory)
+        trainer.publish(memory)
+        actors = running.enter_context(Actors(config, memory.address, trainer.name, trainer.meter.agent_steps))
+        batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
+        if trainer.learner.targets_ahead:
+            batches = running.enter_context(TargetsAhead(trainer.learner, batches))
+        if config.evaluation_period:
+            trainer.evaluations.evaluator = running.enter_context(Evaluator(config, trainer.spec))
+        learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
+        trainer.begin()
+        with trainer.keeping(lambda: trainer.checkpoint(memory=memory)):
+            try:
+                _learn(trainer, memory, actors, batches)
+                # Actors end while the last line and the checkpoint are written.
+                actors.begin_end()
+                if learners is not None:
+                    learners.end()
+                trainer.report_rest(memory)
+            except (innet.ReplayError, ProcessError, RelayError) as error:
+                if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
+                    trainer.checkpoint(memory=memory)
+                    advice = WithFlags(resuming(trainer.folder.path))
+                    logger.error("what was learned is kept: go on with %s", advice)
+                if learners is not None and isinstance(error, innet.errors.GradientError):
+                    raise learners.explain(error) from error
+                raise
+            trainer.checkpoint(memory=memory)
+
+
+def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iterator[TorchBatch]) -> None:
+    pending = incarnation = None
+    checked = time.monotonic()
+    while not trainer.finished:
+        try:
+            batch = next(batches)
+        except innet.errors.DeadlineError as error:
+            trainer.say(str(error).removeprefix("the deadline passed: "))
+            batch = None
+        trainer.stopwatch.lap("wait for a batch")
+        if batch is not None:
+            trainer.note = "learning"
+            update = trainer.learn(batch)
+            # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
+            if pending is not None:
+                ids, earlier = pending
+                trainer.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
+            pending = (batch.ids, update)
+            trainer.stopwatch.lap("priorities")
+            trainer.publish_if_due(memory)
+            trainer.evaluate_if_due()
+        trainer.evaluations.take()
+        if trainer.interrupted:
+            # The last line of metrics is written while the actors end.
+            break
+        now = time.monotonic()
+        if now - checked >= WAIT_SECONDS or batch is None:
+            checked = now
+            _check_actors(actors, trainer)
+            if trainer.report_due_by_time:
+                trainer.report(memory)
+                if memory.incarnation != incarnation:
+                    if incarnation is not None:
+                        logger.warning("the server of the replay memory was started again: its memory was empty")
+                        trainer.publish(memory)
+                    incarnation = memory.incarnation
+            if trainer.checkpoint_due:
+                trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
+
+
+def _check_actors(actors: Actors, trainer: Trainer) -> None:
+    # The signal that interrupts the run may have ended actors too: they must not be replaced.
+    if trainer.interrupted:
+        return
+    try:
+        reports = actors.reports(trainer.meter.agent_steps)
+    except ProcessError:
+        if not trainer.interrupted:
+            raise
+        return
+    for report in reports:
+        trainer.meter.add_report(report)
+
+
+@contextlib.contextmanager
+def _learners(trainer: Trainer, memory: str) -> Iterator[Learners]:
+    """The other learners; serves an aggregator for their gradients unless the settings name one."""
+    config = trainer.config
+    checkpoint = None if trainer.resumed is None else trainer.resumed.path
+    with contextlib.ExitStack() as stack:
+        server = config.gradients
+        if server == "embedded":
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="innet-"))
+            server = f"unix://{directory}/gradients"
+            empty = stack.enter_context(innet.Memory([]))
+            stack.enter_context(empty.serve(server, gradients="127.0.0.1:0"))
+        yield stack.enter_context(Learners(config, trainer.learner, memory, trainer.name, server, checkpoint))

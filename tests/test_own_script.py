@@ -1,0 +1,81 @@
+"""Functions and classes of the script that trains, in the settings of its run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+SCRIPT = """
+import torch
+from innet_drl import train
+from training import small
+
+
+class MyNet(torch.nn.Linear):
+    def __init__(self, space, actions, config):
+        super().__init__(space.shape[0], actions)
+
+
+def squared(online, target, batch):
+    q = online(batch.observation)
+    error = batch.reward - q.gather(1, batch.action.long()[:, None])[:, 0]
+    return error**2, error.abs(), q
+
+
+if __name__ == "__main__":
+    train.run(small(network=MyNet, loss=squared, serial={serial}, steps=300), folder="run")
+"""
+OTHER = """
+import numpy
+from innet_drl import train
+print(train.load("run").act(numpy.zeros(4, numpy.float32)))
+"""
+
+
+def python(folder: Path, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a folder."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, input=text, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("command", [("my_script.py",), ("-m", "my_script")])
+@pytest.mark.parametrize("serial", [True, False])
+def test_the_agent_of_a_script_is_loaded_by_another(tmp_path: Path, serial: bool, command: tuple[str, ...]) -> None:
+    (tmp_path / "my_script.py").write_text(SCRIPT.format(serial=serial))
+    trained = python(tmp_path, *command)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stderr == ""
+    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (settings["network"], settings["loss"]) == ("my_script:MyNet", "my_script:squared")
+    loaded = python(tmp_path, "-c", OTHER)
+    assert loaded.stdout.strip() in ("0", "1"), loaded.stderr
+
+
+def test_a_script_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    """As a notebook: the program has no file."""
+    trained = python(tmp_path, "-", text=SCRIPT.format(serial=True))
+    assert trained.returncode == 0, trained.stderr
+    (line,) = trained.stderr.strip().splitlines()
+    assert line.startswith("config.yaml has __main__:MyNet and __main__:squared, which other programs cannot import")
+    loaded = python(tmp_path, "-c", OTHER)
+    error = loaded.stderr.strip().splitlines()[-1]
+    assert "loss __main__:squared: __main__ is the program that runs, and this one has no 'squared'" in error
+    assert "In the run's config.yaml, replace __main__ by the name of a file" in error
+
+
+def test_a_script_is_not_trained_by_loading_its_agent(tmp_path: Path) -> None:
+    guarded = SCRIPT.format(serial=True)
+    (tmp_path / "my_script.py").write_text(guarded.replace('if __name__ == "__main__":', "if True:"))
+    assert python(tmp_path, "my_script.py").returncode == 0
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    error = python(tmp_path, "-c", OTHER).stderr.strip().splitlines()[-1]
+    assert "importing my_script raises ProcessError: a script that trains does so under `if __name__" in error
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before

@@ -1,0 +1,199 @@
+"""A run that cannot start says so at once: before torch is imported, by the names that the caller wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import brought
+import innet_drl as innet
+from innet_drl import train
+from innet_drl.cli import main
+from innet_drl.launch import local
+from innet_drl.train.errors import ConfigurationError, in_python, resuming
+from innet_drl.train.run_folder import RunFolder
+from training import small
+
+COMMAND = "from innet_drl.cli import main; status = main(sys.argv[1:])"
+RUN = """
+from innet_drl import train
+try:
+    train.run(train.preset("cartpole"), callbacks=[print])
+except ValueError as error:
+    print(error, file=sys.stderr)
+"""
+
+
+def refused(code: str, *arguments: str, **environment: str) -> str:
+    """What an interpreter prints that ends without having imported torch."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nassert 'torch' not in sys.modules", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPol-v1", "Did you mean: `CartPole`?"),
+        ("atari/brekout", "did you mean breakout?"),
+        ("nothing_here:make", "--environment nothing_here:make: there is no module 'nothing_here'"),
+    ],
+)
+def test_a_misspelt_environment(tmp_path: Path, name: str, message: str) -> None:
+    run = tmp_path / "run"
+    assert message in refused(COMMAND, "train", "--environment", name, "--out", str(run))
+    assert not run.exists()
+
+
+def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.new(tmp_path / "run")
+    folder.begin(small())
+    assert "holds a run already: go on with --resume" in refused(COMMAND, "train", "--out", str(folder.path))
+    assert "has no checkpoint yet" in refused(COMMAND, "train", "--resume", str(folder.path))
+
+
+def test_a_server_that_cannot_be_used(tmp_path: Path) -> None:
+    with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay", token="secret of the tests") as server:
+        flags = ("train", "--preset", "cartpole", "--out", str(tmp_path / "run"), "--replay", server.addresses[0])
+        assert "token" in refused(COMMAND, *flags, INNET_TOKEN="another secret than this one")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_that_is_none() -> None:
+    assert "callbacks: print is no train.Callback" in refused(RUN)
+
+
+class Watch(train.Callback):
+    """Overrides a method."""
+
+    def on_metrics(self, metrics: train.Metrics) -> None:
+        pass
+
+
+class Misspelt(Watch):
+    """Overrides a method that no run calls."""
+
+    def on_metric(self, metrics: train.Metrics) -> None:
+        pass
+
+
+class OfAnotherLibrary(train.Callback):
+    """Overrides a method that runs of other libraries call."""
+
+    def on_rollout(self) -> None:
+        pass
+
+
+class WithoutArgument(train.Callback):
+    """Overrides a method without its argument."""
+
+    def on_metrics(self) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([Watch(), Watch], r"Watch is a class: give an object, Watch\(\)"),
+        ([print], r"print is no train.Callback: call it in a method of a subclass \(on_start, on_metrics, "),
+        ([Misspelt()], "Misspelt has on_metric, which no run calls: did you mean on_metrics"),
+        ([OfAnotherLibrary()], "OfAnotherLibrary has on_rollout, which no run calls: "),
+        ([WithoutArgument()], r"on_metrics of WithoutArgument has to take \(self, metrics\): too many positional"),
+        (Watch(), r"it must be a list, callbacks=\[\.\.\.\], and is Watch"),
+    ],
+)
+def test_callbacks_that_no_run_would_call(tmp_path: Path, callbacks: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^callbacks: {message}"):
+        train.run(small(serial=True), callbacks=callbacks, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_name_of_a_preset_is_no_config() -> None:
+    preset: Any = "cartpole"
+    with pytest.raises(ConfigurationError, match=r"config: it must be a train.Config, and is 'cartpole': train.run\("):
+        train.run(preset)
+    assert {"Config", "load", "preset", "run"} <= set(dir(train))
+
+
+def test_a_misspelt_setting_is_told_its_name() -> None:
+    wrong: dict[str, Any] = {"learn_rate": 1.0}
+    with pytest.raises(ConfigurationError, match=r"no setting 'learn_rate' in .*: did you mean learning_rate"):
+        train.Config("CartPole-v1", **wrong)
+    with pytest.raises(ConfigurationError, match=r"no setting 'learn_rate' in .*: did you mean learning_rate"):
+        dataclasses.replace(small(), **wrong)
+
+
+def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong: Any = "64"
+    with pytest.raises(ConfigurationError, match=r"^batch_size '64': it must be an integer$"):
+        small(batch_size=wrong)
+    assert main(["train", "--preset", "cartpole", "--batch-size", "0"]) == 1
+    assert capsys.readouterr().err == "error: --batch-size 0: it must be at least 1\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "python"),
+    [
+        (
+            "take a lower --learning-rate than 1 (--learner-deadline)",
+            "take a lower learning_rate than 1 (learner_deadline)",
+        ),
+        ("choose another --out, or --no-serial", "choose another folder, or serial=False"),
+        (f"go on: {resuming('runs/x')} --steps N", "go on: resume=True, folder='runs/x', steps=N"),
+        (f"go on with {resuming('my runs/x')}, or not", "go on with resume=True, folder='my runs/x', or not"),
+        # Flags of other programs, and parts of names.
+        ("pip install --upgrade a--seed", "pip install --upgrade a--seed"),
+        ("start it as innet-replay serve --gradients IP:PORT", "start it as innet-replay serve --gradients IP:PORT"),
+    ],
+)
+def test_flags_in_python(flags: str, python: str) -> None:
+    assert in_python(flags) == python
+
+
+class Counted(brought.Linear):
+    """Counts how often it is made."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        type(self).made += 1
+
+
+@pytest.mark.parametrize(("serial", "most"), [(True, 2), (False, 1)])
+def test_a_network_is_made_for_the_learner_and_the_actor(tmp_path: Path, serial: bool, most: int) -> None:
+    class AtStart(train.Callback):
+        def on_start(self, config: train.Config, folder: Path) -> None:
+            seen.append(Counted.made)
+
+    seen: list[int] = []
+    Counted.made = 0
+    local.train(small(network=Counted, serial=serial, steps=200), tmp_path / "run", callbacks=[AtStart()])
+    assert seen == [most]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "--version", "train --help", "evaluate --help", "record --help", "bench --help", "bench paper --help"],
+)
+def test_output_without_a_reader_ends_quietly(command: str) -> None:
+    """As in `innet-drl train --help | head -1`, after the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", "innet_drl", *command.split()], stdout=output, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.stderr == ""
+    assert ended.returncode == 141
