@@ -55,7 +55,7 @@ fn print(lines: &[String]) -> io::Result<()> {
     if let (true, Some((Width(width), Height(height)))) =
         (io::stdout().is_terminal(), terminal_size())
     {
-        // From the upper left corner; each line clears its rest, and the last one what is below it.
+        // From the upper left corner. Each line clears the rest of its row, and the end clears the rows below.
         text.push_str("\x1b[H");
         for line in lines.iter().take(usize::from(height).saturating_sub(1)) {
             text.extend(line.chars().take(width.into()));
