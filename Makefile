@@ -27,7 +27,7 @@ export VIRTUAL_ENV := $(abspath $(VENV))
 
 .PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom wheel licenses bench-check bench-record python-test docs bench bench-peers wire clean
 
-help: ## what there is
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: build ## train Breakout for MINUTES=3 on this machine, with a live page
@@ -93,8 +93,8 @@ lint: setup ## formatting, clippy, ruff, mypy
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
 	cargo test --locked --workspace --exclude replay_py --doc
-	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, for want of DPDK 22.11 (Debian: apt install libdpdk-dev): make dpdk-test')
-	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, for want of F-Stack (docs/how-to/fstack.md): make fstack-test')
+	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, DPDK 22.11 not found (Debian: apt install libdpdk-dev): make dpdk-test')
+	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, F-Stack not found (docs/how-to/fstack.md): make fstack-test')
 
 # Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
@@ -102,7 +102,7 @@ dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 	cargo test --locked --package gradients --features dpdk --lib
 	cargo test --locked --package gradients --package replay_net --features dpdk --test dpdk -- --show-output
 
-# Wants F-Stack, and the right to make network namespaces. With RECORD=FILE it leaves what passed there, as JSON.
+# Needs F-Stack, and the right to make network namespaces. RECORD=FILE writes the passed tests to FILE, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif
 	cargo test --locked --package fstack_sys --features fstack
 	cargo test --locked --package replay_net --features fstack --lib stack::

@@ -12,9 +12,8 @@ import copy
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -41,28 +40,25 @@ class Settings:
     capacity: int = 50_000  # 2,000,000
     min_size: int = 1_000  # 50,000
     priority_exponent: float = 0.6
-    importance_exponent: float = 0.4
+    beta: float = 0.4
     samples_per_insert: float = 32.0  # not limited: actors and learner run as fast as they can
     # The learner.
-    n_step: int = 3
-    gamma: float = 0.99
+    view: ClassVar[innet.NStep] = innet.NStep(n=3, gamma=0.99)  # assembled by the memory from single rows
     batch_size: int = 128  # 512
     learning_rate: float = 1e-3  # 0.00025 / 4
     target_period: int = 200  # 2,500
     publish_period: int = 10  # updates between two versions of the parameters
 
-    @property
-    def view(self) -> innet.NStep:
-        """Transitions of n steps, which the memory assembles from single rows."""
-        return innet.NStep(n=self.n_step, gamma=self.gamma)
+    def spaces(self) -> tuple[Any, Any]:
+        """The game's observations and actions."""
+        env = gymnasium.make(self.game)
+        return env.observation_space, env.action_space
 
     def table(self) -> innet.Table:
         """The definition of the memory."""
-        with gymnasium.make(self.game) as env:
-            spaces = env.observation_space, env.action_space
         return innet.Table.from_spaces(
             "apex",
-            *spaces,
+            *self.spaces(),
             self.capacity,
             priority_exponent=self.priority_exponent,
             min_size=self.min_size,
@@ -73,11 +69,11 @@ class Settings:
 class DuelingNetwork(nn.Module):
     """Q-values as a state's value plus each action's advantage (Wang et al., 2016)."""
 
-    def __init__(self, inputs: int, actions: int) -> None:
+    def __init__(self, observations: Any, actions: Any) -> None:
         super().__init__()
+        inputs = observations.shape[0]
         self.body = nn.Sequential(nn.Linear(inputs, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
-        self.value = nn.Linear(128, 1)
-        self.advantage = nn.Linear(128, actions)
+        self.value, self.advantage = nn.Linear(128, 1), nn.Linear(128, int(actions.n))
 
     def forward(self, observation: Tensor) -> Tensor:
         """Q-values [B, actions] of observations [B, inputs]."""
@@ -89,21 +85,7 @@ class DuelingNetwork(nn.Module):
     def q_values(self, observation: NDArray[Any]) -> NDArray[np.float32]:
         """Q-values of a NumPy array of observations."""
         with torch.no_grad():
-            q: NDArray[np.float32] = self(torch.as_tensor(observation)).numpy()
-        return q
-
-    def load(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Takes published parameters."""
-        self.load_state_dict({name: torch.as_tensor(tensor) for name, tensor in tensors.items()})
-
-
-def make_network(settings: Settings) -> DuelingNetwork:
-    """The network for the game's spaces."""
-    with gymnasium.make(settings.game) as env:
-        space, actions = env.observation_space, env.action_space
-    assert isinstance(space, gymnasium.spaces.Box)
-    assert isinstance(actions, gymnasium.spaces.Discrete)
-    return DuelingNetwork(int(np.prod(space.shape)), int(actions.n))
+            return np.asarray(self(torch.as_tensor(observation)))
 
 
 def run_actor(settings: Settings, server: str, actor: int) -> None:
@@ -112,7 +94,7 @@ def run_actor(settings: Settings, server: str, actor: int) -> None:
     seed = settings.seed + 1_000 * (actor + 1)
     rng = np.random.default_rng(seed)
     epsilon = settings.epsilon ** (1 + settings.alpha * actor / max(1, settings.actors - 1))
-    network = make_network(settings)
+    network = DuelingNetwork(*settings.spaces())
     envs = gymnasium.make_vec(settings.game, settings.envs, vectorization_mode="vector_entry_point")
     with innet.connect(server) as replay:
         writer = replay.writer("apex", settings.envs, settings.view, name=f"actor {actor}", chunk_steps=10)
@@ -122,17 +104,16 @@ def run_actor(settings: Settings, server: str, actor: int) -> None:
             observation, _ = recorder.reset(seed=seed)
             while True:
                 # Line 13: newer parameters, in every step; `None`, in a short message, where there are none.
-                newest = replay.get_parameters("apex", newer_than=version)
+                newest = replay.get_parameters("apex", newer_than=version, device="cpu")
                 if newest is not None:
-                    network.load(newest.tensors)
+                    network.load_state_dict(newest.tensors)
                     version = newest.version
                 # Line 5: epsilon-greedy.
                 q = network.q_values(observation)
                 explore = rng.random(settings.envs) < epsilon
                 action = np.where(explore, rng.integers(q.shape[1], size=settings.envs), q.argmax(1))
                 # Lines 6 to 12: the environments step, and the writer adds the row. From `q` it computes the n-step TD
-                # error of each transition, its priority at birth, when the transition's last step is there. The
-                # paper's actors buffer transitions for it; here the rows go out once, in chunks.
+                # error of each transition, its priority at birth. The paper's actors buffer transitions for it.
                 observation, *_ = recorder.step(action, q=q)
 
 
@@ -154,18 +135,13 @@ def run_learner(settings: Settings, replay: innet.Replay, network: DuelingNetwor
     optimizer = torch.optim.Adam(network.parameters(), settings.learning_rate)
     start = time.monotonic()
     # Line 4: batches are sampled and unpacked in a thread of their own, as in the paper, while the learner computes.
-    batches = replay.batches(
-        "apex", settings.batch_size, settings.view, beta=settings.importance_exponent, device="cpu"
-    )
-    with batches:
-        for update in range(1, updates + 1):
-            batch = next(batches)
+    with replay.batches("apex", settings.batch_size, settings.view, beta=settings.beta, device="cpu") as batches:
+        for update, batch in zip(range(1, updates + 1), batches, strict=False):
             # Lines 5 and 6: the loss of double Q-learning with n-step returns, section 3.2. The discount is gamma^n,
             # less where the episode ended earlier, and 0 where it terminated.
             with torch.no_grad():
                 best = network(batch.next_observation).argmax(1, keepdim=True)
-                bootstrap = target(batch.next_observation).gather(1, best).squeeze(1)
-                goal = batch.reward + batch.discount * bootstrap
+                goal = batch.reward + batch.discount * target(batch.next_observation).gather(1, best).squeeze(1)
             error = goal - network(batch.observation).gather(1, batch.action[:, None]).squeeze(1)
             loss = (batch.weights * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
             optimizer.zero_grad()
@@ -182,8 +158,10 @@ def run_learner(settings: Settings, replay: innet.Replay, network: DuelingNetwor
             if update % 1_000 == 0 or update == updates:
                 score = evaluate(settings, network)
                 steps = replay.stats()["tables"]["apex"]["inserted_items"]
-                seconds = time.monotonic() - start
-                print(f"update {update}, {steps} steps, {seconds:.0f} s: greedy mean {score:.1f}", flush=True)
+                print(
+                    f"update {update}, {steps} steps, {time.monotonic() - start:.0f} s: greedy mean {score:.1f}",
+                    flush=True,
+                )
                 if score >= settings.goal:
                     break
 
@@ -198,14 +176,13 @@ def main() -> None:
     settings = Settings(actors=flags.actors, seed=flags.seed)
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)  # more threads than one cost time with a network this small
-    network = make_network(settings)
+    network = DuelingNetwork(*settings.spaces())
     # "spawn": threads and connections do not survive a fork.
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix://{folder}/replay"
         with innet.Memory(settings.table(), seed=settings.seed) as replay, replay.serve(address):
             replay.put_parameters("apex", network.state_dict())
-            # Daemons end with this process, also after an error.
             actors = [
                 processes.Process(target=run_actor, args=(settings, address, actor), daemon=True)
                 for actor in range(settings.actors)

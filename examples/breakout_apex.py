@@ -2,7 +2,7 @@
 
     python examples/breakout_apex.py --minutes 3
 
-Takes the flags of `innet-drl train`, with the preset `breakout` unless told otherwise; `--help` lists them.
+Accepts the flags of `innet-drl train`; the default preset is `breakout`; `--help` lists them.
 """
 
 import sys

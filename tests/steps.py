@@ -60,3 +60,9 @@ def connect_and_fill(address: str) -> None:
     """What a child process does; it imports this module, which is quick."""
     with innet.connect(address) as replay:
         fill(replay, 20)
+
+
+def still_works(replay: innet.Replay) -> bool:
+    """A writer and a reader find the replay as it should be."""
+    fill(replay, 20)
+    return len(replay.sample("t", 4, VIEW, timeout=10)) == 4

@@ -133,7 +133,7 @@ def test_resume_and_out_contradict_each_other(tmp_path: Path) -> None:
     RunFolder.new(tmp_path / "run").begin(PRESETS["cartpole"])
     with pytest.raises(ConfigurationError) as refused:
         parse_train(["--resume", str(tmp_path / "run"), "--out", "elsewhere"])
-    assert "leave --out away" in refused.value.with_flags
+    assert "omit --out" in refused.value.with_flags
 
 
 def test_resume_and_preset_contradict_each_other(tmp_path: Path) -> None:
@@ -193,6 +193,7 @@ def test_settings_may_be_at_their_limits() -> None:
     [
         ("gamma: [", "not YAML"),
         ("speed: 3", "no setting 'speed'"),
+        ("far_sight: 3", r"no setting 'far_sight' in innet-drl [\d.]+: remove it, or install the release that wrote"),
         ("gama: 3", r"config.yaml: there is no setting 'gama' in innet-drl [\d.]+: did you mean gamma"),
         ("channels: 3", "channels 3: it must be a list, each an integer"),
         ("layers:", "layers None: it must be a list"),

@@ -95,14 +95,14 @@ def test_memories_that_cannot_be_used_are_told(tmp_path: Path, capsys: pytest.Ca
 
     message = error_of("--n-step", "5", "--priority-exponent", "0.5")
     assert "with another --priority-exponent and --n-step" in message
-    assert f"delete {path} to go on with an empty memory" in message
+    assert f"delete {path} to continue with an empty memory" in message
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     message = error_of()
     # By its checksum, or by a length that is none.
     assert f"the snapshot {path} cannot be used" in message
-    assert f"delete {path} to go on with an empty memory" in message
+    assert f"delete {path} to continue with an empty memory" in message
     assert sorted((run / "checkpoints").iterdir()) == checkpoints
     path.unlink()
     assert main(["train", "--resume", str(run), "--steps", "6000"]) == 0

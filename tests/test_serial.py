@@ -73,7 +73,7 @@ def test_a_memory_that_draws_other_items_is_noticed(tmp_path: Path) -> None:
     # The batches in another order: the first one that shares an item with an earlier one shows it.
     journal["journal.keys"] = journal["journal.keys"].flip(0).contiguous()
     RunFolder(run).save_journal(0, journal)
-    with pytest.raises(RunFolderError, match="draws other items"):
+    with pytest.raises(RunFolderError, match="samples other items"):
         local.train(small(serial=True), run, resume=True)
 
 

@@ -59,7 +59,7 @@ def test_a_misspelt_environment(tmp_path: Path, name: str, message: str) -> None
 def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     folder = RunFolder.new(tmp_path / "run")
     folder.begin(small())
-    assert "holds a run already: go on with --resume" in refused(COMMAND, "train", "--out", str(folder.path))
+    assert "holds a run already: continue it with --resume" in refused(COMMAND, "train", "--out", str(folder.path))
     assert "has no checkpoint yet" in refused(COMMAND, "train", "--resume", str(folder.path))
 
 

@@ -114,10 +114,10 @@ class Table:
         min_size: Items needed before the first sample.
         samples_per_insert: Items sampled for each item inserted, held to within `slack`; 0 sets no limit.
         slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts.
-            0 is the samples of 1,024 inserts or of a tenth of `min_size`, at least 4,096, but of no more inserts than
-            `capacity` has beside `min_size`. A sample has at most `2 * slack - samples_per_insert` items. With
-            `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio expects: writers
-            then continue as soon as a sample waits.
+            0 derives it: `samples_per_insert` times the larger of 1,024 and `min_size / 10`, at least 4,096, and at
+            most `samples_per_insert * (capacity - min_size)`. A sample has at most `2 * slack - samples_per_insert`
+            items. With `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio
+            expects: writers then continue as soon as a sample waits.
         view: View of writers and samples that name none.
 
     Raises:
@@ -828,8 +828,8 @@ class Server(_ContextManager):
     def close(self) -> None:
         """Stops listening, lets requests under way finish, and ends the connections.
 
-        Waiting calls of clients end with `ClosedError`. A server that `innet-replay serve` runs and a signal ends is
-        different: its clients wait for the next one at its address (`reconnect_for` of `connect`).
+        Waiting calls of clients end with `ClosedError`. When a signal ends `innet-replay serve`, its clients reconnect
+        instead (`reconnect_for` of `connect`).
         """
 
 @disjoint_base

@@ -19,11 +19,11 @@ USAGE = """\
 usage: innet-drl COMMAND [flags]
 
 commands:
-  train      train an agent; the run is left in runs/<name>/
+  train      train an agent; writes runs/<name>/
   evaluate   play games with the agents of runs and print a report as JSON
   record     record a video of a game of the agent of a run
-  bench      measure: bench paper is the evaluation of in-network experience sampling, bench gradients that of sums
-             between learners
+  bench      bench paper repeats the evaluation of in-network experience sampling, bench gradients measures
+             sums of gradients
 
 innet-drl COMMAND --help lists the flags; innet-drl --version prints the release.
 The commands need the extra train: pip install 'innet-drl[train]'.

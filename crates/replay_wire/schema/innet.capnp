@@ -247,7 +247,7 @@ struct OpenWriter {
   writer @1 :UInt64;
   # drawn at random by the client; the same number again fences the older connection off
   name @2 :Text;
-  # for people: it stands in errors and logs
+  # display name in errors and logs
   streams @3 :UInt32;
   windowBefore @4 :UInt16;
   windowAfter @5 :UInt16;
@@ -327,7 +327,7 @@ struct Sampled {
   before @5 :List(UInt16);
   after @6 :List(UInt16);
   items @7 :UInt64;
-  # live items with mass at the instant of sampling
+  # live items with a priority above zero at the instant of sampling
   minProbability @8 :Float64;
   # 0 unless asked for
 }
@@ -388,7 +388,7 @@ enum Arithmetic {
 }
 
 struct JoinGradients {
-  # One for each connection. The place is the worker's for as long as the connection is open; gradients and sums
+  # One for each connection. Membership ends with the connection; gradients and sums
   # are datagrams (crates/gradients/src/packet.rs).
   job @0 :Text;
   worker @1 :UInt16;

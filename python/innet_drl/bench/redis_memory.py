@@ -72,14 +72,14 @@ class RedisMemory(ReplayMemory):
             if not settings.resumed and store.holds_experience():
                 name = settings.table.name
                 raise ConfigurationError(
-                    f"{settings.address} holds the keys of another run named {name!r}: go on with that run (--resume), "
+                    f"{settings.address} holds the keys of another run named {name!r}: continue that run (--resume), "
                     f"choose another --out, whose last part names the keys, or delete them (redis-cli del "
                     f"innet:{name}:experience innet:{name}:parameters)"
                 )
             store.clear()
             with make_replay(settings, _message_format(settings).table) as own:
                 logger.info(
-                    "experience and parameters go through the Redis at %s, the learner draws here", settings.address
+                    "experience and parameters go through the Redis at %s, the learner samples here", settings.address
                 )
                 yield cls(store, settings, own)
             # The Redis may be gone by now.

@@ -29,7 +29,7 @@ SYSTEMS = {
     "redis": "Redis on kernel TCP",
     "shared": "in-network shared memory",
     "sampling": "in-network sampling",
-    "ahead": "in-network sampling, drawn ahead",
+    "ahead": "in-network sampling, sampled ahead",
 }
 """The baseline; optimization 1, where the learner pulls experience and samples itself; optimization 2, where the server
 samples; and optimization 2 with the next batch sampled while the learner trains."""

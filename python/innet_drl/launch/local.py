@@ -97,7 +97,7 @@ def _train(
     resumed = folder.latest_checkpoint() if resume else None
     if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
         raise ConfigurationError(
-            f"{folder.path} has taken its {config.steps:,} steps: go on with more of them, "
+            f"{folder.path} has taken its {config.steps:,} steps: continue with more of them, "
             f"{resuming(folder.path)} --steps N"
         )
     trainer = None

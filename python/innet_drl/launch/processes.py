@@ -98,8 +98,8 @@ def start(
     except (EOFError, OSError) as error:
         ours.close()
         raise ProcessError(
-            f"{name} cannot be started: the process that it is forked from has ended ({type(error).__name__}); where "
-            "that printed nothing, it was killed, perhaps for want of memory"
+            f"{name} cannot be started: the process that it is forked from has ended ({type(error).__name__}); if it "
+            "printed nothing, the system probably killed it: out of memory"
         ) from error
     finally:
         # With this copy closed, the pipe ends when the process ends.

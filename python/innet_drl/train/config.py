@@ -89,8 +89,8 @@ class Config(_Named):
     minutes: Positive | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
-    """Ends training at this many agent steps, counted over all sessions of the run. Actors in processes of their own
-    take some more until the learner knows: up to a second's."""
+    """Ends training at this many agent steps, counted over all sessions of the run. Actor processes exceed it by up
+    to a second of steps."""
     seed: int = 0
     """Seed of networks, environments, exploration and, if the memory is in this process, sampling."""
     serial: bool = False
@@ -425,11 +425,14 @@ def check_names(names: Iterable[str], where: str = "") -> None:
         ConfigurationError: There is no setting of this name.
     """
     known = [field.name for field in dataclasses.fields(Config)]
+    unknown = "innet-drl train --help lists them"
+    if where:
+        unknown = "remove it, or install the release that wrote the file, which may be newer"
     for name in names:
         if name not in known:
             raise ConfigurationError(
                 f"{where}there is no setting {name!r} in innet-drl {innet.__version__}"
-                f"{did_you_mean(str(name), known, otherwise='innet-drl train --help lists them')}"
+                f"{did_you_mean(str(name), known, otherwise=unknown)}"
             )
 
 

@@ -163,7 +163,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     known, _ = first.parse_known_args(arguments)
     changes = {} if known.config is None else read_settings(known.config)
     if known.resume is not None and known.preset is not None:
-        raise ConfigurationError("--resume goes on with the run's own settings: leave --preset away")
+        raise ConfigurationError("--resume uses the run's settings: omit --preset")
     environment = known.environment or str(changes.get("environment", "atari/"))
     is_atari = environment.startswith("atari/")
     name: PresetName = known.preset or ("breakout" if is_atari else "vector")
@@ -184,5 +184,5 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
         registry=_REGISTRY,
     )
     if flags.resume is not None and flags.out is not None:
-        raise ConfigurationError("--resume goes on in the run's own folder: leave --out away")
+        raise ConfigurationError("--resume uses the run's folder: omit --out")
     return flags

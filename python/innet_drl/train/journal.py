@@ -99,7 +99,7 @@ class Journal:
                     if now.setdefault(earlier, key) == key and recorded.setdefault(key, earlier) == earlier:
                         continue
                     raise RunFolderError(
-                        "the memory draws other items than it did when the checkpoint was written, probably "
+                        "the memory samples other items than it did when the checkpoint was written, probably "
                         "by another release: resume it with that one, or without --serial"
                     )
                 self.update_priorities(batch.ids, arrays["priorities"][draw])

@@ -47,8 +47,8 @@ GRACE_SECONDS = 0.25
 """Seconds by which a call of a server may exceed its timeout: the page names a silent server soon."""
 
 IMAGE_BYTES = 2_000
-"""Memory reserved for each step with an image of at least as many bytes: compressed, Breakout takes 409 on average and
-Seaquest 741."""
+"""Memory reserved for each step with an image of at least as many bytes: packed without differences, Breakout takes 409
+on average and Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound of the bytes that a step takes beside its image."""
 
@@ -259,7 +259,7 @@ class ServerMemory(ReplayMemory):
         with _connect(settings) as replay:
             if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
                 raise ConfigurationError(
-                    f"{address} holds the memory of another run named {name!r}: go on with that run "
+                    f"{address} holds the memory of another run named {name!r}: continue that run "
                     "(--resume), or choose another --out, whose last part names the memory"
                 )
             logger.info("the replay memory is table %r at %s; it stays there afterwards", name, address)
@@ -411,12 +411,14 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
     """Makes a memory in this process, with the run's table or another one.
 
     Raises:
-        ConfigurationError: There is no room for the table.
+        ConfigurationError: There is no memory for the table.
     """
     try:
         return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
-        raise ConfigurationError(f"no room for the memory ({error}): lower --capacity, or raise --max-bytes") from error
+        raise ConfigurationError(
+            f"not enough memory for the table ({error}): lower --capacity, or raise --max-bytes"
+        ) from error
 
 
 def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
@@ -453,6 +455,6 @@ def _connect(settings: MemorySettings) -> innet.Replay:
         ) from error
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            f"{address} has no room for the memory ({error}): lower --capacity, drop a table there that no run "
-            "needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)"
+            f"{address} has not enough memory for the table ({error}): lower --capacity, drop a table there that no "
+            "run needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)"
         ) from error

@@ -114,7 +114,7 @@ class RunFolder:
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
-                f"{self.path} holds a run already: go on with {resuming(self.path)}, or choose another --out"
+                f"{self.path} holds a run already: continue it with {resuming(self.path)}, or choose another --out"
             )
 
     def _make(self) -> bool:
@@ -224,7 +224,7 @@ class RunFolder:
             RunFolderError: In place of an `OSError`.
         """
         is_new = self.newest_checkpoint() is None
-        afterwards = " and start again" if is_new else f" and go on with {resuming(self.path)}"
+        afterwards = " and start again" if is_new else f" and continue with {resuming(self.path)}"
         with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
             yield
 
@@ -345,7 +345,7 @@ class RunFolder:
         try:
             memory.restore(self.snapshot)
         except (innet.errors.CorruptError, innet.errors.TableDiffersError, innet.errors.StorageError) as error:
-            raise RunFolderError(f"{error}: delete {self.snapshot} to go on with an empty memory") from error
+            raise RunFolderError(f"{error}: delete {self.snapshot} to continue with an empty memory") from error
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
         """Writes the evaluation after training, in place of an earlier session's evaluation.

@@ -101,7 +101,7 @@ def train(trainer: Trainer) -> None:
                 while counts.drawn + config.batch_size <= ratio * (counts.inserted - config.min_size):
                     batch = next(batches)
                     counts.drawn += config.batch_size
-                    trainer.stopwatch.lap("draw")
+                    trainer.stopwatch.lap("sample")
                     priorities = trainer.priorities(trainer.learn(batch))
                     (journal or memory).update_priorities(batch.ids, priorities)
                     trainer.stopwatch.lap("priorities")
@@ -121,8 +121,8 @@ def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Act
     changed = trainer.config.changed_flags(trainer.folder.config(), JOURNAL_SETTINGS)
     if changed:
         raise ConfigurationError(
-            f"a serial run goes on with the memory it had, which would not be the same with another {changed}: "
-            "leave that away, or go on with --no-serial"
+            f"a serial run continues with the memory it had, which would not be the same with another {changed}: "
+            "omit it, or continue with --no-serial"
         )
     counts = _Counts(**resumed.state["memory"])
     if counts.journal_files == 0:

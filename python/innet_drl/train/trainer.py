@@ -27,7 +27,7 @@ from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
-from innet_drl.train.display import Display, score
+from innet_drl.train.display import Display
 from innet_drl.train.errors import (
     ConfigurationError,
     DivergedError,
@@ -307,12 +307,12 @@ class Trainer:
         changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(
-                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to go "
-                "on with an empty memory"
+                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to "
+                "continue with an empty memory"
             )
         with self._copies("restoring the replay memory", path, path.stat().st_size):
             self.folder.restore_memory(memory)
-        logger.info("the replay memory goes on with its %s steps", f"{memory.stats()['steps']:,}")
+        logger.info("the replay memory continues with its %s steps", f"{memory.stats()['steps']:,}")
         return True
 
     @property
@@ -563,11 +563,12 @@ class Trainer:
             if config.video and not self.interrupted:
                 self._record_video()
         self._write_pending_lines()
+        best = "-" if meter.best is None else f"{meter.best:g}"
         logger.info(
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
-            f"{meter.games:,} games, best score {score(meter.best)}"
+            f"{meter.games:,} games, best score {best}"
         )
-        logger.info("everything is in %s; go on with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
+        logger.info("everything is in %s; continue with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
         best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
         self._call("on_end", result)

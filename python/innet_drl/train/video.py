@@ -132,8 +132,7 @@ def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[t
         environment.close()
     except Exception as error:
         # An environment of the user's own may raise anything; Gymnasium's base class raises an error without a text.
-        missing = isinstance(error, NotImplementedError) and not str(error)
-        reason = "its render() is not implemented" if missing else str(error) or type(error).__name__
+        reason = str(error) or f"its render() raises {type(error).__name__}"
         raise UnavailableEnvironmentError(f"{config.environment_name} cannot be drawn: {reason}") from error
 
 

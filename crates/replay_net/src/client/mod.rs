@@ -99,7 +99,7 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Time for which the first connection is tried again after the other end closed it without a word.
+/// Retry period of the first connection after its peer closed it without a reply.
 const CUT_OFF_RETRIES: Duration = Duration::from_secs(1);
 
 /// A replay memory on a server.

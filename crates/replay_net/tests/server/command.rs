@@ -250,7 +250,7 @@ fn the_soft_limit_of_open_files_does_not_limit_connections() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_used_is_exit_code_2() {
+fn arguments_that_cannot_be_used_are_exit_code_2() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("server.toml");
     std::fs::write(&path, "io_thread = 1").unwrap();
@@ -261,6 +261,10 @@ fn a_configuration_that_cannot_be_used_is_exit_code_2() {
             "io_thread",
         ),
         (vec!["serve", "--no-such-flag"], "--no-such-flag"),
+        (
+            vec!["drop", "innet://127.0.0.1:7999"],
+            "innet-replay drop NAME innet://127.0.0.1:7999",
+        ),
     ] {
         let output = output(&arguments);
         assert_eq!(output.status.code(), Some(2));
@@ -276,17 +280,6 @@ fn a_server_that_is_not_there_is_exit_code_1() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(
         message.contains("is `innet-replay serve` running there?"),
-        "{message}"
-    );
-}
-
-#[test]
-fn an_address_in_place_of_a_tables_name_is_refused() {
-    let output = output(&["drop", "innet://127.0.0.1:7999"]);
-    assert_eq!(output.status.code(), Some(2));
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        message.contains("innet-replay drop NAME innet://127.0.0.1:7999"),
         "{message}"
     );
 }
