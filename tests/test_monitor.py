@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from steps import VIEW, fill, table
 COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "monitoring"
 TOKEN = "secret of the tests"
-NAME = 'quoted "name" \\ <b>bold</b>'
+NAME = 'quoted "name" \\ \n <b>bold</b>'
 
 
 def get(url: str, tls_ca: Path | None = None, **headers: str) -> tuple[int, str]:
@@ -236,6 +237,25 @@ def test_the_command_names_the_address(tmp_path: Path) -> None:
         assert process.returncode == 0
 
 
+def test_clients_that_hang_keep_no_connection(tmp_path: Path) -> None:
+    serve = [*COMMAND, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
+    serve += ["--handshake-deadline-ms", "100"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with ExitStack() as clients:
+            # More than the server accepts at a time, and more answers than the sockets hold.
+            for _ in range(64):
+                client = clients.enter_context(socket.create_connection(address))
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 4000)
+            with urllib.request.urlopen(f"{url}/healthz", timeout=30) as answer:
+                assert answer.read() == b"ok\n"
+        process.terminate()
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+
+
 def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
     with subprocess.Popen([*COMMAND, "top", server.addresses[0]], stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
@@ -247,7 +267,7 @@ def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
         top.kill()
     for screen in screens:
         assert f"innet-replay {innet.__version__}  up " in screen
-        assert NAME in screen
+        assert NAME.replace("\n", "\\n") in screen
         assert "update_priorities" in screen
         assert "0 requests/s" in screen
 

@@ -95,7 +95,7 @@ impl Change<'_> {
         }
     }
 
-    /// What the histogram at `path` has gained, or all of it if that is nothing.
+    /// Increase of the histogram at `path`; without one, all of it.
     fn gained(&self, path: &str) -> Buckets {
         let buckets = |moment: &Moment| Buckets::of(moment.stats.pointer(path));
         let (before, mut now) = (buckets(self.before), buckets(self.now));

@@ -5,6 +5,7 @@ mod metrics;
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -30,8 +31,11 @@ use crate::connection::{Phase, reached};
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
 use replay_core::error::{Error, Result};
 
-/// Open connections; further ones wait to be accepted.
-const MAX_CONNECTIONS: usize = 64;
+/// Open connections; further ones wait to be accepted. Each may hold one answer: 4 MB for a thousand tables.
+const MAX_CONNECTIONS: usize = 16;
+
+/// Longest life of a connection, in deadlines of a handshake: a client that does not read its answer would keep it for good.
+const MAX_LIFE: u32 = 6;
 
 const PAGE: &str = include_str!("http/page.html");
 
@@ -146,10 +150,13 @@ impl Server {
         connection
             .timer(TokioTimer::new())
             .header_read_timeout(self.handshake_deadline);
-        connection
-            .serve_connection(TokioIo::new(stream), answer)
-            .await?;
-        Ok(())
+        let mut connection = pin!(connection.serve_connection(TokioIo::new(stream), answer));
+        let life = self.handshake_deadline * MAX_LIFE;
+        if let Ok(ended) = tokio::time::timeout(life, connection.as_mut()).await {
+            return Ok(ended?);
+        }
+        connection.as_mut().graceful_shutdown();
+        Ok(tokio::time::timeout(self.handshake_deadline, connection).await??)
     }
 
     fn answer_http<B: Body>(&self, request: &Request<B>, peer: SocketAddr) -> Response<String> {
