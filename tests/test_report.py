@@ -190,8 +190,11 @@ def test_sessions_say_how_they_ended(tmp_path: Path) -> None:
     run = tmp_path / "<b>run & 1"
     with pytest.raises(RuntimeError, match="no more"):
         train.run(small(serial=True), callbacks=[Fail()], folder=run)
+    with (run / "sessions.jsonl").open("a") as file:
+        file.write("{torn")
     resumed = train.run(small(serial=True, steps=500), folder=run, resume=True)
-    first, failed, second, ended = (json.loads(line) for line in (run / "sessions.jsonl").read_text().splitlines())
+    whole = [line for line in (run / "sessions.jsonl").read_text().splitlines() if line != "{torn"]
+    first, failed, second, ended = map(json.loads, whole)
     assert failed["how"] == "RuntimeError: no more"
     assert ended["how"] == "finished"
     assert ended["agent_steps"] == resumed.agent_steps
@@ -271,7 +274,7 @@ def test_wrong_runs_and_files_are_one_error(copied: Path, tmp_path: Path, capsys
     assert error(tmp_path / "nowhere").endswith("nowhere is no run: it has no config.yaml")
     (copied / "sessions.jsonl").unlink()
     (copied / "sessions.jsonl").symlink_to("/proc/self/mem")
-    assert error(copied).startswith(f"error: {copied} cannot be read: ")
+    assert error(copied).startswith(f"error: {copied}/sessions.jsonl cannot be read: ")
     (copied / "config.yaml").write_text("environment: CartPole-v1\ngama: 3\n")
     assert "there is no setting 'gama'" in error(copied)
     with pytest.raises(ConfigurationError, match="name their folders"):

@@ -135,6 +135,7 @@ def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedR
         ConfigurationError: Its settings are damaged, or of a newer release.
     """
     folder = RunFolder.open(path)
+    config = folder.config()
     notes: list[str] = []
     with reading(path):
         columns = _Columns(path.name, progress)
@@ -150,7 +151,7 @@ def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedR
         videos = [video for video in folder.videos.glob("*.mp4") if not video.name.endswith(".partial.mp4")]
         newest = max(videos, key=lambda video: video.stat().st_mtime, default=None)
         held = folder.is_held
-    return RecordedRun(path, name, index, folder.config(), columns.arrays(), evaluation, sessions, newest, held, notes)
+    return RecordedRun(path, name, index, config, columns.arrays(), evaluation, sessions, newest, held, notes)
 
 
 class _Columns:
@@ -207,7 +208,7 @@ def _read_lines(path: Path, add: Any) -> list[str]:
     if not path.is_file():
         return []
     damaged = []
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             # A line without an end is being written, or was when the run was killed.
             if not line.endswith(b"\n"):

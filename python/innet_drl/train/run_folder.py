@@ -191,8 +191,11 @@ class RunFolder:
             self._append_session({"ended": _now(), "agent_steps": agent_steps, "how": how})
 
     def _append_session(self, line: dict[str, Any]) -> None:
-        with (self.path / "sessions.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with (self.path / "sessions.jsonl").open("a+b") as file:
+            # A line that a full disk cut short is not continued by this one.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            ended = file.read() in (b"", b"\n")
+            file.write((b"" if ended else b"\n") + json.dumps(line).encode() + b"\n")
 
     @property
     def is_held(self) -> bool:
