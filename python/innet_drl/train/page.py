@@ -25,7 +25,7 @@ from rich.text import Text
 from innet_drl.train.display import Display, clock, number, score
 from innet_drl.train.metrics import Metrics
 
-SMALLEST_PAGE = (80, 20)
+SMALLEST_PAGE = (80, 22)
 """Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
 NAMES_WIDTH = 16
 ACTOR_WIDTH = 9
@@ -138,7 +138,7 @@ class Page(Display):
         evaluation = score(metrics.evaluation_mean)
         if metrics.evaluation_best is not None:
             evaluation += f", best {score(metrics.evaluation_best)}"
-        numbers = Table.grid(padding=(0, 3))
+        numbers = Table.grid(padding=(0, 2))
         for _ in range(3):
             numbers.add_column()
         cells = [
@@ -148,11 +148,11 @@ class Page(Display):
             ("games", f"{metrics.games:,}"),
             ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
             ("updates", f"{metrics.learner_updates:,}"),
-            ("score", f"{score(metrics.return_mean)}, best game {score(metrics.return_best)}"),
+            ("score", f"{score(metrics.return_mean)}, best {score(metrics.return_best)}"),
             ("loss", number(metrics.td_loss, 4)),
             ("Q", number(metrics.q_mean, 3)),
             ("evaluation", evaluation),
-            ("samples per insert", ratio),
+            ("replay ratio", ratio),
             ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
             ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
             ("sample age", number(metrics.sample_age, 0)),
