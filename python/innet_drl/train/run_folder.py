@@ -199,7 +199,7 @@ class RunFolder:
 
     @property
     def is_held(self) -> bool:
-        """Whether a process of this machine trains in the folder now."""
+        """Whether a process of this machine trains in the folder now; takes the lock for an instant."""
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
