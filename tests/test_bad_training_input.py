@@ -14,7 +14,8 @@ import pytest
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.launch import actors, fork_server, local, processes
+from innet_drl.launch import actors, fork_server, launcher, local, processes
+from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
     ActorError,
@@ -254,18 +255,20 @@ def test_a_start_that_fails_leaves_no_folder_but_the_users_own(tmp_path: Path) -
 def test_an_actor_whose_environment_cannot_be_made_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replacement would say the same once more."""
     monkeypatch.setattr(actors, "run_actor", fail_to_begin)
-    with actors.Actors(small(actor_restarts=3), "unix:///nowhere", "apex", 0) as running:
-        wait(list(running._pipes))
+    started_here = LocalLauncher()
+    with actors.Actors(small(actor_restarts=3), "unix:///nowhere", "apex", 0, started_here) as running:
+        wait(list(started_here._pipes))
         with pytest.raises(ActorError, match="no licence"):
             running.reports(0)
 
 
 def test_an_actor_that_the_memory_refuses_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    with actors.Actors(small(actor_restarts=3), "ftp://nowhere", "apex", 0) as running:
-        wait(list(running._pipes))
+    started_here = LocalLauncher()
+    with actors.Actors(small(actor_restarts=3), "ftp://nowhere", "apex", 0, started_here) as running:
+        wait(list(started_here._pipes))
         with pytest.raises(ActorError, match=r"actor 0 cannot play: .*ftp"):
             running.reports(0)
-        assert not running._pipes
+        assert not started_here._pipes
     assert not caplog.records
 
 
@@ -291,8 +294,10 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
     """The actors are told of an address where nobody listens."""
     start = actors.Actors.__init__
 
-    def elsewhere(self: actors.Actors, config: object, address: str, name: str, first_step: int) -> None:
-        start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step)
+    def elsewhere(
+        self: actors.Actors, config: object, address: str, name: str, first_step: int, launcher: LocalLauncher
+    ) -> None:
+        start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step, launcher)
 
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
@@ -325,9 +330,10 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 
 def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
-    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
-    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as running:
-        wait(list(running._pipes))
+    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.01)
+    started_here = LocalLauncher()
+    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0, started_here) as running:
+        wait(list(started_here._pipes))
         with pytest.raises(ActorError, match="no restart is left: broken"):
             running.reports(0)
         assert not multiprocessing.active_children()
@@ -356,7 +362,7 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
-    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.01)
     started: list[int] = []
     start = actors.Actors._start
 
@@ -365,8 +371,9 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
         start(self, assignment)
 
     monkeypatch.setattr(actors.Actors, "_start", note)
-    with actors.Actors(small(), "unix:///nowhere", "apex", 5) as running:
-        wait(list(running._pipes))
+    started_here = LocalLauncher()
+    with actors.Actors(small(), "unix:///nowhere", "apex", 5, started_here) as running:
+        wait(list(started_here._pipes))
         running.reports(700)
     assert started == [5, 700]
 

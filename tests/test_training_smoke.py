@@ -136,13 +136,15 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from innet_drl.launch.actors import Actors
+    from innet_drl.launch.launcher import LocalLauncher
 
     killed: list[int] = []
     reports = Actors.reports
 
     def kill_once(self: Actors, agent_steps: int) -> object:
         if not killed:
-            process = self._processes[0]
+            assert isinstance(self.launcher, LocalLauncher)
+            process = self.launcher._processes["actor 0"]
             os.kill(process.pid, signal.SIGKILL)
             killed.append(process.pid)
         return reports(self, agent_steps)

@@ -26,6 +26,7 @@ from innet_drl.train.importing import importing
 __all__ = [
     "END_SIGNALS",
     "MAIN_GUARD",
+    "LeavesRun",
     "ProcessFailure",
     "Stopped",
     "await_end",
@@ -109,6 +110,10 @@ def start(
 
 class Stopped(BaseException):
     """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
+
+
+class LeavesRun(BaseException):
+    """The actor leaves its run, whose memory outlives it. As `Stopped` it is no failure."""
 
 
 def prepare_to_play() -> None:

@@ -380,9 +380,12 @@ def memory_token(config: Config) -> str:
 
 def actor_token(config: Config) -> str:
     """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or else the run's."""
-    if config.replay == "embedded":
-        return ""
-    return os.environ.get("INNET_ACTOR_TOKEN", "").strip() or memory_token(config)
+    return "" if config.replay == "embedded" else server_token_of_actors()
+
+
+def server_token_of_actors() -> str:
+    """The token of actors at a server, from the environment."""
+    return (os.environ.get("INNET_ACTOR_TOKEN", "") or os.environ.get("INNET_TOKEN", "")).strip()
 
 
 def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:

@@ -51,7 +51,8 @@ class RunFolder:
     def __init__(self, path: Path, advice: str = "make it writable for this user", *, is_new: bool = False) -> None:
         self.path = path
         self._advice = advice
-        self._is_new = is_new
+        self.is_new = is_new
+        """Whether the folder is of a new run."""
         self._made: list[Path] = []
         self._continues = False
         self.checkpoints = path / "checkpoints"
@@ -111,6 +112,11 @@ class RunFolder:
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
 
+    @classmethod
+    def new_or_existing(cls, path: Path) -> RunFolder:
+        """The folder of an existing run, or of a new one."""
+        return cls(path) if (path / "config.yaml").is_file() else cls.new(path)
+
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
@@ -140,7 +146,7 @@ class RunFolder:
         """
         directory = self._locked_directory()
         try:
-            if self._is_new:
+            if self.is_new:
                 self._check_free()
             yield
         finally:
@@ -177,7 +183,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Removes the files of a new run that learned nothing and has no checkpoint; `hold` then removes the folder."""
-        if self._is_new and self.newest_checkpoint() is None:
+        if self.is_new and self.newest_checkpoint() is None:
             names = ("config.yaml", "metrics.jsonl", "wandb.json")
             for file in (*(self.path / name for name in names), *self.path.glob("events.out.*")):
                 file.unlink(missing_ok=True)

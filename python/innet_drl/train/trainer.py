@@ -285,7 +285,7 @@ class Trainer:
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
-        earlier = None if self.resumed is None else self.folder.config()
+        earlier = None if self.folder.is_new else self.folder.config()
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
