@@ -149,14 +149,14 @@ def actor(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import ActorFlags, parse
 
     flags = parse(ActorFlags, "actor", arguments)
-    from innet_drl.launch.joining import Joining, join
+    from innet_drl.launch.joining import Joining, run
     from innet_drl.train.memory import server_token_of_actors
     from innet_drl.train.page import logs_on_console
 
     own = ("environment", "environment_threads", "actor_threads")
     changes = {name: getattr(flags, name) for name in own if getattr(flags, name) is not None}
     with logs_on_console():
-        join(Joining(flags.replay, flags.index, flags.run, flags.replay_ca, changes, server_token_of_actors()))
+        run(Joining(flags.replay, flags.index, flags.run, flags.replay_ca, changes, server_token_of_actors()))
 
 
 def _callbacks(*, track: bool) -> list[Any]:

@@ -37,7 +37,9 @@ POLL_SECONDS = 1.0
 """Pause between two looks at the server while there is nothing to play for."""
 CALL_SECONDS = 2.0
 """Timeout of a call that waits for the learner, after which the actor says so and looks whether the run has changed."""
-CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError)
+SILENT_SECONDS = 5.0
+"""Seconds of a wait for the learner before the actor says so, as the client does for a server."""
+CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError, innet.errors.DeadlineError)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Joining:
         config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
         if self.index >= config.actors:
             raise ConfigurationError(
-                f"--index {self.index}: the run {name} has {config.actors} actors, 0 to {config.actors - 1}: its "
+                f"--index {self.index}: run {name} has {config.actors} actors, 0 to {config.actors - 1}: its "
                 "learner's --actors is their number"
             )
         return config
@@ -83,8 +85,22 @@ class _RunChanged(LeavesRun):
     """The run has other settings than the actor."""
 
 
+def run(joining: Joining) -> None:
+    """Joins as a process of its own: `join` until SIGINT or SIGTERM.
+
+    Raises:
+        TrainingError: A problem that the user can solve.
+        innet_drl.ReplayError: The server refuses the actor.
+    """
+    _end_on_signals()
+    try:
+        join(joining)
+    except Stopped:
+        logger.info("actor %d leaves the run", joining.index)
+
+
 def join(joining: Joining) -> None:
-    """Plays until the run ends, or until SIGINT or SIGTERM.
+    """Plays until the run ends.
 
     Raises:
         TrainingError: A problem that the user can solve.
@@ -95,14 +111,6 @@ def join(joining: Joining) -> None:
         raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
     if joining.replay_ca is not None and not joining.replay_ca.is_file():
         raise ConfigurationError(f"--replay-ca {joining.replay_ca}: there is no such file")
-    _end_on_signals()
-    try:
-        _join(joining)
-    except Stopped:
-        logger.info("actor %d leaves the run", joining.index)
-
-
-def _join(joining: Joining) -> None:
     while True:
         try:
             with joining.connect() as replay:
@@ -111,10 +119,10 @@ def _join(joining: Joining) -> None:
             environments.check(config)
             _play(joining, config, name, published)
         except _RunEnded:
-            logger.info("the run %s has ended", name)
+            logger.info("run %s has ended", name)
             return
         except _RunChanged:
-            logger.info("the run %s has other settings: actor %d joins it again", name, joining.index)
+            logger.info("run %s has other settings: actor %d joins it again", name, joining.index)
         except CONNECTION_LOST as error:
             logger.warning("actor %d lost the server and waits for it: %s", joining.index, error)
             time.sleep(POLL_SECONDS)
@@ -135,7 +143,7 @@ def _await_run(replay: innet.Replay, joining: Joining) -> tuple[str, PublishedRu
         if live:
             return live.popitem()
         ended = [name for name in runs if joining.run in (None, name)]
-        wanted = "a learner" if joining.run is None else f"the learner of the run {joining.run}"
+        wanted = "a learner" if joining.run is None else f"the learner of run {joining.run}"
         reason = f"{' and '.join(ended)} has ended there" if ended else "none has published its run there"
         waiting = f"waiting for {wanted} (innet-drl learner --replay {joining.replay}): {reason}"
         if waiting != said:
@@ -180,7 +188,6 @@ class _JoinedRun:
         self._settings = published.settings
         self._version = 0
         self._unsent: deque[ActorReport] = deque()
-        self._waiting = False
 
     def begin(self, actor: Actor, memory: ReplayMemory) -> None:
         """Waits for the learner's parameters."""
@@ -191,13 +198,13 @@ class _JoinedRun:
         said = False
         while not actor.pull(memory):
             if not said:
-                logger.info("waiting for the learner of the run %s: it has published no parameters", name)
+                logger.info("waiting for the learner of run %s: it has published no parameters", name)
                 said = True
             self._look()
             time.sleep(POLL_SECONDS)
         epsilon = actor.final_epsilon
         logger.info(
-            "actor %d plays for the run %s at %s, with %d environments that explore with %.3g to %.3g",
+            "actor %d plays for run %s at %s, with %d environments that explore with %.3g to %.3g",
             index,
             name,
             self._joining.replay,
@@ -211,27 +218,27 @@ class _JoinedRun:
         # The writer of this process is among them.
         if sum(writer["name"] == f"actor {self._joining.index}" for writer in writers) > 1:
             logger.warning(
-                "another actor %d plays for the run %s: give each an --index of its own, or their games are equal and "
+                "another actor %d plays for run %s: give each an --index of its own, or their games are equal and "
                 "explore alike (a process that was just killed may be connected for a while)",
                 self._joining.index,
                 self._name,
             )
 
     def flush(self, writer: RowWriter) -> None:
-        """Waits for the learner, which draws what the replay ratio wants, and for the server."""
+        """Waits for the learner, which draws as much as the replay ratio asks for, and for the server."""
+        started, said = time.monotonic(), False
         while True:
             try:
                 writer.flush(timeout=CALL_SECONDS)
             except innet.errors.DeadlineError as error:
-                if not self._waiting:
+                if not said and time.monotonic() - started >= SILENT_SECONDS:
                     reason = str(error).removeprefix("the deadline passed: ")
-                    logger.info("waiting for the learner of the run %s: %s", self._name, reason)
-                    self._waiting = True
+                    logger.info("waiting for the learner of run %s: %s", self._name, reason)
+                    said = True
                 self._look()
             else:
-                if self._waiting:
+                if said:
                     logger.info("actor %d goes on", self._joining.index)
-                    self._waiting = False
                 return
 
     def report(self, report: ActorReport) -> None:
@@ -256,6 +263,7 @@ class _JoinedRun:
         self._version = found.version
         published = PublishedRun.of(found.tensors)
         if published.ended:
+            _silence_core()
             raise _RunEnded
         if published.settings != self._settings or published.release != innet.__version__:
             raise _RunChanged
@@ -267,11 +275,17 @@ def _end_on_signals() -> None:
     def stop(number: int, frame: object) -> None:
         for other in END_SIGNALS:
             signal.signal(other, signal.SIG_DFL)
+        _silence_core()
         raise Stopped
 
     for number in END_SIGNALS:
         signal.signal(number, stop)
     os.register_at_fork(after_in_child=_as_environment)
+
+
+def _silence_core() -> None:
+    """Drops the core's warning of the last rows, which a learner that is away does not admit; the process ends."""
+    logging.getLogger("innet_drl").setLevel(logging.ERROR)
 
 
 def _as_environment() -> None:

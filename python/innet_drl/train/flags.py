@@ -57,7 +57,7 @@ class LearnerFlags:
     """The learner of a run whose actors join by themselves, on any host (innet-drl actor)."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
-    out: Path
+    out: Annotated[Path, tyro.conf.arg(aliases=("--resume",))]
     """The run's folder: a run in it is continued from its newest checkpoint, with its settings changed by the given
     flags. Its last part names the run at the server."""
     preset: PresetName = "breakout"
@@ -222,8 +222,9 @@ def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
         SystemExit: An unknown flag, or `--help`.
     """
     known = _settings_flags(arguments)
-    has_run = known.out is not None and (known.out / "config.yaml").is_file()
-    name, config = _settings(known, known.out if has_run else None)
+    out = known.out or known.resume
+    has_run = out is not None and (out / "config.yaml").is_file()
+    name, config = _settings(known, out if has_run else None)
     return tyro.cli(
         LearnerFlags,
         prog="innet-drl learner",
