@@ -110,6 +110,14 @@ def test_of_several_runs_one_has_to_be_named(address: str) -> None:
         join(Joining(address, 9, run="b"))
 
 
+def test_an_actor_of_a_run_that_has_ended_ends(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    publish(address, "done", ended=True)
+    publish(address, "other")
+    with caplog.at_level("INFO"):
+        join(Joining(address, 0, run="done"))
+    assert "run done has ended" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -111,10 +111,11 @@ def join(joining: Joining) -> None:
         raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
     if joining.replay_ca is not None and not joining.replay_ca.is_file():
         raise ConfigurationError(f"--replay-ca {joining.replay_ca}: there is no such file")
+    name = joining.run
     while True:
         try:
             with joining.connect() as replay:
-                name, published = _await_run(replay, joining)
+                name, published = _await_run(replay, joining, name)
             config = joining.config(published, name)
             environments.check(config)
             _play(joining, config, name, published)
@@ -128,11 +129,17 @@ def join(joining: Joining) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _await_run(replay: innet.Replay, joining: Joining) -> tuple[str, PublishedRun]:
-    """Waits until the run is published and has not ended.
+def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tuple[str, PublishedRun]:
+    """Waits until the run is published.
+
+    Args:
+        replay: Connection to the server.
+        joining: The actor's settings.
+        known: Name of the run that the actor was started for, or has played for.
 
     Raises:
         ConfigurationError: Several runs are published, and none was named.
+        _RunEnded: The known run has ended.
     """
     said = ""
     while True:
@@ -142,9 +149,10 @@ def _await_run(replay: innet.Replay, joining: Joining) -> tuple[str, PublishedRu
             raise ConfigurationError(f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run")
         if live:
             return live.popitem()
-        ended = [name for name in runs if joining.run in (None, name)]
+        if known in runs:
+            raise _RunEnded
         wanted = "a learner" if joining.run is None else f"the learner of run {joining.run}"
-        reason = f"{' and '.join(ended)} has ended there" if ended else "none has published its run there"
+        reason = "none has published its run there" + (f" but {', '.join(runs)}, which ended" if runs else "")
         waiting = f"waiting for {wanted} (innet-drl learner --replay {joining.replay}): {reason}"
         if waiting != said:
             logger.info("%s", waiting)
