@@ -21,7 +21,7 @@ from docs._settings import PAGES, filled
 from innet_drl import train
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
-from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
+from innet_drl.train.flags import ActorFlags, EvaluateFlags, LearnerFlags, RecordFlags, TrainFlags
 from innet_drl.train.metrics import Metrics
 from steps import table
 from training import small
@@ -235,6 +235,11 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     [
         ("how-to/training.md", (Config, TrainFlags, EvaluateFlags, RecordFlags), {"help", "logdir", "listen"}),
         ("how-to/environments.md", (Config,), set()),
+        (
+            "how-to/several-machines.md",
+            (Config, TrainFlags, LearnerFlags, ActorFlags, EvaluateFlags),
+            {"listen", "trusted-network"} | {f"{kind}token-file" for kind in ("", "learner-", "actor-")},
+        ),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
     ],
 )

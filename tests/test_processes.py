@@ -76,6 +76,9 @@ def test_processes_that_are_started_separately_train_an_agent(server: Server, tm
         until(lambda: updates(run) > 10 or not learner.runs)
         late = command("actor", "--replay", server.address, "--index=1")
         until(lambda: set(lines(run)[-1]["actor_scores"]) == {"0", "1"} or not learner.runs)
+        twin = command("actor", "--replay", server.address, "--index=1")
+        twin.await_line("another actor 1 plays for run cart")
+        assert twin.interrupt() == 0
         assert learner.interrupt() == 0
         assert early.runs
         assert late.runs

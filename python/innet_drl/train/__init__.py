@@ -24,10 +24,12 @@ by `logging`.
 | `networks`, `losses`, `importing` | networks, losses, import paths of a user's own |
 | `exploration`, `actor` | epsilon-greedy exploration; playing and writing steps |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
+| `published_run` | a run as its server shows it to processes that join by themselves |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
 | `trainer`, `serial`, `journal` | one session of a run; the loop in one process; its repeatable memory |
 | `callbacks`, `tracking` | functions of the caller that a run calls; Weights & Biases |
 | `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
+| `following` | evaluations of each new checkpoint, in a process of their own |
 | `evaluation_report` | protocols of evaluations, interquartile means and intervals |
 | `run_folder`, `checkpoints` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
