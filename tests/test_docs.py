@@ -230,6 +230,18 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     assert explained == [field.name for field in dataclasses.fields(Metrics)]
 
 
+SERVER_FLAGS = {
+    "actor_token_file",
+    "learner_token_file",
+    "listen",
+    "tls_cert",
+    "tls_key",
+    "token_file",
+    "trusted_network",
+}
+SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "requeue", "signal", "time"}
+
+
 @pytest.mark.parametrize(
     ("document", "classes", "others"),
     [
@@ -238,7 +250,7 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
         (
             "how-to/several-machines.md",
             (Config, TrainFlags, LearnerFlags, ActorFlags, EvaluateFlags),
-            {"listen", "trusted-network"} | {f"{kind}token-file" for kind in ("", "learner-", "actor-")},
+            SERVER_FLAGS | SLURM_FLAGS | {"now"},
         ),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
     ],
