@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import innet_drl as innet
@@ -28,6 +31,7 @@ from innet_drl.train.published_run import (
     reports_table,
 )
 from innet_drl.train.run_folder import RunFolder
+from serving import Server
 from training import small
 
 
@@ -74,9 +78,29 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     assert {report.actor: report.parameter_updates for report in received} == {1: 77, 0: 0}
 
 
-def test_a_report_that_cannot_be_read_is_left_out(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    import numpy as np
+def test_reports_to_a_server_that_was_away_arrive_once(tmp_path: Path) -> None:
+    with Server(f"unix://{tmp_path}/s") as server, ExitStack() as stack:
+        run = stack.enter_context(RunPublisher.connect("run", small(replay=server.address), ""))
+        replay = stack.enter_context(innet.connect(server.address, grace=0.05))
+        writer = ReportWriter(replay, "run", 0)
+        games = [Game(0, 1.0, 1)] * 100
 
+        def write(steps: int, timeout: float | None) -> None:
+            writer.write(ActorReport(0, steps, games, 0, {}, 0.0), timeout)
+
+        write(1, None)
+        server.send(signal.SIGSTOP)
+        for steps in (2, 4):
+            with pytest.raises(innet.errors.DeadlineError):
+                write(steps, 0.05)
+        server.send(signal.SIGCONT)
+        write(8, None)
+        received = run.reports()
+    assert sum(report.steps for report in received) == 15
+    assert sum(len(report.games) for report in received) == 400
+
+
+def test_a_report_that_cannot_be_read_is_left_out(address: str, caplog: pytest.LogCaptureFixture) -> None:
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         with replay.writer("run" + REPORTS, 1, ROW, chunk_steps=1) as writer:
             for text in (b"nonsense", b"[1]", b'{"games": [[1]]}', b'{"games": [], "actor": 1}'):
@@ -90,6 +114,9 @@ def test_a_run_of_another_release_is_named(address: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(innet, "__version__", "9.9.9")
     publish(address, "run")
     monkeypatch.undo()
+    with innet.connect(address) as replay:
+        # Of a user's own.
+        replay.put_parameters("mine/run", {"w": np.zeros(1)})
     with pytest.raises(ConfigurationError, match=rf"has innet-drl 9\.9\.9, and this host has {innet.__version__}"):
         join(Joining(address, 0))
 

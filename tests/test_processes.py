@@ -138,6 +138,10 @@ def test_each_process_may_be_killed_and_the_run_goes_on(server: Server, tmp_path
 
         assert learner.interrupt() == 0
         kept.await_line("waiting for the learner of run cart", times=2)
+        learner = command(*learning, *SMALL, "--learning-rate=1e-4")
+        kept.await_line("run cart has other settings: actor 1 joins it again")
+        kept.await_line("plays for run cart", times=3)
+        assert learner.interrupt() == 0
         assert [kept.interrupt(), replaced.interrupt()] == [0, 0]
         assert "actor 1 leaves the run" in kept.output
         assert "Traceback" not in kept.output + replaced.output + learner.output

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,7 +194,6 @@ class _JoinedRun:
         self._name = name
         self._settings = published.settings
         self._version = 0
-        self._unsent: deque[ActorReport] = deque()
 
     def begin(self, actor: Actor, memory: ReplayMemory) -> None:
         """Waits for the learner's parameters."""
@@ -251,11 +249,8 @@ class _JoinedRun:
 
     def report(self, report: ActorReport) -> None:
         """Pushes the report, and looks whether the run has ended or changed."""
-        self._unsent.append(report)
         try:
-            while self._unsent:
-                self._reports.write(self._unsent[0], CALL_SECONDS)
-                self._unsent.popleft()
+            self._reports.write(report, CALL_SECONDS)
         except innet.errors.DeadlineError:
             # The server is away, which the next flush says.
             return

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -69,8 +70,10 @@ class PublishedRun:
     def of(cls, tensors: dict[str, Any]) -> Self:
         """Reads the tensors that `tensors` returned."""
         values = json.loads(tensors["json"].tobytes())
-        # Later releases may add fields; their release is named by `config`.
-        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
+        if values["release"] != innet.__version__:
+            # It may have other fields. `config` names the release.
+            return cls(values["release"], {}, 0, values.get("ended", False))
+        return cls(**values)
 
     def tensors(self) -> dict[str, NDArray[np.uint8]]:
         """Returns the document as parameters."""
@@ -108,8 +111,8 @@ def published_runs(replay: innet.Replay) -> dict[str, PublishedRun]:
     for name in replay.parameters(timeout=None):
         if name.endswith(DOCUMENT):
             parameters = replay.get_parameters(name, timeout=None)
-            # The server may have been started again since.
-            if parameters is not None:
+            # The server may have been started again since, and a user's own parameters may have such a name.
+            if parameters is not None and "json" in parameters.tensors:
                 found[name.removesuffix(DOCUMENT)] = PublishedRun.of(parameters.tensors)
     return found
 
@@ -171,16 +174,19 @@ class ReportWriter:
 
     def __init__(self, replay: innet.Replay, run: str, actor: int) -> None:
         self._writer = replay.writer(run + REPORTS, 1, ROW, name=f"reports of actor {actor}", chunk_steps=1)
+        self._unsent: deque[bytes] = deque()
 
     def write(self, report: ActorReport, timeout: float | None) -> None:
-        """Pushes a report.
+        """Pushes a report, after those that could not be pushed.
 
         Raises:
-            DeadlineError: The server is away; the report is sent with a later one.
+            DeadlineError: The server is away: the report is pushed with the next one.
         """
-        for part in _parts(report):
-            row = np.frombuffer(_encoded(part), np.uint8)[None]
+        self._unsent.extend(_encoded(part) for part in _parts(report))
+        while self._unsent:
+            row = np.frombuffer(self._unsent[0], np.uint8)[None]
             self._writer.append(report=row, terminated=[True], truncated=[False], first=[True], timeout=timeout)
+            self._unsent.popleft()
         self._writer.flush(timeout)
 
 
