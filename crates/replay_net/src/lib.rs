@@ -17,7 +17,7 @@
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`config`] | the server's configuration |
 //! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |
-//! | `bench` | the baseline and the lossy relay of the gradient benchmarks (feature `bench`) |
+//! | `bench` | the baseline of the gradient benchmarks, and a relay that emulates a link (feature `bench`) |
 
 pub mod aggregators;
 #[cfg(feature = "bench")]

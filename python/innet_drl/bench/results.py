@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import platform
 import subprocess
@@ -72,6 +73,21 @@ def numbers(text: str, flag: str) -> list[int]:
         found = []
     if not found or min(found) < 1:
         raise ConfigurationError(f"--{flag} {text}: it must be numbers such as 1,2,4,8")
+    return found
+
+
+def delays(text: str, flag: str) -> list[float]:
+    """Parses a flag such as `0.05,5,20` with different numbers of at least 0.
+
+    Raises:
+        ConfigurationError: The flag is malformed.
+    """
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= delay < math.inf for delay in found) or len(set(found)) < len(found):
+        raise ConfigurationError(f"--{flag} {text}: it must be different numbers such as 0.05,5,20")
     return found
 
 

@@ -215,8 +215,8 @@ class ReplayMemory(abc.ABC):
         )
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        """Sets the priorities of sampled transitions."""
-        self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience)
+        """Sets the priorities of sampled transitions; a server's answer is not waited for."""
+        self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience, wait=False)
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """Returns the table's counters, within `timeout` seconds or the patience of the settings."""

@@ -11,7 +11,7 @@ use pyo3::types::PyDict;
 
 use replay_core::error::ErrorCode;
 use replay_core::importance;
-use replay_core::replay::SampleRequest;
+use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
@@ -293,8 +293,8 @@ impl PyReplay {
 
     #[doc = stub_doc!("Replay.update_priorities")]
     #[pyo3(
-        signature = (table, ids, priorities, timeout = wait::TIMEOUT),
-        text_signature = "($self, table, ids, priorities, timeout=60.0)"
+        signature = (table, ids, priorities, timeout = wait::TIMEOUT, *, wait = true),
+        text_signature = "($self, table, ids, priorities, timeout=60.0, *, wait=True)"
     )]
     fn update_priorities(
         &self,
@@ -303,12 +303,21 @@ impl PyReplay {
         ids: &Bound<'_, PyAny>,
         priorities: &Bound<'_, PyAny>,
         timeout: Option<f64>,
+        wait: bool,
     ) -> PyResult<PyUpdateReceipt> {
         let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
-        let receipt = self.call(py, timeout, |replay, wait| {
-            replay.update_priorities(table, &ids, &priorities, wait)
+        let receipt = self.backend.call(py, timeout, |backend, waiting| {
+            if !wait && let Some(receipt) = backend.send_update(table, &ids, &priorities, waiting)? {
+                return Ok(receipt);
+            }
+            let earlier = backend.flush_updates(waiting)?;
+            let receipt = (backend.replay).update_priorities(table, &ids, &priorities, waiting)?;
+            Ok(UpdateReceipt {
+                applied: earlier.applied + receipt.applied,
+                stale: earlier.stale + receipt.stale,
+            })
         })?;
         // An id is below only if the number of its table and its slot are 0.
         let are_positions = || ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY);
