@@ -197,8 +197,8 @@ class SampleOverLink(Sample):
         host, port = self.service.address
         self._relay = subprocess.Popen([*self._command, f"{host}:{port}"], stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout is not None
-        host, port = self._relay.stdout.readline().split(":")
-        return host, int(port)
+        near_host, near_port = self._relay.stdout.readline().split(":")
+        return near_host, int(near_port)
 
     def close(self) -> None:
         super().close()

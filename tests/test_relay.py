@@ -168,7 +168,7 @@ def arrivals(**link: float) -> list[int]:
         host, port = server.getsockname()
         with _core.Relay(f"{host}:{port}", datagrams=True, **link) as relay:  # type: ignore[arg-type]
             near_host, near_port = relay.address.split(":")
-            found = []
+            found: list[int] = []
             for number in range(200):
                 client.sendto(number.to_bytes(4), (near_host, int(near_port)))
             client.settimeout(1.0)

@@ -23,8 +23,8 @@ from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
 TITLES = {
     "updates": "learner: updates a second",
     "experiences": "experiences a second",
-    "learner's link": "MB a second over the learner's link",
-    "actors' link": "MB a second over the actors' link",
+    "learner: link": "MB a second over the learner's link",
+    "actors: link": "MB a second over the actors' link",
 }
 """Figures that are tabulated and drawn against the delay."""
 

@@ -205,10 +205,9 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
     rate = sum(1e3 * len(each["push"]) / sum(map(sum, each.values())) for each in measured.actors)
     rows.append(row("pushes", per_s=round(rate, 3), ideal_per_s=round(1e3 * case.actors / case.actor_ms, 3)))
     rows.append(row("experiences", per_s=round(rate * TRANSITIONS, 1)))
-    seconds = 1e-3 * sum(sum(measured.learner[name]) for name in ("sample", "train", "priorities", "set"))
-    rows.append(row("updates", per_s=round(len(measured.learner["train"]) / seconds, 2)))
-    possessive = {"learner": "learner's link", "actors": "actors' link"}
-    rows += [row(possessive[role], mb_per_s=round(1e-6 * each, 3)) for role, each in measured.bytes_per_s.items()]
+    learner_seconds = 1e-3 * sum(sum(measured.learner[name]) for name in ("sample", "train", "priorities", "set"))
+    rows.append(row("updates", per_s=round(len(measured.learner["train"]) / learner_seconds, 2)))
+    rows += [row(f"{role}: link", mb_per_s=round(1e-6 * each, 3)) for role, each in measured.bytes_per_s.items()]
     communication, all_of_it = 0.0, 0.0
     for role, parts in TIME_SHARES.items():
         seconds = {name: sum(gather(role, names)) / len(laps[role]) for name, names in parts.items()}
