@@ -35,6 +35,8 @@ pub struct WriterOpened {
     pub epoch: u32,
     /// The last push that was applied; 0 when there was none.
     pub last_sequence: u64,
+    /// Steps that the table has taken from the writer.
+    pub steps: u64,
 }
 
 /// One chunk of a push: consecutive steps of one stream.
@@ -125,7 +127,8 @@ impl SampleRequest {
 /// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
-    /// Its id, which names one item of one table of one memory, and nothing anywhere else.
+    /// Its id, which names one item of one table of one memory, and nothing anywhere else but in a server that was started
+    /// again from a snapshot with the item.
     pub id: u64,
     /// Its probability at the instant of sampling.
     pub probability: f64,
