@@ -1201,6 +1201,8 @@ class Memory(Replay):
         io_threads: int = 0,
         spin: bool = False,
         gradients: str | None = None,
+        snapshot: str | PathLike[str] | None = None,
+        snapshot_every: float = 60.0,
     ) -> Server:
         """Serves this memory to clients.
 
@@ -1219,6 +1221,13 @@ class Memory(Replay):
             io_threads: Threads that serve connections; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
+            snapshot: Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is restored
+                here, into tables that have to be empty; one is saved at intervals and by `close`. The two newest are kept.
+            snapshot_every: Seconds between two snapshots; 0 saves on request and at `close` alone.
+
+        Raises:
+            ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not fit
+                this memory.
         """
 
 def connect(

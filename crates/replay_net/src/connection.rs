@@ -360,8 +360,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
     }
 
-    /// Answers a request that the role does not allow, and on another thread a request about a table as a whole; `None` for other
-    /// requests. The connection's later requests are tried after it, in the order of their arrival.
+    /// Answers a request that the role does not allow, and on another thread a request about a table as a whole or for a
+    /// snapshot; `None` for other requests. The connection's later requests are tried after it, in the order of their arrival.
     async fn answer_about_table(
         &self,
         received: &Received,
@@ -371,11 +371,20 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if refused.is_some() {
             return refused;
         }
+        if received.request.body == RequestBody::Snapshot {
+            return Some(self.save_snapshot().await);
+        }
         let tables = self.context.service.table_request(&received.request.body)?;
         let _turn = tables.turn().await;
         let (tables, request) = (Arc::clone(tables), received.request.body.clone());
         let answer = self.stack.run_blocking(move || tables.answer(&request));
         Some(answer.await.and_then(|reply| reply))
+    }
+
+    async fn save_snapshot(&self) -> Result<ReplyBody> {
+        let snapshots = Arc::clone(self.context.service.snapshots()?);
+        let save = self.stack.run_blocking(move || snapshots.save_on_request());
+        save.await?.map(|()| ReplyBody::Done)
     }
 
     /// Tries a request on arrival; `None` if it has to wait, for an earlier one of its writer or for a change.

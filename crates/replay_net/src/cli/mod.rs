@@ -1,9 +1,10 @@
-//! The command line: `innet-replay serve`, `stats`, `tables`, `drop` and `doctor`. The binary and the Python wheel both call [`run`].
+//! The command line: `innet-replay serve`, `stats`, `tables`, `drop`, `snapshot` and `doctor`. The binary and the Python wheel both call [`run`].
 
 mod doctor;
 mod log;
 mod serve;
 mod server_flags;
+mod snapshot;
 mod stats;
 mod tables;
 
@@ -27,6 +28,7 @@ enum Command {
     Stats(stats::StatsFlags),
     Tables(tables::TablesFlags),
     Drop(tables::DropFlags),
+    Snapshot(snapshot::SnapshotFlags),
     Doctor(Box<doctor::DoctorFlags>),
 }
 
@@ -52,6 +54,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
+        Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
         Command::Doctor(flags) => {
             let given = matches.subcommand_matches("doctor").unwrap_or(&matches);
             doctor::run(&flags, given)

@@ -162,6 +162,14 @@ impl Client {
         &self.dialer.address
     }
 
+    /// Saves the server's memory in the folder of its configuration, and returns when the snapshot is complete.
+    ///
+    /// # Errors
+    /// [`Error::Remote`] when the server saves no snapshots, this one failed, or the token does not allow it.
+    pub fn snapshot(&self, wait: &Wait<'_>) -> Result<()> {
+        self.ask_done(wait, |_| RequestBody::Snapshot)
+    }
+
     /// Joins a gradient job, over a connection of its own: see [`GradientWorker`]. Fails at the job's deadline, or at [`Wait::deadline`] if that
     /// is sooner.
     ///

@@ -17,6 +17,7 @@ use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
 use crate::config::ServerConfig;
 use crate::io_error;
+use crate::snapshots::{SnapshotThread, Snapshots};
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use gradients::{dpdk_aggregators, udp_aggregators};
@@ -34,6 +35,7 @@ pub struct RunningServer {
     server: Arc<Server>,
     addresses: Vec<Address>,
     tasks: Vec<JoinTask>,
+    snapshots: Option<SnapshotThread>,
 }
 
 /// Waits for the end of an I/O thread, or of the task on F-Stack's reactor; `false` after a panic.
@@ -69,7 +71,7 @@ impl RunningServer {
     /// Returns when the server has ended.
     ///
     /// # Errors
-    /// [`Error::Internal`] when one of its threads panicked.
+    /// [`Error::Internal`] when one of its threads panicked, [`Error::Io`] when the last snapshot cannot be saved.
     pub fn wait(mut self) -> Result<()> {
         self.join()
     }
@@ -80,11 +82,24 @@ impl RunningServer {
             .tasks
             .drain(..)
             .filter_map(|join| (!join()).then_some(()));
-        match panicked.count() {
-            0 => Ok(()),
+        let panicked = panicked.count();
+        let saved = self.save_last_snapshot();
+        match panicked {
+            0 => saved,
             n => Err(Error::Internal(format!(
                 "I/O threads of the server panicked: {n}"
             ))),
+        }
+    }
+
+    /// Saves the memory after the last request, unless the start failed.
+    fn save_last_snapshot(&mut self) -> Result<()> {
+        if let Some(thread) = self.snapshots.take() {
+            thread.join();
+        }
+        match self.server.service().snapshots() {
+            Ok(snapshots) if !std::mem::take(&mut self.addresses).is_empty() => snapshots.save(),
+            _ => Ok(()),
         }
     }
 }
@@ -168,7 +183,7 @@ impl Server {
     /// sockets with its own threads, on F-Stack with its one thread, which is started unless it runs already.
     ///
     /// # Errors
-    /// Errors of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
+    /// Errors of [`Server::new`] and [`Snapshots::open`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
     /// stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         config.stack.check_built_in()?;
@@ -178,23 +193,40 @@ impl Server {
             let service = &mut server.context.service;
             service.sum_gradients(aggregators, config.gradients_only);
         }
+        if let Some(folder) = &config.snapshot {
+            let service = &mut server.context.service;
+            let snapshots = Snapshots::open(service.memory().clone(), folder)?;
+            service.save_snapshots(snapshots);
+        }
         let server = Arc::new(server);
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),
             tasks: Vec::new(),
+            snapshots: None,
         };
         let (bound, addresses) = std::sync::mpsc::channel();
         match config.stack {
-            StackName::Kernel => server.start_on_kernel(config, bound, &mut running.tasks)?,
+            StackName::Kernel => {
+                server
+                    .clone()
+                    .start_on_kernel(config, bound, &mut running.tasks)?
+            }
             #[cfg(feature = "fstack")]
-            StackName::Fstack => running.tasks.push(server.start_on_fstack(config, bound)?),
+            StackName::Fstack => running
+                .tasks
+                .push(server.clone().start_on_fstack(config, bound)?),
             #[cfg(not(feature = "fstack"))]
             StackName::Fstack => {}
         }
         running.addresses = addresses
             .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        if let Ok(snapshots) = server.service().snapshots() {
+            let every = config.snapshot_every.0;
+            let thread = (!every.is_zero()).then(|| snapshots.save_every(every));
+            running.snapshots = thread.transpose()?;
+        }
         let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
         tracing::info!(
             addresses = addresses.join(" "),
@@ -335,6 +367,7 @@ mod tests {
             server,
             addresses: Vec::new(),
             tasks,
+            snapshots: None,
         };
         let error = running.wait().unwrap_err().to_string();
         assert!(error.contains("panicked: 1"), "{error}");
