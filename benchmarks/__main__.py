@@ -18,6 +18,8 @@ from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
+from benchmarks.killed import killed
+from benchmarks.snapshots import snapshots
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
 
@@ -34,6 +36,8 @@ def main() -> None:
         "connections": connections,
         "growth": growth,
         "hostile": hostile,
+        "killed": killed,
+        "snapshots": snapshots,
         "sweep": sweep,
         "table": table,
     }

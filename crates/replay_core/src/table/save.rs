@@ -311,3 +311,72 @@ impl Saved {
         Ok(number)
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::path::Path;
+
+    use crate::memory::{Memory, MemoryLimits};
+    use crate::replay::{Push, PushBody};
+    use crate::schema::{Column, Dtype, TableConfig};
+    use crate::snapshot_records::RecordReader;
+    use crate::table::test_requests::{open, push};
+    use crate::table::{Attempt, Turn};
+
+    use super::*;
+
+    fn apply(table: &Table, push: &Push) {
+        let pushed = table.try_push(push, &mut Turn::default());
+        assert!(matches!(pushed, Ok(Attempt::Ready(_))));
+    }
+
+    #[test]
+    fn pushes_after_the_moment_are_left_out_with_and_without_steps() {
+        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 100);
+        let memory = Memory::new(MemoryLimits::default());
+        let table = memory.create_table(&config).unwrap();
+        table.open_writer(&open(1, 1)).unwrap();
+        apply(&table, &push(1, None));
+        let moment = table.clone().moment(true).unwrap();
+        // Another item of the first step.
+        let item = Push {
+            sequence: 2,
+            body: PushBody {
+                items: push(1, None).body.items,
+                ..PushBody::default()
+            },
+            ..push(2, None)
+        };
+        apply(&table, &item);
+        apply(&table, &push(3, None));
+
+        let path = Path::new("snapshot");
+        let mut out = RecordWriter::new(Vec::new(), path).unwrap();
+        Table::save(&moment, &mut out).unwrap();
+        drop(moment);
+        let bytes = out.into_inner();
+        let mut records = RecordReader::new(&bytes[..], bytes.len() as u64, path).unwrap();
+        let (mut chunks, mut items) = (0, 0);
+        loop {
+            match records.next().unwrap() {
+                (RecordKind::Chunk, _) => chunks += 1,
+                (RecordKind::Items, body) => items += body.len() / ItemRecord::BYTES,
+                (RecordKind::Writer, body) => {
+                    let writer = WriterRecord::from_bytes(body).unwrap();
+                    assert_eq!((writer.last_sequence, writer.steps), (1, 1));
+                }
+                (RecordKind::State, body) => {
+                    let state = TableState::from_bytes(body).unwrap();
+                    assert_eq!(
+                        (state.counters[INSERTED_STEPS], state.limiter_inserted),
+                        (1, 1)
+                    );
+                    break;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!((chunks, items), (1, 1));
+        assert!(table.lock_residents().unwrap().after_moment.is_none());
+    }
+}
