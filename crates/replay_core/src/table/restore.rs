@@ -353,6 +353,9 @@ impl Staged {
         let Some(stream) = self.streams.get_mut(index) else {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
+        if stream.is_open {
+            return Err(format!("a chunk of stream {index} after its writer"));
+        }
         let charge = Charge::new(&self.table.held);
         let packed = PackedRows::check(&self.table.layout, head.rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;

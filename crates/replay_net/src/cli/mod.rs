@@ -1,4 +1,5 @@
-//! The command line: `innet-replay serve`, `stats`, `tables`, `drop`, `snapshot` and `doctor`. The binary and the Python wheel both call [`run`].
+//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop`, `snapshot` and `doctor`. The binary and the Python wheel both
+//! call [`run`].
 
 mod doctor;
 mod log;
@@ -7,6 +8,7 @@ mod server_flags;
 mod snapshot;
 mod stats;
 mod tables;
+mod top;
 
 use std::ffi::OsString;
 
@@ -26,6 +28,7 @@ struct CommandLine {
 enum Command {
     Serve(Box<serve::ServeFlags>),
     Stats(stats::StatsFlags),
+    Top(top::TopFlags),
     Tables(tables::TablesFlags),
     Drop(tables::DropFlags),
     Snapshot(snapshot::SnapshotFlags),
@@ -52,6 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             serve::run(&flags, given).map(|()| 0)
         }
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
+        Command::Top(flags) => top::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),

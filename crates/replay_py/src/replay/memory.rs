@@ -76,11 +76,12 @@ impl PyMemory {
     #[pyo3(
         signature = (
             addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
-            trusted_network = false, io_threads = 0, spin = false, gradients = None, snapshot = None,
+            trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, snapshot = None,
             snapshot_every = 60.0, **unknown
         ),
         text_signature = "($self, addresses, *, token=None, learner_token=None, actor_token=None, tls_cert=None, \
-                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, snapshot=None, snapshot_every=60.0)"
+                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None, \
+                          snapshot=None, snapshot_every=60.0)"
     )]
     fn serve(
         slf: &Bound<'_, Self>,
@@ -94,6 +95,7 @@ impl PyMemory {
         #[pyo3(from_py_with = integer::io_threads)] io_threads: usize,
         spin: bool,
         gradients: Option<&str>,
+        http: Option<&str>,
         snapshot: Option<PathBuf>,
         snapshot_every: f64,
         unknown: Option<&Bound<'_, PyDict>>,
@@ -112,6 +114,7 @@ impl PyMemory {
             io_threads,
             spin,
             gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
+            http: http.map(|at| server::http(py, at)).transpose()?,
             snapshot,
             snapshot_every: server::period(py, snapshot_every)?,
             ..ServerConfig::default()
