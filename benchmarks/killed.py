@@ -1,4 +1,4 @@
-"""A server with snapshots that is killed again and again under writers, a learner and parameters: every step is counted."""
+"""A server with snapshots that is killed again and again under load: every tagged step is counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +35,14 @@ UNKNOWN = re.compile(r"it had acknowledged (\d+) steps")
 
 
 class Writer:
-    """A writer of tagged steps in a thread. After a restart it continues with the step that the server lacks by what it said."""
+    """A writer of tagged steps in a thread. After a restart it writes the steps again that the server says it lost."""
 
     def __init__(self, address: str, number: int, ended: threading.Event) -> None:
         self.number = number
         self.acknowledged = 0
         """Tags that the server has acknowledged: those below."""
         self.losses: list[tuple[int, int]] = []
-        """At each restart that lost acknowledged steps: how many, and how many the server has, both by its own account."""
+        """At each restart that lost acknowledged steps: how many, and how many the server has, by its own account."""
         self.failure: BaseException | None = None
         self._address = address
         self._ended = ended
@@ -128,6 +128,37 @@ def _tags(address: str) -> dict[int, np.ndarray]:
     return {number: together[1, together[0] == number] for number in range(WRITERS)}
 
 
+def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float) -> Iterator[tuple[int, int]]:
+    """Kills the server and starts it again, and returns when all writers write.
+
+    Yields:
+        For each writer that lost acknowledged steps how many, and how many of them were in the last snapshot.
+    """
+
+    def saved() -> int:
+        return int(memory.stats()["snapshots"]["saved"])
+
+    def wrote() -> bool:
+        """Whether each writer has had a push acknowledged, or was told of lost ones."""
+        pairs = zip(writers, acknowledged, losses, strict=True)
+        return all(writer.acknowledged > before or len(writer.losses) > known for writer, before, known in pairs)
+
+    acknowledged, losses = [writer.acknowledged for writer in writers], [len(writer.losses) for writer in writers]
+    _until(wrote)
+    # The next snapshot but one begins after these acknowledgements.
+    floor, count = [writer.acknowledged for writer in writers], saved()
+    _until(lambda: saved() >= count + 2)
+    time.sleep(pause_s)
+    losses = [len(writer.losses) for writer in writers]
+    server.kill()
+    acknowledged = [writer.acknowledged for writer in writers]
+    server.start()
+    _until(wrote)
+    for writer, known, least in zip(writers, losses, floor, strict=True):
+        for lost, kept in writer.losses[known:]:
+            yield lost, max(0, least - kept)
+
+
 def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, int]:
     """Kills one server so often, and counts what it has in the end."""
     counts = dict.fromkeys(("steps", "lost", "told", "missing", "doubled", "lost_before_snapshot"), 0)
@@ -140,32 +171,11 @@ def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, in
             learner.start()
             try:
                 with innet.connect(server.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
-
-                    def saved(memory: innet.Replay = memory) -> int:
-                        return int(memory.stats()["snapshots"]["saved"])
-
                     for _ in range(kills):
-                        begun = [writer.acknowledged for writer in writers]
-                        _until(lambda begun=begun: all(w.acknowledged > b for w, b in zip(writers, begun, strict=True)))
-                        # The next snapshot but one begins after these acknowledgements.
-                        floor, count = [writer.acknowledged for writer in writers], saved()
-                        _until(lambda count=count: saved() >= count + 2)
-                        time.sleep(generator.uniform(0, 2e-3 * every_ms))
-                        losses = [len(writer.losses) for writer in writers]
-                        server.kill()
-                        acknowledged = [writer.acknowledged for writer in writers]
-                        server.start()
-                        _until(
-                            lambda acknowledged=acknowledged, losses=losses: all(
-                                writer.acknowledged > before or len(writer.losses) > known
-                                for writer, before, known in zip(writers, acknowledged, losses, strict=True)
-                            )
-                        )
-                        for writer, known, least in zip(writers, losses, floor, strict=True):
-                            for lost, kept in writer.losses[known:]:
-                                counts["told"] += 1
-                                counts["lost"] += lost
-                                counts["lost_before_snapshot"] += max(0, least - kept)
+                        for lost, before in _kill(server, writers, memory, generator.uniform(0, 2e-3 * every_ms)):
+                            counts["told"] += 1
+                            counts["lost"] += lost
+                            counts["lost_before_snapshot"] += before
             finally:
                 ended.set()
                 for writer in writers:
@@ -173,10 +183,10 @@ def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, in
                 learner.join()
             tags = _tags(server.address)
         for writer in writers:
-            known = np.unique(tags[writer.number])
-            counts["steps"] += len(known)
-            counts["doubled"] += len(tags[writer.number]) - len(known)
-            counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), known))
+            unique = np.unique(tags[writer.number])
+            counts["steps"] += len(unique)
+            counts["doubled"] += len(tags[writer.number]) - len(unique)
+            counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), unique))
     return counts
 
 

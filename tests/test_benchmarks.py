@@ -20,8 +20,8 @@ from benchmarks.contest import Entry, Measured
 from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
-from benchmarks.snapshots import snapshots
 from benchmarks.recording import GAMMA, N, Recording
+from benchmarks.snapshots import snapshots
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed

@@ -162,7 +162,9 @@ def test_snapshots_are_saved_at_intervals(tmp_path: Path, folder: Path) -> None:
         until(lambda: replay.stats()["snapshots"]["saved"] > saved + 2)
         last = replay.stats()["snapshots"]
         assert last["failed"] == 0
-        assert last["bytes"] > 0 and last["duration_s"] > 0 and last["age_s"] >= 0
+        assert last["bytes"] > 0
+        assert last["duration_s"] > 0
+        assert last["age_s"] >= 0
         server.kill()
         server.start()
         assert replay.stats()["tables"]["t"]["steps"] == 10
@@ -204,7 +206,8 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, se
     assert "another server saves its snapshots in" in refusal(tmp_path, f"--snapshot={folder}")
     (tmp_path / "file").touch()
     text = refusal(tmp_path, f"--snapshot={tmp_path}/file")
-    assert "cannot be saved" in text and "--snapshot" in text
+    assert "cannot be saved" in text
+    assert "--snapshot" in text
     # Root may write everywhere but here.
     text = refusal(tmp_path, "--snapshot=/proc/snapshots")
     assert "cannot be saved in /proc/snapshots" in text
@@ -244,7 +247,8 @@ def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
         assert replay.stats()["tables"]["t"]["steps"] == 410
         assert len(snapshots(disk / "snapshots")) == 2
         log = capfd.readouterr().err
-        assert "no new snapshot" in log and "No space left" in log
+        assert "no new snapshot" in log
+        assert "No space left" in log
         failed = subprocess.run([*REPLAY, "snapshot", server.address], capture_output=True, text=True, check=False)
         assert failed.returncode == 1
         assert "No space left" in failed.stderr

@@ -1227,13 +1227,14 @@ class Memory(Replay):
             gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
             http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
                 chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
-            snapshot: Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is restored
-                here, into tables that have to be empty; one is saved at intervals and by `close`. The two newest are kept.
+            snapshot: Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is
+                restored into this memory, whose tables have to be empty; one is saved at intervals and by `close`. The
+                two newest are kept.
             snapshot_every: Seconds between two snapshots; 0 saves on request and at `close` alone.
 
         Raises:
-            ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not fit
-                this memory.
+            ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not
+                fit this memory.
         """
 
 def connect(
