@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
+from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.launch import actors, fork_server, local, processes
 from innet_drl.train import metrics_files, trainer
@@ -97,7 +99,13 @@ def test_resuming_with_another_network_names_the_flag_and_harms_nothing(
     assert main(["train", *TINY, "--out", str(run)]) == 0
     capsys.readouterr()
     more = ["train", "--resume", str(run), "--steps", "500"]
-    assert "leave --hidden and --layer-norm away" in error_of([*more, "--hidden", "64", "--layer-norm"], capsys)
+    message = error_of([*more, "--hidden", "64", "--layer-norm"], capsys)
+    assert "of another network: keep --hidden and --layer-norm as in its config.yaml" in message
+    wrong = dataclasses.replace(RunFolder(run).config(), hidden=64, steps=500)
+    with pytest.raises(ConfigurationError, match="keep hidden as in its config") as raised:
+        train.run(wrong, folder=run, resume=True)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
     assert main(more) == 0
 
 
@@ -118,7 +126,12 @@ def test_a_run_that_has_its_steps_is_told_to_take_more(tmp_path: Path, capsys: p
     capsys.readouterr()
     message = error_of(["train", "--resume", str(run)], capsys)
     assert "has taken its 400 steps" in message
-    assert f"--resume {run} --steps" in message
+    assert f"--resume {run} --steps N" in message
+    advice = re.escape(f"train.run(dataclasses.replace(config, steps=N), folder={str(run)!r}, resume=True)")
+    config = RunFolder(run).config()
+    with pytest.raises(ConfigurationError, match=advice):
+        train.run(config, folder=run, resume=True)
+    assert train.run(dataclasses.replace(config, steps=500), folder=run, resume=True).agent_steps >= 500
 
 
 def test_a_full_disk_for_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,7 +363,9 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
         config = small(replay=server.addresses[0], steps=300)
         local.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
-        with pytest.raises(ConfigurationError, match=r"leave batch_size away, or drop .*drop_table\('run'\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"keep batch_size as in the run's config.yaml, or drop .*drop_table\('run'\)"
+        ):
             local.train(more, run, resume=True)
 
 

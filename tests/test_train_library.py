@@ -458,6 +458,8 @@ def test_a_script_without_a_guard_is_told_once(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.strip().splitlines()[-1].startswith("innet_drl.train.errors.ActorError: actor 0 cannot play")
-    assert ended.stderr.count("ActorError: ") == 1
-    assert "under `if __name__ == '__main__':`" in ended.stderr
+    *trace, message = ended.stderr.strip().splitlines()
+    assert message.startswith(
+        "innet_drl.train.errors.ActorError: actor 0 cannot play: a script that trains does so under"
+    )
+    assert len([line for line in trace if not line.strip().startswith("^")]) <= 5, ended.stderr

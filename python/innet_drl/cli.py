@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -35,12 +36,14 @@ usage: innet-drl bench {paper,gradients} [flags]
 innet-drl bench paper --help and innet-drl bench gradients --help list the flags.
 """
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ends: that of a process that SIGINT ends."""
 BROKEN_PIPE = 141
 """Exit status of a command whose output has no reader any more: that of a process that SIGPIPE ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags."""
+    """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags, 130 after Ctrl-C."""
     try:
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -52,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The interpreter would write the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except KeyboardInterrupt:
+        if arguments is None:
+            # A second Ctrl-C must not interrupt the exit of the process.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return INTERRUPTED
 
 
 def _stdout_is_read() -> bool:
@@ -100,8 +108,6 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     except (TrainingError, innet.ReplayError) as error:
         print(f"error: {error.with_flags if isinstance(error, TrainingError) else error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -186,6 +186,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Ok(());
         };
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
+        frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
         let (replies, outbox) = mpsc::unbounded_channel();
         let work = async {
@@ -198,8 +199,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         // An error of `work` is already in the outbox, which `send` still writes. An error of `send` ends the connection
         // at once: the client does not read.
-        let (end, ()) = tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write))?;
-        end
+        match tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write)) {
+            Ok((end, ())) => end,
+            Err(Error::Closed(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads requests until the client ends the connection or sends an invalid frame.

@@ -12,7 +12,7 @@ mod memory;
 mod sample;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyTypeError;
@@ -41,8 +41,10 @@ pub struct PyReplay {
     location: String,
     decoders: Mutex<sample::Decoders>,
     writers: Arc<OpenWriters>,
-    /// The log has named an update with positions in place of ids. Relaxed accesses: it is a flag on its own.
-    positions_named: AtomicBool,
+    /// The log has named an update with numbers that are no ids of its table. Relaxed accesses: it is a flag on its own.
+    foreign_ids_named: AtomicBool,
+    /// The log has named parameters that do not exist. Relaxed accesses: it is a flag on its own.
+    unknown_parameters_named: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -71,7 +73,8 @@ impl PyReplay {
             location,
             decoders: Mutex::default(),
             writers: Arc::default(),
-            positions_named: AtomicBool::new(false),
+            foreign_ids_named: AtomicBool::new(false),
+            unknown_parameters_named: AtomicBool::new(false),
         }
     }
 
@@ -99,6 +102,23 @@ impl PyReplay {
 
     fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
         Ok(self.backend.get(py)?.replay)
+    }
+
+    /// Logs once that there are no parameters of this name, if there are some of other names.
+    fn name_unknown_parameters(&self, name: &str, replay: &dyn Replay, wait: &Wait<'_>) {
+        // The call itself has succeeded: an error of this request is not its error.
+        let Ok(listing) = replay.list(wait) else {
+            return;
+        };
+        let names = listing.parameters.iter();
+        let others: Vec<_> = names.map(|other| other.name.as_str()).collect();
+        if !others.is_empty()
+            // Put since.
+            && !others.contains(&name)
+            && !self.unknown_parameters_named.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("get_parameters has found no parameters {name:?} yet, only {others:?}");
+        }
     }
 
     /// Runs a blocking call of the memory, at most for `timeout` seconds.
@@ -197,6 +217,9 @@ impl PyReplay {
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let found = self.call(py, timeout, |replay, wait| {
             let Some(found) = replay.get_parameters(name, newer_than, wait)? else {
+                if newer_than == 0 && !self.unknown_parameters_named.load(Ordering::Relaxed) {
+                    self.name_unknown_parameters(name, replay, wait);
+                }
                 return Ok(None);
             };
             parameters::read(name, found.bytes).map(|tensors| Some((found.version, tensors)))

@@ -46,7 +46,7 @@ pub trait Field: Sized {
 pub struct Room(Cell<usize>);
 
 impl Room {
-    /// Room for a message's lists of `bytes`.
+    /// Memory for a message's lists of `bytes`.
     pub fn new(bytes: usize) -> Self {
         Room(Cell::new(bytes))
     }

@@ -14,10 +14,10 @@ import torch
 
 import innet_drl as innet
 from innet_drl.launch.processes import (
-    MAIN_GUARD,
     ProcessFailure,
     Stopped,
     await_end,
+    import_failure,
     prepare_to_play,
     start,
     start_fork_server,
@@ -37,8 +37,6 @@ STOP_SECONDS = 10.0
 """Seconds that an actor may take to end before it is killed."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
-IMPORT_FAILED = 1
-"""Exit code of a process that raised before its main function, which sends every error."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
 """Errors of actors whose server was started again without their writers. The learner makes the table again, which the
 token of actors may not allow."""
@@ -219,8 +217,7 @@ class Actors:
         pipe.close()
         process = self._processes.pop(index)
         await_end(process, STOP_SECONDS)
-        if failure is None and process.exitcode == IMPORT_FAILED:
-            reason = f"its process ended before it began, and printed why: {MAIN_GUARD}"
+        if failure is None and (reason := import_failure(process)) is not None:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
             failure = ProcessFailure(f"it ended with exit code {process.exitcode}", fatal=False)

@@ -97,8 +97,8 @@ def _train(
     resumed = folder.latest_checkpoint() if resume else None
     if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
         raise ConfigurationError(
-            f"{folder.path} has taken its {config.steps:,} steps: continue with more of them, "
-            f"{resuming(folder.path)} --steps N"
+            f"{folder.path} has taken its {config.steps:,} steps: continue with a larger number of them, "
+            f"{resuming(folder.path, further=True)}"
         )
     trainer = None
     try:

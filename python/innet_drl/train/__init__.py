@@ -107,7 +107,7 @@ def run(
     """Trains, evaluates the agent, records a video of it, and writes everything to the run's folder.
 
     Call it in any thread. A script calls it under `if __name__ == "__main__":`, because actors, which are processes,
-    import the script.
+    import the script. It prints nothing; `logging.basicConfig(level=logging.INFO)` before it shows progress every 10 s.
 
     Args:
         config: The run's settings.
@@ -123,7 +123,7 @@ def run(
     with naming_extras():
         from innet_drl.launch import local
         from innet_drl.train.config import Config
-        from innet_drl.train.errors import ConfigurationError
+        from innet_drl.train.errors import ConfigurationError, TrainingError, shortened
         from innet_drl.train.run_folder import RunFolder
     if not isinstance(config, Config):
         raise ConfigurationError(
@@ -133,4 +133,7 @@ def run(
     if resume and folder is None:
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
     out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)
-    return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)
+    try:
+        return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)
+    except TrainingError as error:
+        raise shortened(error) from error.__cause__

@@ -173,7 +173,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
 
         raise ConfigurationError(
             f"--preset {name} is for Atari games, and --environment {environment} is none (they are named "
-            f"atari/<game>): leave --preset away, or take --preset vector{atari_hint(environment)}"
+            f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
     config = chosen if known.resume is None else RunFolder.open(known.resume).config()
     flags = tyro.cli(

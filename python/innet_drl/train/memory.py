@@ -448,7 +448,11 @@ def _connect(settings: MemorySettings) -> innet.Replay:
             advice = f"choose another --out, whose last part names the memory, or drop that one: {drop}"
         else:
             changed = settings.changed_flags
-            restored = f"leave {changed} away" if changed else f"take those back ({flags(TABLE_SETTINGS)})"
+            restored = (
+                f"keep {changed} as in the run's config.yaml"
+                if changed
+                else f"take those back ({flags(TABLE_SETTINGS)})"
+            )
             advice = f"{restored}, or drop the memory, which is filled anew: {drop}"
         raise ConfigurationError(
             f"{address} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}"

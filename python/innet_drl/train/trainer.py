@@ -307,7 +307,7 @@ class Trainer:
         changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(
-                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to "
+                f"the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "
                 "continue with an empty memory"
             )
         with self._copies("restoring the replay memory", path, path.stat().st_size):
@@ -530,7 +530,11 @@ class Trainer:
             changed = self.config.changed_flags(self.folder.config(), NETWORK_SETTINGS)
             raise ConfigurationError(
                 f"the checkpoint {resumed.path} is of another network: "
-                + (f"leave {changed} away" if changed else f"it does not fit the run's config.yaml ({error})")
+                + (
+                    f"keep {changed} as in its config.yaml"
+                    if changed
+                    else f"it does not fit the run's config.yaml ({error})"
+                )
             ) from error
         self.meter.restore(resumed.state["meter"])
 
@@ -568,7 +572,9 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {best}"
         )
-        logger.info("everything is in %s; continue with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
+        further = config.steps is not None and meter.agent_steps >= config.steps
+        command = WithFlags(resuming(self.folder.path, further=further))
+        logger.info("everything is in %s; continue with %s", self.folder.path, command)
         best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
         self._call("on_end", result)

@@ -34,6 +34,8 @@ enum Command {
 /// configuration, 1 for any other error and for a missing part that `doctor` finds.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = CommandLine::command()
+        // `--version` of a subcommand prints the name of the program.
+        .mut_subcommands(|command| command.display_name("innet-replay"))
         .try_get_matches_from(arguments)
         .and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
     let (command_line, matches) = match parsed {

@@ -13,6 +13,7 @@ use replay_core::error::ErrorCode;
 use replay_core::importance;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::{Dtype, TableConfig};
+use replay_core::table::ids::IdSpace;
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 
@@ -88,6 +89,22 @@ impl PyReplay {
         }
         kept.push((key, reading.clone()));
         Ok(reading)
+    }
+
+    /// What ids are that no batch of the table had; `None` for ids of it, as far as this replay has sampled.
+    fn foreign_ids(&self, table: &str, ids: &[u64]) -> Option<String> {
+        // An id is below only if the number of its table and its slot are 0.
+        if ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY) {
+            return Some("look like positions in a buffer; use batch.ids".into());
+        }
+        let number = Some(IdSpace::number_of(*ids.first()?));
+        let decoders = self.decoders();
+        let mut numbers = decoders.iter().flat_map(|(name, kept)| {
+            let numbers = kept.iter().map(|(_, reading)| reading.table_number());
+            numbers.map(move |number| (name, number))
+        });
+        let (name, _) = numbers.find(|&(_, sampled)| sampled == number)?;
+        (name != table).then(|| format!("are of table {name:?}"))
     }
 
     fn sampler(
@@ -310,15 +327,14 @@ impl PyReplay {
         let receipt = self.call(py, timeout, |replay, wait| {
             replay.update_priorities(table, &ids, &priorities, wait)
         })?;
-        // An id is below only if the number of its table and its slot are 0.
-        let are_positions = || ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY);
         if receipt.applied == 0
             && receipt.stale > 0
-            && are_positions()
-            && !self.positions_named.swap(true, Ordering::Relaxed)
+            && !self.foreign_ids_named.load(Ordering::Relaxed)
+            && let Some(problem) = self.foreign_ids(table, &ids)
+            && !self.foreign_ids_named.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
-                "update_priorities of table {table:?} changed nothing: its {} ids look like positions in a buffer; use batch.ids",
+                "update_priorities of table {table:?} changed nothing: its {} ids {problem}",
                 ids.len()
             );
         }
