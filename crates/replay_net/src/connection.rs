@@ -256,8 +256,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.context.service.counters.bytes_received.add(bytes);
         let reservation = quota.admit(&request.body, reservation)?;
         let reply_bytes = self.context.service.estimated_reply_bytes(&request.body);
-        let room = quota.reserve_reply(&mut permit, reply_bytes);
-        self.unread_until(replies, quota::REPLIES, room).await;
+        let space = quota.reserve_reply(&mut permit, reply_bytes);
+        self.unread_until(replies, quota::REPLIES, space).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         Ok(Some(Received {
             until: self.stack.now() + allowed.min(self.context.max_wait),
@@ -268,24 +268,24 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }))
     }
 
-    /// Waits for `room` while the connection is not read. Meanwhile the client is sent the `reason`, which shows whether it is
+    /// Waits for free `space` while the connection is not read. Meanwhile the client is sent the `reason`, which shows whether it is
     /// still there.
     async fn unread_until<T>(
         &self,
         replies: &ReplySender,
         reason: &str,
-        room: impl Future<Output = T>,
+        space: impl Future<Output = T>,
     ) -> T {
-        let mut room = pin!(room);
-        // Nearly always there is room, and no timer is needed.
-        if let Some(room) = room.as_mut().now_or_never() {
-            return room;
+        let mut space = pin!(space);
+        // Nearly always there is some, and no timer is needed.
+        if let Some(space) = space.as_mut().now_or_never() {
+            return space;
         }
         let _unread = self.unread.wait();
         loop {
             let next = self.stack.now() + WAITING_EVERY;
-            if let Some(room) = until(self.stack, next, &mut room).await {
-                return room;
+            if let Some(space) = until(self.stack, next, &mut space).await {
+                return space;
             }
             self.queue(
                 replies,

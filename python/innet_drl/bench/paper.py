@@ -40,7 +40,7 @@ LATENCY_LAPS = {
     "learner sampling": ("learner", ("sample",)),
     "learner sampling: pull": ("learner", ("sample: pull",)),
     "learner sampling: store": ("learner", ("sample: store",)),
-    "learner sampling: draw": ("learner", ("sample: draw",)),
+    "learner sampling: sample": ("learner", ("sample: sample",)),
     "learner priorities": ("learner", ("priorities",)),
 }
 """Latencies: whose clocks, and which laps."""

@@ -83,8 +83,8 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
             replay.put_parameters(POLICY, tensors)
 
         if case.system == "sampling":
-            draw = functools.partial(replay.sample, messages.table.name, BATCH, messages.view)
-            yield _ServerSampledLearner(messages, replay, publish, draw)
+            sample = functools.partial(replay.sample, messages.table.name, BATCH, messages.view)
+            yield _ServerSampledLearner(messages, replay, publish, sample)
             return
         if case.system == "ahead":
             # New priorities take effect from the batch after the next.
@@ -241,7 +241,7 @@ class _PullingLearner:
     def sample(self, clock: Clock) -> Any:
         self.receive(clock)
         batch = self._own.sample(self._table, BATCH, self._messages.view)
-        clock.lap("draw")
+        clock.lap("sample")
         return self._messages.batch(batch.as_dict())
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
@@ -252,9 +252,9 @@ class _ServerSampledLearner:
     """A learner whose batches the server samples."""
 
     def __init__(
-        self, messages: MessageFormat, replay: innet.Replay, publish: Publish, draw: Callable[[], innet.Batch]
+        self, messages: MessageFormat, replay: innet.Replay, publish: Publish, sample: Callable[[], innet.Batch]
     ) -> None:
-        self._messages, self._replay, self._draw = messages, replay, draw
+        self._messages, self._replay, self._sample = messages, replay, sample
         self._table = messages.table.name
         self.publish = publish
         """Sets the parameters."""
@@ -264,8 +264,8 @@ class _ServerSampledLearner:
 
     def sample(self, clock: Clock) -> Any:
         """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
-        batch = self._draw()
-        clock.lap("draw")
+        batch = self._sample()
+        clock.lap("sample")
         return self._messages.batch(batch.as_dict())
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:

@@ -358,8 +358,8 @@ class Config(_Named):
         the batches sampled ahead.
         """
         pushed = 2 * self.chunk_steps * self.all_environments * self.samples_per_insert
-        drawn = (self.prefetch + 2) * self.batch_size * self.learners
-        return float(pushed + drawn)
+        sampled = (self.prefetch + 2) * self.batch_size * self.learners
+        return float(pushed + sampled)
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
         """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""
