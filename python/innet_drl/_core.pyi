@@ -1004,7 +1004,8 @@ class Replay(_ContextManager):
         Args:
             table: The table's name.
             ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and
-                memories, are counted and ignored; positions in a buffer are named in the log.
+                memories, are counted and ignored. The log names positions in a buffer, and ids of a table that this
+                replay has sampled, once.
             priorities: float `(B,)`, before the exponent: finite and not negative. If an id appears
                 twice, its last value counts.
             timeout: Seconds to wait for the server.
@@ -1044,7 +1045,7 @@ class Replay(_ContextManager):
         A reader gets one whole version, never parts of two.
 
         Args:
-            name: The name they were put under.
+            name: The name they were put under. The log names one that does not exist, once, if others do.
             newer_than: The version that the caller has; 0 is none.
             timeout: Seconds to wait for the server; newer parameters are not waited for.
             device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
